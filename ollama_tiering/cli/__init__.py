@@ -1,0 +1,114 @@
+"""The `tiering` command. Subcommands are imported when they run: a start costs Click and nothing else.
+
+COMMANDS is the table of them. A command whose module does not exist is not listed. `main` turns a TieringError into
+`error: ...` and `hint: ...` on stderr and its exit code; anything else is a bug: exit 1, traceback with --debug.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ollama_tiering import __version__
+from ollama_tiering.errors import TieringError, UsageError
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+COMMANDS = {
+    "up": ("ollama_tiering.cli.up:up", "Everything with one command: patch, sidecar, serve."),
+    "demo": ("ollama_tiering.cli.demo:demo", "Show a restart that keeps its KV cache, on this machine."),
+    "fetch": ("ollama_tiering.cli.fetch:fetch", "Put upstream source into the source cache."),
+    "patch": ("ollama_tiering.cli.patch:patch", "Check, apply, revert and build the patched Ollama."),
+    "sidecar": ("ollama_tiering.cli.sidecar:sidecar", "Run the block store service and look into it."),
+    "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
+    "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
+    "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
+    "bench": ("ollama_tiering.cli.bench:bench", "Measure; every number against one of the same run."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named in COMMANDS and imported on use; `--help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, (target, _) in COMMANDS.items() if _exists(target)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target, _ = COMMANDS.get(cmd_name, ("", ""))
+        if not target or not _exists(target):
+            return None
+        module, _, attribute = target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _exists(target: str) -> bool:
+    return importlib.util.find_spec(target.partition(":")[0]) is not None
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS)
+@click.version_option(__version__, prog_name="tiering")
+@click.option("--debug", is_flag=True, envvar="OLLAMA_TIERING_DEBUG", help="Tracebacks instead of one line.")
+def cli(debug: bool) -> None:
+    """Stock Ollama with a KV cache that outlives restarts."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point. Never returns."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in arguments or bool(os.environ.get("OLLAMA_TIERING_DEBUG"))
+    sys.exit(_run(arguments, debug))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        outcome: Any = cli.main(arguments, prog_name="tiering", standalone_mode=False)
+    except TieringError as error:
+        if debug:
+            traceback.print_exc()
+        _complain(error.message, error.hint)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
+    except click.ClickException as error:
+        hint = f"{error.ctx.command_path} -h" if isinstance(error, click.UsageError) and error.ctx else None
+        _complain(error.format_message(), hint)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted", None)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone; keep the interpreter's last flush quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
+        _complain(
+            f"unexpected {type(error).__name__} at {where}: {error}",
+            None if debug else "this is a bug; run again with `tiering --debug …` and report what it prints",
+        )
+        return 1
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _complain(message: str, hint: str | None) -> None:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
