@@ -1,0 +1,209 @@
+"""What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files), upstream.toml (pins).
+
+Reading it proves the bookkeeping: every file in series exists, every hook is in series, all parse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
+from ollama_tiering.patchset.diff import Diff, parse
+
+IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
+
+
+@dataclass(frozen=True, slots=True)
+class TagPin:
+    """One accepted tag. `folders` and `files` hold git object names of upstream's own content."""
+
+    tag: str
+    commit: str
+    tree: str
+    folders: dict[str, str]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GoRequire:
+    """A module the overlay needs; both sums as `go mod download -json` gave them."""
+
+    module: str
+    version: str
+    sum: str
+    mod_sum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    name: str  # as written in series
+    path: Path
+    text: str
+    diff: Diff
+
+
+@dataclass(frozen=True)
+class Patchset:
+    root: Path
+    url: str
+    pins: dict[str, TagPin]
+    hooks: tuple[Hook, ...]
+    overlay: dict[str, Path]  # path in the tree -> file here
+    go_requires: tuple[GoRequire, ...]
+    go_ldflags: dict[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes whenever applying would give another tree."""
+        state = hashlib.sha256(b"ollama-tiering patchset 1\0")
+        for hook in self.hooks:
+            _feed(state, "hook", hook.name, hook.text.encode())
+        for name, path in sorted(self.overlay.items()):
+            _feed(state, "overlay", name, path.read_bytes())
+        for need in self.go_requires:
+            _feed(state, "require", f"{need.module}@{need.version}", f"{need.sum} {need.mod_sum}".encode())
+        for name, value in sorted(self.go_ldflags.items()):
+            _feed(state, "ldflag", name, value.encode())
+        return state.hexdigest()
+
+    @cached_property
+    def hooked(self) -> tuple[str, ...]:
+        """Upstream files the hooks change, in series order."""
+        return tuple(dict.fromkeys(path for hook in self.hooks for path in hook.diff.touched))
+
+    @property
+    def added_hook_lines(self) -> int:
+        return sum(hook.diff.added_lines for hook in self.hooks)
+
+    def pin(self, tag: str) -> TagPin | None:
+        return self.pins.get(tag)
+
+    def require_pin(self, tag: str) -> TagPin:
+        pin = self.pins.get(tag)
+        if pin is None:
+            tags = list(self.pins)
+            known = f"{tags[0]} … {tags[-1]}" if tags else "none"
+            raise UnsupportedUpstream(
+                f"{tag} is not a supported version (supported: {known})",
+                hint="choose one of them with --tag, or try with --allow-untested",
+            )
+        return pin
+
+    def touched_pins(self, pin: TagPin) -> dict[str, str]:
+        """The pinned folders (and single files) that hold something this patch set touches; all where it is empty."""
+        touched = {
+            place for path in (*self.hooked, *self.overlay) if (place := _place_of(path, pin)) is not None
+        }
+        everything = pin.folders | pin.files
+        return {place: oid for place, oid in everything.items() if not touched or place in touched}
+
+
+def _place_of(path: str, pin: TagPin) -> str | None:
+    if path in pin.files:
+        return path
+    parents = [str(parent) for parent in PurePosixPath(path).parents]
+    return next((parent for parent in parents if parent in pin.folders), None)
+
+
+def _feed(state: Any, kind: str, name: str, content: bytes) -> None:
+    for part in (kind.encode(), name.encode(), content):
+        state.update(len(part).to_bytes(8, "little") + part)
+
+
+def default_root() -> Path:
+    """`patches/` of the checkout, or the copy that an installed package carries."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "patches"
+    return checkout if (checkout / "upstream.toml").is_file() else package / "_patches"
+
+
+def load(root: Path | None = None) -> Patchset:
+    """The patch set at `root`. PatchConflict where its parts do not fit together."""
+    root = root or default_root()
+    document = _read_toml(root / "upstream.toml")
+    go = document.get("go", {})
+    return Patchset(
+        root=root,
+        url=str(document.get("url", "")),
+        pins=_pins(document),
+        hooks=_hooks(root),
+        overlay=_overlay(root / "overlay"),
+        go_requires=tuple(
+            GoRequire(module, need["version"], need["sum"], need["mod_sum"])
+            for module, need in go.get("require", {}).items()
+        ),
+        go_ldflags=dict(go.get("ldflags", {})),
+    )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; this is not a patch set") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PatchConflict(f"{path}: {error}", hint="write it with scripts/refresh_pins.py") from None
+
+
+def _pins(document: dict[str, Any]) -> dict[str, TagPin]:
+    """Folders are written once for each distinct content: `same` names the tag that has the same."""
+    pins: dict[str, TagPin] = {}
+    for tag, entry in document.get("tags", {}).items():
+        pins[tag] = TagPin(
+            tag,
+            entry["commit"],
+            entry["tree"],
+            dict(entry.get("folders", {})),
+            dict(entry.get("files", {})),
+        )
+    return dict(sorted(pins.items(), key=lambda item: version_key(item[0])))
+
+
+def version_key(tag: str) -> tuple[int, ...]:
+    """Sorts v0.9.0 before v0.16.3; what is not a plain version comes first."""
+    parts = tag.removeprefix("v").split(".")
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (-1,)
+
+
+def _hooks(root: Path) -> tuple[Hook, ...]:
+    series = root / "series"
+    names = []
+    if series.is_file():
+        lines = (line.split("#", 1)[0].strip() for line in series.read_text(encoding="utf-8").splitlines())
+        names = [line for line in lines if line]
+    for name in names:
+        if names.count(name) > 1:
+            raise PatchConflict(f"{series}: {name} is listed twice", hint="list it once")
+        if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            raise PatchConflict(f"{series}: {name} is outside of {root}", hint="list paths below patches/")
+    present = {path.relative_to(root).as_posix() for path in (root / "hooks").rglob("*.patch")}
+    # an entry may be written with or without the leading hooks/
+    located = {name: name if (root / name).is_file() else f"hooks/{name}" for name in names}
+    for name, place in located.items():
+        if not (root / place).is_file():
+            raise PatchConflict(f"{series}: {name}: no such file", hint="remove the line or add the hook")
+    if unused := sorted(present - set(located.values())):
+        raise PatchConflict(f"{unused[0]} is not in {series}", hint="add it to series or delete it")
+    hooks = []
+    for name, place in located.items():
+        text = (root / place).read_text(encoding="utf-8")
+        hooks.append(Hook(name, root / place, text, parse(place, text)))
+    return tuple(hooks)
+
+
+def _overlay(root: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        if IGNORED_NAMES & set(relative.parts) or path.name.endswith((".orig", ".rej", ".swp", "~")):
+            continue
+        if path.is_symlink():
+            raise PatchConflict(f"{path}: a link cannot be an overlay file", hint="put the file itself there")
+        if path.is_file():
+            files[relative.as_posix()] = path
+    return files

@@ -1,0 +1,135 @@
+"""The one door to other programs. No shell; every command is shown as `+ cmd` and its output goes to a log file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.patchset.report import Report
+
+KEPT_LINES = 200
+
+# Set by git for its hooks, or by a person; they would make git look at another repository than the one we name.
+_GIT_LOCAL = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_CONFIG",
+    "GIT_CONFIG_COUNT",
+    "GIT_CONFIG_PARAMETERS",
+    "GIT_SHALLOW_FILE",
+    "GIT_GRAFT_FILE",
+    "GIT_CEILING_DIRECTORIES",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended. `tail` holds the last lines of stdout and stderr together."""
+
+    returncode: int
+    stdout: str
+    tail: tuple[str, ...]
+
+    @property
+    def disk_was_full(self) -> bool:
+        return any("No space left on device" in line or "Disk quota exceeded" in line for line in self.tail)
+
+
+def forget_git_environment() -> None:
+    """Drop variables that bind git to another repository, for this process and its children."""
+    for name in _GIT_LOCAL:
+        os.environ.pop(name, None)
+
+
+def run(
+    *args: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    report: Report | None = None,
+) -> Finished:
+    """Run a short command to its end and keep its output. `env` is added to our own environment."""
+    command = [str(arg) for arg in args]
+    if report:
+        report.command(shlex.join(command))
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env={**os.environ, **(env or {})}, input=stdin, capture_output=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise _not_there(command[0], error) from None
+    stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return Finished(done.returncode, stdout, tuple((stdout + stderr).splitlines()[-KEPT_LINES:]))
+
+
+def stream(
+    *args: str | Path,
+    log: Path,
+    cwd: Path,
+    env: Mapping[str, str],
+    report: Report,
+    on_line: Callable[[str], None] = lambda _line: None,
+) -> Finished:
+    """Run a long command, its output going to `log` line by line. An interrupt ends the command first."""
+    command = [str(arg) for arg in args]
+    report.command(shlex.join(command))
+    tail: deque[str] = deque(maxlen=KEPT_LINES)
+    with log.open("a", encoding="utf-8", errors="replace") as sink:
+        sink.write(f"+ {shlex.join(command)}\n")
+        sink.flush()
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        except FileNotFoundError as error:
+            raise _not_there(command[0], error) from None
+        try:
+            assert process.stdout is not None
+            for raw in process.stdout:
+                line = raw.decode(errors="replace").rstrip("\n")
+                tail.append(line)
+                sink.write(line + "\n")
+                on_line(line)
+            process.wait()
+        except BaseException:
+            _end(process)
+            raise
+    return Finished(process.returncode, "", tuple(tail))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """An interrupt on a terminal reaches the child too; give it a moment before insisting."""
+    if process.stdout:
+        process.stdout.close()
+    try:
+        process.wait(timeout=3)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _not_there(program: str, error: FileNotFoundError) -> TieringError:
+    if error.filename and str(error.filename) != program:
+        return TieringError(f"{error.filename}: no such directory, {program} cannot run there")
+    return MissingTool(f"{program}: not found", hint=f"install {program} and put it on PATH")
