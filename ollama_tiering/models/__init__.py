@@ -1,0 +1,1 @@
+"""Makes small GGUF models with seeded random weights: real architectures, no download."""

@@ -1,0 +1,145 @@
+"""Writes a GGUF of a Shape with seeded random weights, one tensor at a time.
+
+The same shape and seed give the same bytes: weights come from PCG64's raw stream (stable
+across NumPy versions, unlike its distributions), one stream per tensor name. The file appears
+whole or not at all.
+
+Scales are chosen so that the numbers say something: attention is moderately peaked (one changed
+bit of an early K or V row moves later logits), the logits are neither flat nor saturated, and
+only printable characters are likely, so a generation runs to its limit and reads as text.
+Channel 0 of the residual stream makes the last part: every embedding sets it to a constant,
+nothing writes to it, and the output rows of all other tokens point away from it.
+"""
+
+import math
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from ollama_tiering.models import vocab
+from ollama_tiering.models.shapes import Shape, Tensor
+
+ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
+LOGIT_SPREAD = 2.5  # standard deviation of the logits
+CONSTANT_CHANNEL = 4.0  # value of channel 0 in every embedding
+UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
+
+_FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's enum llama_ftype
+_PRE = {"qwen3": "qwen2", "llama": "llama-bpe"}
+
+Progress = Callable[[Tensor], None]
+
+
+def make_model(shape: Shape, path: Path, seed: int = 0, progress: Progress | None = None) -> int:
+    """Writes the model atomically, replacing what is there; returns its size in bytes."""
+    shape.check()
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write(shape, tmp, seed, progress)
+        with tmp.open("rb+") as written:
+            os.fsync(written.fileno())
+        stored_bytes = tmp.stat().st_size
+        tmp.replace(path)
+    finally:
+        tmp.unlink(missing_ok=True)
+    return stored_bytes
+
+
+def _write(shape: Shape, path: Path, seed: int, progress: Progress | None) -> None:
+    writer = gguf.GGUFWriter(path, shape.arch)
+    try:
+        _add_metadata(writer, shape, seed)
+        tensors = shape.tensors()
+        for tensor in tensors:
+            qtype = gguf.GGMLQuantizationType[tensor.dtype.upper()]
+            writer.add_tensor_info(
+                tensor.name, tensor.shape, np.dtype(np.float32), tensor.stored_bytes, qtype
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:
+            values = tensor_values(shape, tensor, seed)
+            qtype = gguf.GGMLQuantizationType[tensor.dtype.upper()]
+            writer.write_tensor_data(gguf.quantize(values, qtype))
+            if progress:
+                progress(tensor)
+    finally:
+        writer.close()
+
+
+def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, seed: int) -> None:
+    writer.add_type("model")
+    writer.add_name(f"{shape.name} random weights, seed {seed}")
+    writer.add_file_type(_FILE_TYPE[shape.dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.ctx)
+    writer.add_embedding_length(shape.embd)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(vocab.VOCAB_SIZE)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_PRE[shape.arch])
+    writer.add_token_list(vocab.TOKENS)
+    normal, control = int(gguf.TokenType.NORMAL), int(gguf.TokenType.CONTROL)
+    writer.add_token_types([normal] * 256 + [control] * len(vocab.SPECIALS))
+    writer.add_token_merges(vocab.MERGES)
+    writer.add_bos_token_id(vocab.ENDOFTEXT)
+    writer.add_eos_token_id(vocab.IM_END)
+    writer.add_pad_token_id(vocab.ENDOFTEXT)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(vocab.CHAT_TEMPLATE)
+
+
+def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32]:
+    """The f32 values of one tensor before it is stored as its dtype."""
+    kind = tensor.name.removesuffix(".weight").rpartition(".")[2]
+    if len(tensor.shape) == 1:
+        # Q and K are normalised per head in qwen3, so the sharpness can only sit here.
+        weight = ATTENTION_SHARPNESS if kind == "attn_q_norm" else 1.0
+        return np.full(tensor.shape, weight, np.float32)
+    values = _unit_noise(tensor, seed)
+    values *= np.float32(_scale(shape, kind, tensor.shape[1]))
+    if kind == "token_embd":
+        values[:, 0] = CONSTANT_CHANNEL
+    elif kind in ("attn_output", "ffn_down"):
+        values[0] = 0
+    elif kind == "output":
+        unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
+        values[:, 0] = 0
+        values[unlikely] = 0
+        values[unlikely, 0] = -UNLIKELY
+    return values
+
+
+def _scale(shape: Shape, kind: str, fan_in: int) -> float:
+    if kind == "token_embd":
+        return 1.0
+    if kind == "output":
+        return LOGIT_SPREAD / math.sqrt(fan_in)
+    if kind == "attn_q" and not shape.qk_norm:
+        return ATTENTION_SHARPNESS / math.sqrt(fan_in)
+    return 1 / math.sqrt(fan_in)
+
+
+def _unit_noise(tensor: Tensor, seed: int) -> NDArray[np.float32]:
+    """Uniform noise of mean 0 and standard deviation 1, in 2^16 steps."""
+    stream = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(tensor.name.encode())]))
+    raw = stream.random_raw(-(-tensor.elements // 4)).astype("<u8", copy=False)
+    steps = raw.view("<i2")[: tensor.elements].reshape(tensor.shape)
+    values: NDArray[np.float32] = steps.astype(np.float32)
+    values += np.float32(0.5)
+    values *= np.float32(3**0.5 / 32768)
+    return values

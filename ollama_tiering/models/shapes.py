@@ -1,0 +1,148 @@
+"""The model shapes that can be made, and the checks a shape must pass. Pure: no numpy, no I/O."""
+
+from dataclasses import dataclass, replace
+
+from ollama_tiering.errors import UsageError
+from ollama_tiering.models.vocab import VOCAB_SIZE
+
+DTYPES = ("f32", "f16", "q8_0")
+Q8_0_BLOCK = 32
+
+_BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "q8_0": (Q8_0_BLOCK, 34)}
+_LIMITS = {"layers": 512, "heads": 512, "kv_heads": 512, "head_dim": 1024, "embd": 65536,
+           "ffn": 262144, "ctx": 1 << 24}  # fmt: skip
+
+
+class ShapeError(UsageError):
+    """A shape no engine could load; the message names the option at fault."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor as written: [rows, row_elements], one value per row if it is a vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+    @property
+    def stored_bytes(self) -> int:
+        elements, nbytes = _BLOCK_BYTES[self.dtype]
+        return self.elements // elements * nbytes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Geometry of one dense transformer; `arch` is GGUF's general.architecture."""
+
+    name: str
+    arch: str
+    layers: int
+    embd: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    ctx: int
+    dtype: str
+    rope_base: float
+    norm_eps: float
+    about: str
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.arch == "qwen3"
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of all layers in f16, the dtype Ollama caches by default."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
+        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        out = [Tensor("token_embd.weight", (VOCAB_SIZE, self.embd), self.dtype)]
+        for layer in range(self.layers):
+            blk = f"blk.{layer}."
+            out += [
+                Tensor(blk + "attn_norm.weight", (self.embd,), "f32"),
+                Tensor(blk + "attn_q.weight", (q_dim, self.embd), self.dtype),
+                Tensor(blk + "attn_k.weight", (kv_dim, self.embd), self.dtype),
+                Tensor(blk + "attn_v.weight", (kv_dim, self.embd), self.dtype),
+            ]
+            if self.qk_norm:
+                out += [
+                    Tensor(blk + "attn_q_norm.weight", (self.head_dim,), "f32"),
+                    Tensor(blk + "attn_k_norm.weight", (self.head_dim,), "f32"),
+                ]
+            out += [
+                Tensor(blk + "attn_output.weight", (self.embd, q_dim), self.dtype),
+                Tensor(blk + "ffn_norm.weight", (self.embd,), "f32"),
+                Tensor(blk + "ffn_gate.weight", (self.ffn, self.embd), self.dtype),
+                Tensor(blk + "ffn_up.weight", (self.ffn, self.embd), self.dtype),
+                Tensor(blk + "ffn_down.weight", (self.embd, self.ffn), self.dtype),
+            ]
+        out.append(Tensor("output_norm.weight", (self.embd,), "f32"))
+        out.append(Tensor("output.weight", (VOCAB_SIZE, self.embd), self.dtype))
+        return out
+
+    def check(self) -> None:
+        """Raises ShapeError naming the first option that no engine would accept."""
+        for field, limit in _LIMITS.items():
+            value = getattr(self, field)
+            if not 1 <= value <= limit:
+                raise ShapeError(f"{_option(field)} must be 1 to {limit}, not {value}")
+        if self.dtype not in DTYPES:
+            raise ShapeError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype}")
+        if self.heads % self.kv_heads:
+            raise ShapeError(
+                f"--heads ({self.heads}) must be a multiple of --kv-heads ({self.kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise ShapeError(f"--head-dim must be even for RoPE, not {self.head_dim}")
+        if self.embd < 2:
+            raise ShapeError("--embd must be at least 2")
+        if self.dtype == "q8_0":
+            for option, row in (
+                ("--embd", self.embd),
+                ("--ffn", self.ffn),
+                ("--heads times --head-dim", self.heads * self.head_dim),
+            ):
+                if row % Q8_0_BLOCK:
+                    raise ShapeError(
+                        f"{option} ({row}) must be a multiple of {Q8_0_BLOCK} for q8_0"
+                    )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("qwen3-tiny", "qwen3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+              "fast on a CPU; Ollama's Go engine"),
+        Shape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q8_0", 1e6, 1e-6,
+              "Qwen3-0.6B's geometry; Ollama's Go engine"),
+        Shape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
+              "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+    )
+}  # fmt: skip
+
+
+def make_shape(name: str, **overrides: int | str | None) -> Shape:
+    """The named shape with every override that is not None, checked."""
+    if name not in SHAPES:
+        raise ShapeError(f"no shape {name!r}; there are {', '.join(SHAPES)}")
+    given = {field: value for field, value in overrides.items() if value is not None}
+    shape = replace(SHAPES[name], **given)  # type: ignore[arg-type]
+    shape.check()
+    return shape
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -1,0 +1,110 @@
+"""The model maker: files that read back, the same bytes every time, all or nothing."""
+
+import hashlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from ollama_tiering.models import make as maker
+from ollama_tiering.models import vocab
+from ollama_tiering.models.make import make_model
+from ollama_tiering.models.shapes import SHAPES, Shape, Tensor, make_shape
+
+GOLDEN_NOISE = [
+    [-0.8635146617889404, 0.29745838046073914, 1.074735164642334],
+    [-0.47944843769073486, 1.2581523656845093, -0.16404478251934052],
+]
+SMALL = {"layers": 1, "embd": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96}
+
+
+def small(name: str = "qwen3-tiny", **overrides: int | str) -> Shape:
+    return make_shape(name, **{**SMALL, **overrides})
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_same_seed_and_options_give_the_same_bytes(tmp_path: Path, name: str, dtype: str) -> None:
+    for file in ("a", "b"):
+        make_model(small(name, dtype=dtype), tmp_path / file, seed=5)
+    make_model(small(name, dtype=dtype), tmp_path / "c", seed=6)
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+    assert digest(tmp_path / "a") != digest(tmp_path / "c")
+
+
+def test_weights_do_not_depend_on_the_numpy_version() -> None:
+    noise = maker._unit_noise(Tensor("blk.0.attn_q.weight", (2, 3), "f32"), seed=1)
+    assert noise.tolist() == GOLDEN_NOISE
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_the_file_reads_back_as_the_shape_says(tmp_path: Path, dtype: str) -> None:
+    shape = small(dtype=dtype)
+    stored_bytes = make_model(shape, tmp_path / "m.gguf")
+    assert stored_bytes == (tmp_path / "m.gguf").stat().st_size
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert [t.name for t in reader.tensors] == [t.name for t in shape.tensors()]
+    for got, want in zip(reader.tensors, shape.tensors(), strict=True):
+        assert tuple(reversed(got.shape.tolist())) == want.shape
+        assert got.tensor_type.name.lower() == want.dtype
+        assert got.n_bytes == want.stored_bytes
+        values = gguf.dequantize(got.data, got.tensor_type)
+        np.testing.assert_allclose(values, maker.tensor_values(shape, want, 0), atol=0.04)
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> None:
+    make_model(small(name), tmp_path / "m.gguf")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    arch = SHAPES[name].arch
+    values = {key: field.contents() for key, field in fields.items()}
+    assert values["general.architecture"] == arch
+    for key, value in {
+        "block_count": 1,
+        "context_length": SHAPES[name].ctx,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "rope.dimension_count": 32,
+        "rope.freq_base": SHAPES[name].rope_base,
+    }.items():
+        assert values[f"{arch}.{key}"] == value
+        # Ollama reads counts as uint32 and nothing else (v0.16.3 fs/ggml/ggml.go keyValue).
+        want = "FLOAT32" if key == "rope.freq_base" else "UINT32"
+        assert [t.name for t in fields[f"{arch}.{key}"].types] == [want]
+    assert values["tokenizer.ggml.model"] == "gpt2"
+    assert tuple(values["tokenizer.ggml.tokens"]) == vocab.TOKENS
+    assert values["tokenizer.ggml.token_type"] == [1] * 256 + [3] * 3
+    assert values["tokenizer.ggml.merges"]
+    assert values["tokenizer.ggml.add_bos_token"] is False
+    assert values["tokenizer.ggml.eos_token_id"] == vocab.IM_END
+    assert "<|im_start|>" in values["tokenizer.chat_template"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_text("old")
+
+    def fail(_: Tensor) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        make_model(small(), path, progress=fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+    assert path.read_text() == "old"
+
+
+def test_nothing_writes_to_the_constant_channel() -> None:
+    shape = small()
+    values = {t.name: maker.tensor_values(shape, t, 0) for t in shape.tensors()}
+    assert (values["token_embd.weight"][:, 0] == maker.CONSTANT_CHANNEL).all()
+    assert not values["blk.0.attn_output.weight"][0].any()
+    assert not values["blk.0.ffn_down.weight"][0].any()

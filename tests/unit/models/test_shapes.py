@@ -1,0 +1,54 @@
+"""Shapes: what is refused, and that sizes are what the file will hold."""
+
+import pytest
+
+from ollama_tiering.errors import UsageError
+from ollama_tiering.models.shapes import SHAPES, make_shape
+
+
+@pytest.mark.parametrize(
+    ("overrides", "option"),
+    [
+        ({"kv_heads": 3}, "--kv-heads"),
+        ({"heads": 0}, "--heads"),
+        ({"layers": -1}, "--layers"),
+        ({"head_dim": 63}, "--head-dim"),
+        ({"embd": 100, "dtype": "q8_0"}, "--embd"),
+        ({"ffn": 48, "dtype": "q8_0"}, "--ffn"),
+        ({"heads": 2, "head_dim": 8, "dtype": "q8_0"}, "--head-dim"),
+        ({"dtype": "q4_0"}, "--dtype"),
+        ({"ctx": 1 << 30}, "--ctx"),
+    ],
+)
+def test_a_shape_no_engine_could_load_is_refused_with_one_line_naming_the_option(
+    overrides: dict[str, int | str], option: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_shape("qwen3-tiny", **overrides)
+    assert option in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_an_unknown_shape_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"qwen3-tiny, .*, llama-tiny"):
+        make_shape("gpt-5")
+
+
+def test_every_listed_shape_passes_its_own_check() -> None:
+    for shape in SHAPES.values():
+        shape.check()
+
+
+def test_qwen3_0_6b_has_the_published_geometry() -> None:
+    shape = make_shape("qwen3-0.6b")
+    assert (shape.layers, shape.embd, shape.heads, shape.kv_heads) == (28, 1024, 16, 8)
+    assert (shape.head_dim, shape.ffn, shape.dtype) == (128, 3072, "q8_0")
+    assert shape.kv_bytes_per_token == 112 * 1024
+
+
+def test_only_the_qwen3_family_has_q_and_k_norms() -> None:
+    def names(shape: str) -> set[str]:
+        return {t.name for t in make_shape(shape).tensors()}
+
+    assert "blk.0.attn_q_norm.weight" in names("qwen3-tiny")
+    assert not any("q_norm" in name for name in names("llama-tiny"))
