@@ -1,0 +1,1 @@
+"""Generated messages (scripts/gen_proto.py); no gRPC here, so the store may import them."""

@@ -1,0 +1,438 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEGMENT_KIND_UNSPECIFIED: _ClassVar[SegmentKind]
+    SEGMENT_KIND_K: _ClassVar[SegmentKind]
+    SEGMENT_KIND_V: _ClassVar[SegmentKind]
+
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_UNSPECIFIED: _ClassVar[Encoding]
+    ENCODING_RAW: _ClassVar[Encoding]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_RAM: _ClassVar[Tier]
+    TIER_LOCAL: _ClassVar[Tier]
+    TIER_REMOTE: _ClassVar[Tier]
+SEGMENT_KIND_UNSPECIFIED: SegmentKind
+SEGMENT_KIND_K: SegmentKind
+SEGMENT_KIND_V: SegmentKind
+ENCODING_UNSPECIFIED: Encoding
+ENCODING_RAW: Encoding
+TIER_UNSPECIFIED: Tier
+TIER_RAM: Tier
+TIER_LOCAL: Tier
+TIER_REMOTE: Tier
+
+class Segment(_message.Message):
+    __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c")
+    CHILD_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    child: int
+    layer: int
+    kind: SegmentKind
+    encoding: Encoding
+    dtype: str
+    row_bytes: int
+    offset: int
+    stored_bytes: int
+    crc32c: int
+    def __init__(self, child: _Optional[int] = ..., layer: _Optional[int] = ..., kind: _Optional[_Union[SegmentKind, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., dtype: _Optional[str] = ..., row_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class BlockHeader(_message.Message):
+    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXTRAS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    key: bytes
+    parent: bytes
+    first_position: int
+    tokens: bytes
+    extras: _containers.RepeatedCompositeFieldContainer[Extra]
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    created_unix_seconds: int
+    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ...) -> None: ...
+
+class Extra(_message.Message):
+    __slots__ = ("row", "digest")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    digest: bytes
+    def __init__(self, row: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ("fields",)
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.RepeatedCompositeFieldContainer[NamespaceField]
+    def __init__(self, fields: _Optional[_Iterable[_Union[NamespaceField, _Mapping[str, object]]]] = ...) -> None: ...
+
+class NamespaceField(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class HasRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "tokens", "block_tokens")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    tokens: bytes
+    block_tokens: int
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., block_tokens: _Optional[int] = ...) -> None: ...
+
+class BlockInfo(_message.Message):
+    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    rows: int
+    block_rows: int
+    tier: Tier
+    stored_bytes: int
+    expected_seconds: float
+    def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ...) -> None: ...
+
+class HasResponse(_message.Message):
+    __slots__ = ("blocks", "matched_tokens")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockInfo]
+    matched_tokens: int
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping[str, object]]]] = ..., matched_tokens: _Optional[int] = ...) -> None: ...
+
+class BlockClaim(_message.Message):
+    __slots__ = ("key", "parent", "file_bytes", "tail")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    parent: bytes
+    file_bytes: int
+    tail: bool
+    def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., tail: _Optional[bool] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("open", "reserve", "commit", "inline")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    open: PutOpen
+    reserve: PutReserve
+    commit: PutCommit
+    inline: PutInline
+    def __init__(self, open: _Optional[_Union[PutOpen, _Mapping[str, object]]] = ..., reserve: _Optional[_Union[PutReserve, _Mapping[str, object]]] = ..., commit: _Optional[_Union[PutCommit, _Mapping[str, object]]] = ..., inline: _Optional[_Union[PutInline, _Mapping[str, object]]] = ...) -> None: ...
+
+class PutOpen(_message.Message):
+    __slots__ = ("namespace", "description", "block_tokens")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    description: Namespace
+    block_tokens: int
+    def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ..., block_tokens: _Optional[int] = ...) -> None: ...
+
+class PutReserve(_message.Message):
+    __slots__ = ("claims",)
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedCompositeFieldContainer[BlockClaim]
+    def __init__(self, claims: _Optional[_Iterable[_Union[BlockClaim, _Mapping[str, object]]]] = ...) -> None: ...
+
+class PutCommit(_message.Message):
+    __slots__ = ("reservation_ids",)
+    RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    reservation_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PutInline(_message.Message):
+    __slots__ = ("key", "part", "last")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    part: bytes
+    last: bool
+    def __init__(self, key: _Optional[bytes] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class PutResponse(_message.Message):
+    __slots__ = ("reserved", "committed")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    reserved: PutReserved
+    committed: PutCommitted
+    def __init__(self, reserved: _Optional[_Union[PutReserved, _Mapping[str, object]]] = ..., committed: _Optional[_Union[PutCommitted, _Mapping[str, object]]] = ...) -> None: ...
+
+class Reservation(_message.Message):
+    __slots__ = ("outcome", "id", "path")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[Reservation.Outcome]
+        OUTCOME_RESERVED: _ClassVar[Reservation.Outcome]
+        OUTCOME_PRESENT: _ClassVar[Reservation.Outcome]
+        OUTCOME_NO_ROOM: _ClassVar[Reservation.Outcome]
+        OUTCOME_REFUSED: _ClassVar[Reservation.Outcome]
+    OUTCOME_UNSPECIFIED: Reservation.Outcome
+    OUTCOME_RESERVED: Reservation.Outcome
+    OUTCOME_PRESENT: Reservation.Outcome
+    OUTCOME_NO_ROOM: Reservation.Outcome
+    OUTCOME_REFUSED: Reservation.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    outcome: Reservation.Outcome
+    id: int
+    path: str
+    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
+class PutReserved(_message.Message):
+    __slots__ = ("reservations",)
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
+    def __init__(self, reservations: _Optional[_Iterable[_Union[Reservation, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("stored", "reason")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stored: bool
+    reason: str
+    def __init__(self, stored: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PutCommitted(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Committed]
+    def __init__(self, results: _Optional[_Iterable[_Union[Committed, _Mapping[str, object]]]] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "inline")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    inline: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., inline: _Optional[bool] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("key", "lease_id", "found", "tier", "path", "file_bytes", "part")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    lease_id: int
+    found: bool
+    tier: Tier
+    path: str
+    file_bytes: int
+    part: bytes
+    def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[str] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveSeqRequest(_message.Message):
+    __slots__ = ("namespace", "keys")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RemoveSeqResponse(_message.Message):
+    __slots__ = ("removed_blocks", "removed_bytes")
+    REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    removed_blocks: int
+    removed_bytes: int
+    def __init__(self, removed_blocks: _Optional[int] = ..., removed_bytes: _Optional[int] = ...) -> None: ...
+
+class ReportCorruptRequest(_message.Message):
+    __slots__ = ("namespace", "key", "detail")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    key: bytes
+    detail: str
+    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ReportCorruptResponse(_message.Message):
+    __slots__ = ("quarantined",)
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    quarantined: bool
+    def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
+
+class RunnerReport(_message.Message):
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TIERED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BY_GATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    engine: str
+    model: str
+    tiered: bool
+    reason: str
+    namespace: bytes
+    requests: int
+    prompt_tokens: int
+    memory_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    prefill_tokens_per_second: float
+    snapshot_blocks: int
+    skipped_by_gate: int
+    failures: int
+    last_restore: RestoreReport
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ...) -> None: ...
+
+class RestoreReport(_message.Message):
+    __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMCPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    bytes: int
+    lookup_seconds: float
+    fetch_seconds: float
+    verify_seconds: float
+    copy_seconds: float
+    memcpy_seconds: float
+    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., memcpy_seconds: _Optional[float] = ...) -> None: ...
+
+class ReportRunnerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TierStat(_message.Message):
+    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    directory: str
+    budget_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    blocks: int
+    evicted_blocks: int
+    demoted_blocks: int
+    quarantined_blocks: int
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class StatResponse(_message.Message):
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners")
+    class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CALLS_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GET_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LEASES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    started_unix_seconds: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
+    has_calls: int
+    matched_tokens: int
+    asked_tokens: int
+    put_blocks: int
+    put_bytes: int
+    get_blocks: int
+    get_bytes: int
+    misses: _containers.ScalarMap[str, int]
+    open_leases: int
+    queued_demotions: int
+    runners: _containers.RepeatedCompositeFieldContainer[RunnerReport]
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ...) -> None: ...

@@ -1,0 +1,101 @@
+"""The Python side does what the golden vectors say; `go test` reads the same files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.key import (
+    BlockExtra,
+    as_namespace,
+    namespace_digest,
+    prefix_chain,
+    tail_key,
+    tokens_to_bytes,
+)
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+VECTORS = Path(__file__).resolve().parents[2] / "vectors"
+KEYS: dict[str, Any] = json.loads((VECTORS / "keys.json").read_text())
+BLOCKS: list[dict[str, Any]] = json.loads((VECTORS / "blocks.json").read_text())["blocks"]
+
+
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("vectors_make", VECTORS / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_committed_vectors_are_what_the_generator_makes() -> None:
+    made = maker().documents()
+    files = [p for p in VECTORS.rglob("*") if p.suffix in (".kvb", ".json")]
+    committed = {p.relative_to(VECTORS) for p in files}
+    assert committed == set(made)
+    for path, content in made.items():
+        assert (VECTORS / path).read_bytes() == content, path
+
+
+@pytest.mark.parametrize("entry", KEYS["namespaces"], ids=lambda entry: entry["name"])
+def test_namespace_digest_equals_the_vector(entry: dict[str, Any]) -> None:
+    fields = [(field["name"], field["value"]) for field in entry["fields"]]
+    assert namespace_digest(fields).hex() == entry["digest"]
+
+
+@pytest.mark.parametrize("entry", KEYS["chains"], ids=lambda entry: entry["name"])
+def test_chain_equals_the_vector(entry: dict[str, Any]) -> None:
+    digests = {n["name"]: as_namespace(bytes.fromhex(n["digest"])) for n in KEYS["namespaces"]}
+    namespace = digests[entry["namespace"]]
+    tokens = tokens_to_bytes(entry["tokens"])
+    extras = [BlockExtra(e["row"], bytes.fromhex(e["digest"])) for e in entry["extras"]]
+    chain = prefix_chain(namespace, tokens, entry["block_tokens"], extras)
+    tail = tail_key(namespace, tokens, entry["block_tokens"], extras)
+    assert [key.hex() for key in chain] == entry["keys"]
+    assert (tail.hex() if tail else None) == entry["tail_key"]
+
+
+@pytest.mark.parametrize("entry", BLOCKS, ids=lambda entry: entry["file"])
+def test_block_file_reads_as_the_vector_says(entry: dict[str, Any]) -> None:
+    data = (VECTORS / "blocks" / entry["file"]).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+    if entry["expect"] == "unsupported":
+        with pytest.raises(UnsupportedFormat):
+            read_meta(buffer_reader(data), len(data))
+        return
+    if entry["expect"] == "corrupt-header":
+        with pytest.raises(CorruptBlock):
+            read_meta(buffer_reader(data), len(data))
+        return
+    meta = read_meta(buffer_reader(data), len(data))
+    assert meta.namespace.hex() == entry["namespace"]
+    assert meta.key.hex() == entry["key"]
+    assert meta.parent.hex() == entry["parent"]
+    assert meta.first_position == entry["first_position"]
+    assert meta.tokens == tokens_to_bytes(entry["tokens"])
+    assert [(e.row, e.digest.hex()) for e in meta.extras] == [
+        (e["row"], e["digest"]) for e in entry["extras"]
+    ]
+    for segment, wanted in zip(meta.segments, entry["segments"], strict=True):
+        assert segment.file_offset == entry["payload_offset"] + wanted["offset"]
+        assert pb.SegmentKind.Name(segment.kind) == f"SEGMENT_KIND_{wanted['kind']}"
+        assert (segment.child, segment.layer) == (wanted["child"], wanted["layer"])
+        assert (segment.dtype, segment.row_bytes) == (wanted["dtype"], wanted["row_bytes"])
+        assert segment.crc32c == wanted["crc32c"]
+        payload = data[segment.file_offset :][: segment.stored_bytes]
+        intact = hashlib.sha256(payload).hexdigest() == wanted["sha256"]
+        assert intact
+    if entry["expect"] == "ok":
+        verify_payload(meta, buffer_reader(data))
+    else:
+        with pytest.raises(CorruptBlock):
+            verify_payload(meta, buffer_reader(data))
