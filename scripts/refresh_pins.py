@@ -1,0 +1,108 @@
+"""Maintainer: write patches/upstream.toml from a source of Ollama: commits, tree hashes, sums of the Go modules.
+
+    .venv/bin/python scripts/refresh_pins.py --source PATH|URL [--first v0.16.0] [--last v0.24.0]
+
+Names of objects come from git, sums from `go mod download -json`; nothing in the file is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from ollama_tiering.errors import FetchError, TieringError
+from ollama_tiering.patchset import manifest, run, upstream
+from ollama_tiering.patchset.report import Report
+
+ROOT = Path(__file__).resolve().parents[1] / "patches"
+URL = "https://github.com/ollama/ollama.git"
+
+# Everything a hook or an overlay file may touch. Folders are pinned as a whole, files one by one.
+FOLDERS = """anthropic api discover envconfig kvcache llama llm middleware ml model/input openai
+runner server version""".split()
+FILES = "CMakeLists.txt CMakePresets.json go.mod go.sum main.go".split()
+GO_REQUIRES = (
+    ("google.golang.org/grpc", "v1.66.3"),
+    ("google.golang.org/genproto/googleapis/rpc", "v0.0.0-20240604185151-ef581f913117"),
+)
+
+
+def stable_tags(source: str, first: str, last: str) -> list[str]:
+    """Release tags (no candidates) of the source in the range, oldest first."""
+    git = upstream.import_git().Git()
+    local = upstream.local_git_dir(source)
+    where = ["--git-dir", str(local), "for-each-ref", "--format=x\t%(refname)", "refs/tags"]
+    listed = git.execute(["git", *where] if local else ["git", "ls-remote", "--tags", "--refs", source])
+    names = (line.partition("refs/tags/")[2] for line in str(listed).splitlines())
+    low, high = manifest.version_key(first), manifest.version_key(last)
+    tags = [name for name in names if low <= manifest.version_key(name) <= high]
+    return sorted(tags, key=manifest.version_key)
+
+
+def go_require(module: str, version: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "go.mod").write_text("module pins\n\ngo 1.24\n")
+        done = run.run("go", "mod", "download", "-json", f"{module}@{version}", cwd=Path(scratch))
+    if done.returncode:
+        raise FetchError(f"go mod download {module}@{version} failed: {done.tail[-1:]}")
+    found = json.loads(done.stdout)
+    return [
+        f'[go.require."{module}"]',
+        f'version = "{found["Version"]}"',
+        f'sum = "{found["Sum"]}"',
+        f'mod_sum = "{found["GoModSum"]}"',
+        "",
+    ]
+
+
+def tag_entry(cache: upstream.SourceCache, tag: str) -> list[str]:
+    files = cache.files(tag)
+    lines = [f'[tags."{tag}"]', f'commit = "{cache.commit(tag)}"', f'tree = "{cache.tree(tag)}"']
+    lines += ["", f'[tags."{tag}".folders]']
+    lines += [f'"{name}" = "{oid}"' for name in FOLDERS if (oid := cache.tree(tag, name))]
+    lines += ["", f'[tags."{tag}".files]']
+    lines += [f'"{name}" = "{files[name][1]}"' for name in FILES if name in files]
+    return [*lines, ""]
+
+
+def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
+    tags = stable_tags(source, first, last)
+    unpinned = manifest.Patchset(ROOT, URL, {}, (), {}, (), {})
+    lines = [
+        "# Which upstream the patch set fits. Written by scripts/refresh_pins.py; do not edit pins by hand.",
+        "# Names are git object names of upstream's own commits, trees and files.",
+        f'url = "{URL}"',
+        "",
+    ]
+    for module, version in GO_REQUIRES:
+        lines += go_require(module, version)
+    if old:
+        lines += ["# Link-time variables; {digest} is the digest of the patch set.", "[go.ldflags]"]
+        lines += [f'"{name}" = "{value}"' for name, value in old.items()] + [""]
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = upstream.SourceCache(Path(scratch) / "source.git")
+        cache.fetch(tags, source, unpinned, Report(quiet=True))
+        for tag in tags:
+            lines += tag_entry(cache, tag)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--source", default=URL)
+    parser.add_argument("--first", default="v0.16.0")
+    parser.add_argument("--last", default="v0.24.0")
+    given = parser.parse_args()
+    target = ROOT / "upstream.toml"
+    try:
+        old = manifest.load(ROOT).go_ldflags if target.is_file() else {}
+        target.write_text(render(given.source, given.first, given.last, old), encoding="utf-8")
+    except TieringError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main()
