@@ -8,13 +8,16 @@ Scales are chosen so that the numbers say something: attention is moderately pea
 bit of an early K or V row moves later logits), the logits are neither flat nor saturated, and
 only printable characters are likely, so a generation runs to its limit and reads as text.
 Channel 0 of the residual stream makes the last part: every embedding sets it to a constant,
-nothing writes to it, and the output rows of all other tokens point away from it.
+nothing writes to it, and the output rows of all other tokens point away from it. Output rows
+also point away from their own token's embedding: v0.16.3 llm/server.go ends an answer that
+repeats one token 30 times, and a random model would.
 """
 
 import math
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -27,6 +30,7 @@ from ollama_tiering.models.shapes import Shape, Tensor
 ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
 LOGIT_SPREAD = 2.5  # standard deviation of the logits
 CONSTANT_CHANNEL = 4.0  # value of channel 0 in every embedding
+NO_REPEAT = 8.0  # how much the logit of the token just seen is lowered, about
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's enum llama_ftype
@@ -118,6 +122,9 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
         values[0] = 0
     elif kind == "output":
         unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
+        seen = _unit_noise(replace(tensor, name="token_embd.weight"), seed)
+        growth = math.sqrt(1 + shape.layers / 2)  # of the residual stream over the embedding
+        values -= np.float32(NO_REPEAT * growth / shape.embd) * seen
         values[:, 0] = 0
         values[unlikely] = 0
         values[unlikely, 0] = -UNLIKELY
