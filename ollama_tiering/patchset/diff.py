@@ -13,7 +13,16 @@ from ollama_tiering.errors import PatchConflict
 TRAILERS = ("Reason", "Upstream", "Removes-When")
 REASONS = ("temporary", "build", "incompatible")
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_FORBIDDEN = ("new file", "deleted file", "rename ", "copy ", "old mode", "new mode", "GIT binary", "Binary files")
+_FORBIDDEN = (
+    "new file",
+    "deleted file",
+    "rename ",
+    "copy ",
+    "old mode",
+    "new mode",
+    "GIT binary",
+    "Binary files",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,9 @@ class Diff:
 def parse(name: str, text: str) -> Diff:
     """The hook called `name` (for messages). PatchConflict says in which line it is wrong."""
     lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith(("diff --git ", "--- "))), len(lines))
+    start = next(
+        (i for i, line in enumerate(lines) if line.startswith(("diff --git ", "--- "))), len(lines)
+    )
     subject, body, trailers = _header(lines[:start])
     touched: list[str] = []
     added = removed = 0
@@ -41,7 +52,9 @@ def parse(name: str, text: str) -> Diff:
         if line.startswith("--- "):
             old, new = line[4:], lines[i + 1][4:] if i + 1 < len(lines) else ""
             if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
-                raise _wrong(name, i, f"expected `--- a/PATH` and `+++ b/PATH`, found `{old}` and `{new}`")
+                raise _wrong(
+                    name, i, f"expected `--- a/PATH` and `+++ b/PATH`, found `{old}` and `{new}`"
+                )
             touched.append(new[2:])
             i += 2
             if i >= len(lines) or not _HUNK.match(lines[i]):
@@ -49,7 +62,11 @@ def parse(name: str, text: str) -> Diff:
             while i < len(lines) and (hunk := _HUNK.match(lines[i])):
                 plus, minus, i = _hunk(name, lines, i, int(hunk[2] or 1), int(hunk[4] or 1))
                 added, removed = added + plus, removed + minus
-        elif line.startswith(("diff --git ", "index ")) or line in ("", "-- ") or _is_signature(lines, i):
+        elif (
+            line.startswith(("diff --git ", "index "))
+            or line in ("", "-- ")
+            or _is_signature(lines, i)
+        ):
             i += 1
         else:
             raise _wrong(name, i, f"neither a file nor a hunk: `{line}`")
@@ -63,7 +80,9 @@ def _header(lines: list[str]) -> tuple[str, str, dict[str, str]]:
     subject = re.sub(r"^Subject:\s*(\[PATCH[^\]]*\]\s*)?", "", subject)
     trailers: dict[str, str] = {}
     body: list[str] = []
-    for line in lines[lines.index(next(iter(x for x in lines if x.strip()))) + 1 :] if subject else []:
+    for line in (
+        lines[lines.index(next(iter(x for x in lines if x.strip()))) + 1 :] if subject else []
+    ):
         match = re.match(r"([A-Z][A-Za-z-]+):\s*(.*)", line)
         if match and match[1] in TRAILERS:
             trailers[match[1]] = match[2].strip()
@@ -98,4 +117,6 @@ def _is_signature(lines: list[str], i: int) -> bool:
 
 
 def _wrong(name: str, index: int, what: str) -> PatchConflict:
-    return PatchConflict(f"{name}:{index + 1}: {what}", hint="export it again, see patches/README.md")
+    return PatchConflict(
+        f"{name}:{index + 1}: {what}", hint="export it again, see patches/README.md"
+    )

@@ -23,14 +23,20 @@ def file_oid(path: Path) -> str:
 
 
 def folder_oid(
-    root: Path, folder: str, *, without: frozenset[str] = frozenset(), instead: dict[str, Path] | None = None
+    root: Path,
+    folder: str,
+    *,
+    without: frozenset[str] = frozenset(),
+    instead: dict[str, Path] | None = None,
 ) -> str | None:
     """Tree name of `root/folder`. Paths in `without` (relative to root) are not there; `instead` gives other content."""
     raw = _tree(root, Path(folder), without, instead or {})
     return raw.hex() if raw is not None else None
 
 
-def _tree(root: Path, folder: Path, without: frozenset[str], instead: dict[str, Path]) -> bytes | None:
+def _tree(
+    root: Path, folder: Path, without: frozenset[str], instead: dict[str, Path]
+) -> bytes | None:
     entries: list[tuple[bytes, bytes]] = []
     if not (root / folder).is_dir():
         return None

@@ -66,7 +66,12 @@ class Patchset:
         for name, path in sorted(self.overlay.items()):
             _feed(state, "overlay", name, path.read_bytes())
         for need in self.go_requires:
-            _feed(state, "require", f"{need.module}@{need.version}", f"{need.sum} {need.mod_sum}".encode())
+            _feed(
+                state,
+                "require",
+                f"{need.module}@{need.version}",
+                f"{need.sum} {need.mod_sum}".encode(),
+            )
         for name, value in sorted(self.go_ldflags.items()):
             _feed(state, "ldflag", name, value.encode())
         return state.hexdigest()
@@ -97,7 +102,9 @@ class Patchset:
     def touched_pins(self, pin: TagPin) -> dict[str, str]:
         """The pinned folders (and single files) that hold something this patch set touches; all where it is empty."""
         touched = {
-            place for path in (*self.hooked, *self.overlay) if (place := _place_of(path, pin)) is not None
+            place
+            for path in (*self.hooked, *self.overlay)
+            if (place := _place_of(path, pin)) is not None
         }
         everything = pin.folders | pin.files
         return {place: oid for place, oid in everything.items() if not touched or place in touched}
@@ -147,7 +154,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; this is not a patch set") from None
     except tomllib.TOMLDecodeError as error:
-        raise PatchConflict(f"{path}: {error}", hint="write it with scripts/refresh_pins.py") from None
+        raise PatchConflict(
+            f"{path}: {error}", hint="write it with scripts/refresh_pins.py"
+        ) from None
 
 
 def _pins(document: dict[str, Any]) -> dict[str, TagPin]:
@@ -174,19 +183,26 @@ def _hooks(root: Path) -> tuple[Hook, ...]:
     series = root / "series"
     names = []
     if series.is_file():
-        lines = (line.split("#", 1)[0].strip() for line in series.read_text(encoding="utf-8").splitlines())
+        lines = (
+            line.split("#", 1)[0].strip()
+            for line in series.read_text(encoding="utf-8").splitlines()
+        )
         names = [line for line in lines if line]
     for name in names:
         if names.count(name) > 1:
             raise PatchConflict(f"{series}: {name} is listed twice", hint="list it once")
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
-            raise PatchConflict(f"{series}: {name} is outside of {root}", hint="list paths below patches/")
+            raise PatchConflict(
+                f"{series}: {name} is outside of {root}", hint="list paths below patches/"
+            )
     present = {path.relative_to(root).as_posix() for path in (root / "hooks").rglob("*.patch")}
     # an entry may be written with or without the leading hooks/
     located = {name: name if (root / name).is_file() else f"hooks/{name}" for name in names}
     for name, place in located.items():
         if not (root / place).is_file():
-            raise PatchConflict(f"{series}: {name}: no such file", hint="remove the line or add the hook")
+            raise PatchConflict(
+                f"{series}: {name}: no such file", hint="remove the line or add the hook"
+            )
     if unused := sorted(present - set(located.values())):
         raise PatchConflict(f"{unused[0]} is not in {series}", hint="add it to series or delete it")
     hooks = []
@@ -200,10 +216,14 @@ def _overlay(root: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
-        if IGNORED_NAMES & set(relative.parts) or path.name.endswith((".orig", ".rej", ".swp", "~")):
+        if IGNORED_NAMES & set(relative.parts) or path.name.endswith(
+            (".orig", ".rej", ".swp", "~")
+        ):
             continue
         if path.is_symlink():
-            raise PatchConflict(f"{path}: a link cannot be an overlay file", hint="put the file itself there")
+            raise PatchConflict(
+                f"{path}: a link cannot be an overlay file", hint="put the file itself there"
+            )
         if path.is_file():
             files[relative.as_posix()] = path
     return files

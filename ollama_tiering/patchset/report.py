@@ -43,5 +43,7 @@ class Report:
             console = Console(stderr=True)
             width = max(20, console.width - len(text) - 12)
             with console.status(escape(text)) as live:
-                yield lambda detail: live.update(f"{escape(text)}  [dim]{escape(detail[:width])}[/dim]")
+                yield lambda detail: live.update(
+                    f"{escape(text)}  [dim]{escape(detail[:width])}[/dim]"
+                )
         self.say(f"{text}: done in {time.monotonic() - started:.1f} s")

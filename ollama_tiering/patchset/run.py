@@ -44,7 +44,9 @@ class Finished:
 
     @property
     def disk_was_full(self) -> bool:
-        return any("No space left on device" in line or "Disk quota exceeded" in line for line in self.tail)
+        return any(
+            "No space left on device" in line or "Disk quota exceeded" in line for line in self.tail
+        )
 
 
 def forget_git_environment() -> None:
@@ -66,7 +68,12 @@ def run(
         report.command(shlex.join(command))
     try:
         done = subprocess.run(
-            command, cwd=cwd, env={**os.environ, **(env or {})}, input=stdin, capture_output=True, check=False
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            input=stdin,
+            capture_output=True,
+            check=False,
         )
     except FileNotFoundError as error:
         raise _not_there(command[0], error) from None

@@ -92,10 +92,16 @@ class SourceCache:
     def absent(self, tag: str) -> list[str]:
         """Files of the tag whose content is not here (they came from a partial clone)."""
         objects = str(
-            self._git.rev_list("--objects", "--no-walk", "--missing=print", f"refs/tags/{tag}^{{tree}}")
+            self._git.rev_list(
+                "--objects", "--no-walk", "--missing=print", f"refs/tags/{tag}^{{tree}}"
+            )
         )
         missing = {line[1:] for line in objects.splitlines() if line.startswith("?")}
-        return sorted(path for path, (_, oid) in self.files(tag).items() if oid in missing) if missing else []
+        return (
+            sorted(path for path, (_, oid) in self.files(tag).items() if oid in missing)
+            if missing
+            else []
+        )
 
     def verify(self, tag: str, pin: TagPin) -> None:
         """UnsupportedUpstream unless commit and root tree are the pinned ones."""
@@ -132,8 +138,10 @@ class SourceCache:
         try:
             if pin := patchset.pin(tag):
                 self.verify(tag, pin)
-            else:
-                report.warn(f"{tag} is not one of the pinned versions; patching it needs --allow-untested")
+            elif patchset.pins:
+                report.warn(
+                    f"{tag} is not one of the pinned versions; patching it needs --allow-untested"
+                )
             absent = self.absent(tag)
             needed = [path for path in absent if not is_spare(path)]
             if needed:
@@ -166,7 +174,9 @@ class SourceCache:
             reason = _reason(str(error.stderr))
             if "find remote ref" in reason:
                 missing = reason.rpartition("refs/tags/")[2].strip(" '\"")
-                raise FetchError(f"{url} has no tag {missing}", hint="list versions: tiering fetch --list") from None
+                raise FetchError(
+                    f"{url} has no tag {missing}", hint="list versions: tiering fetch --list"
+                ) from None
             raise FetchError(
                 f"cannot fetch from {url}: {reason}",
                 hint="without network: --source PATH of any local clone of Ollama (or OLLAMA_TIERING_SOURCE)",
@@ -178,7 +188,9 @@ class SourceCache:
         commits = {}
         for tag in tags:
             try:
-                commits[tag] = str(other.rev_parse("--verify", "--quiet", f"refs/tags/{tag}^{{commit}}"))
+                commits[tag] = str(
+                    other.rev_parse("--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
+                )
             except _git_error():
                 raise _no_such_tag(tag, git_dir, other) from None
         try:
@@ -227,7 +239,14 @@ class SourceCache:
                 "GIT_INDEX_FILE": str(Path(scratch) / "index"),
                 "GIT_ATTR_NOSYSTEM": "1",
             }
-            exact = ["-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "core.attributesFile=/dev/null"]
+            exact = [
+                "-c",
+                "core.autocrlf=false",
+                "-c",
+                "core.eol=lf",
+                "-c",
+                "core.attributesFile=/dev/null",
+            ]
             self._git.execute(["git", *exact, "read-tree", f"refs/tags/{tag}^{{tree}}"], env=plain)
             if absent := self.absent(tag):
                 names = Path(scratch) / "absent"
@@ -235,7 +254,9 @@ class SourceCache:
                 with names.open("rb") as stdin:
                     forget = ["git", "update-index", "-z", "--force-remove", "--stdin"]
                     self._git.execute(forget, env=plain, istream=stdin)
-            self._git.execute(["git", *exact, "checkout-index", "--all", "--quiet", "--force"], env=plain)
+            self._git.execute(
+                ["git", *exact, "checkout-index", "--all", "--quiet", "--force"], env=plain
+            )
             tree.rename(target)
 
     @property
@@ -249,7 +270,9 @@ class SourceCache:
 def import_git() -> Any:
     """GitPython, imported late: it looks for the program `git` at once."""
     if shutil.which("git") is None:
-        raise MissingTool("git: not found", hint="install git (Debian, Ubuntu: apt-get install git)")
+        raise MissingTool(
+            "git: not found", hint="install git (Debian, Ubuntu: apt-get install git)"
+        )
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     forget_git_environment()
     import git
@@ -274,11 +297,15 @@ def local_git_dir(source: str) -> Path | None:
     """The git directory of a local clone; None where `source` is a URL."""
     if source.startswith("file://"):
         source = url2pathname(source.removeprefix("file://"))
-    elif "://" in source or (re.match(r"([\w.-]+@)?[\w.-]+:", source) and not Path(source).exists()):
+    elif "://" in source or (
+        re.match(r"([\w.-]+@)?[\w.-]+:", source) and not Path(source).exists()
+    ):
         return None
     path = Path(source).expanduser().absolute()
     if not path.is_dir():
-        raise FetchError(f"{source}: no such directory", hint="--source takes a URL or the path of a clone")
+        raise FetchError(
+            f"{source}: no such directory", hint="--source takes a URL or the path of a clone"
+        )
     dot_git = path / ".git"
     if dot_git.is_file():  # a linked worktree or a submodule
         named = dot_git.read_text().partition("gitdir:")[2].strip()
@@ -287,7 +314,9 @@ def local_git_dir(source: str) -> Path | None:
     for candidate in (dot_git, path):
         if (candidate / "HEAD").is_file() and (candidate / "objects").is_dir():
             return candidate
-    raise FetchError(f"{source}: not a git clone", hint="--source takes a URL or the path of a clone of Ollama")
+    raise FetchError(
+        f"{source}: not a git clone", hint="--source takes a URL or the path of a clone of Ollama"
+    )
 
 
 def _no_such_tag(tag: str, git_dir: Path, other: git.Git) -> FetchError:

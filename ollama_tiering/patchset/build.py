@@ -1,0 +1,284 @@
+"""From a tag to a patched binary: one build tree per tag and kind of build, kept so that the next build is short.
+
+`<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's `src/build/`),
+`build.log` and `stamp.json`. The stamp hashes all that decides the result; while it fits, a build does nothing.
+One process builds in a tree at a time (file lock).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ollama_tiering import config
+from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
+from ollama_tiering.patchset import apply, gomod, tools
+from ollama_tiering.patchset.lock import locked
+from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.run import Finished, stream
+from ollama_tiering.patchset.upstream import SourceCache
+
+STAMP_FORMAT = 1
+SHOWN_LINES = 12
+NATIVE_FLAGS = "-O3 -march=native"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """`cpu`: variants (upstream's CMake build) or native (cgo only, this CPU). `cuda`: auto, on or off."""
+
+    tag: str = config.DEFAULT_TAG
+    cpu: str = "variants"
+    cuda: str = "auto"
+    cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
+    jobs: int | None = None
+    allow_untested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Options with everything looked up."""
+
+    options: BuildOptions
+    cuda: tools.Cuda | None
+
+    @property
+    def kind(self) -> str:
+        return self.options.cpu + (f"-cuda{self.cuda.major}" if self.cuda else "")
+
+    @property
+    def folder(self) -> Path:
+        return config.cache_dir() / "trees" / f"{self.options.tag}-{self.kind}"
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "src"
+
+    @property
+    def binary(self) -> Path:
+        return self.tree / "ollama"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "build.log"
+
+    @property
+    def needs_cmake(self) -> bool:
+        return self.options.cpu == "variants" or self.cuda is not None
+
+
+def plan(options: BuildOptions) -> Plan:
+    """Looks for CUDA unless it is off. MissingTool where it is asked for and absent."""
+    cuda = tools.find_cuda() if options.cuda != "off" else None
+    if options.cuda == "on" and cuda is None:
+        raise MissingTool("nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off")
+    return Plan(options, cuda)
+
+
+def binary_path(options: BuildOptions) -> Path:
+    """Where `build` puts, or has put, the binary. It need not exist."""
+    return plan(options).binary
+
+
+def built_binaries() -> list[Path]:
+    """Every finished binary in the cache, newest first; also of earlier states of the patch set."""
+    stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
+    binaries = (stamp.parent / "src" / "ollama" for stamp in stamps)
+    return sorted((b for b in binaries if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True)
+
+
+def go_environment() -> dict[str, str]:
+    """Go's caches go below ours unless the person has set them. The module cache stays removable."""
+    own = config.cache_dir() / "go"
+    wanted = {"GOCACHE": str(own / "build"), "GOMODCACHE": str(own / "mod")}
+    environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
+    flags = os.environ.get("GOFLAGS", "")
+    environment["GOFLAGS"] = flags if "-modcacherw" in flags else f"{flags} -modcacherw".strip()
+    return environment | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
+
+
+def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
+    """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build it with."""
+    options = plan.options
+    if not plan.tree.is_dir():
+        _warn_if_little_space(plan.folder, report)
+        with report.stage(f"extracting {options.tag}"):
+            cache.extract(options.tag, plan.tree)
+    go_mod = (plan.tree / gomod.GO_MOD).read_bytes()
+    go = tools.find_go(gomod.go_version_wanted(go_mod), report)
+    touched = apply.apply(
+        patchset, plan.tree, tag=options.tag, allow_untested=options.allow_untested, go=go, cache=cache
+    )
+    if touched:
+        report.say(f"patched {plan.tree}: {_count(len(touched), 'file')} changed")
+    return go
+
+
+def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
+    """Patch and compile; returns the binary. The tag must be in the source cache."""
+    if not options.allow_untested:
+        patchset.require_pin(options.tag)
+    tools.require_compiler()
+    chosen = plan(options)
+    try:
+        with locked(chosen.folder / "lock", f"another build of {options.tag} is at work", report):
+            go = prepare(chosen, patchset, cache, report)
+            stamp = _stamp(chosen, patchset, go)
+            if _is_current(chosen, stamp):
+                report.say(f"{chosen.binary} is up to date")
+                return chosen.binary
+            (chosen.folder / "stamp.json").unlink(missing_ok=True)
+            chosen.log.write_text("", encoding="utf-8")
+            if chosen.needs_cmake:
+                _build_ggml(chosen, report)
+            _build_go(chosen, patchset, go, report)
+            _write_stamp(chosen, stamp)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise apply.disk_full(chosen.folder) from None
+        raise
+    return chosen.binary
+
+
+# --- the two compilers ------------------------------------------------------------------------------------------
+
+
+def _build_ggml(plan: Plan, report: Report) -> None:
+    """GGML's shared libraries through upstream's presets, into build/lib/ollama beside the binary."""
+    cmake = tools.find_cmake(report)
+    tools.require_make()
+    if plan.cuda:
+        preset = f"CUDA {plan.cuda.major}"
+        _require_preset(plan, preset)
+        configure = [f"-DCMAKE_CUDA_COMPILER={plan.cuda.nvcc}"]
+        arch = plan.options.cuda_arch or ("native" if shutil.which("nvidia-smi") else None)
+        configure += [f"-DCMAKE_CUDA_ARCHITECTURES={arch}"] if arch else []
+    else:
+        preset, configure = "CPU", ["-DCMAKE_CUDA_COMPILER=NOTFOUND"]
+    targets = (["CPU"] if plan.options.cpu == "variants" else []) + ([preset] if plan.cuda else [])
+    with report.stage("configuring GGML") as detail:
+        _step(plan, report, detail, cmake, "--preset", preset, *configure)
+    for target in targets:
+        with report.stage(f"compiling GGML ({target})") as detail:
+            jobs = str(plan.options.jobs or os.cpu_count() or 1)
+            _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
+
+
+def _require_preset(plan: Plan, name: str) -> None:
+    presets = json.loads((plan.tree / "CMakePresets.json").read_text(encoding="utf-8"))
+    known = [entry["name"] for entry in presets["configurePresets"]]
+    if name not in known:
+        cuda = ", ".join(entry for entry in known if entry.startswith("CUDA "))
+        raise UnsupportedUpstream(f"{plan.options.tag} has no preset for {name} (it has {cuda})", hint="use --cuda off")
+
+
+def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
+    variables = {
+        "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
+        "github.com/ollama/ollama/server.mode": "release",
+    }
+    variables |= {name: v.replace("{digest}", patchset.digest) for name, v in patchset.go_ldflags.items()}
+    ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in variables.items())])
+    command = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+    if plan.options.jobs:
+        command += ["-p", str(plan.options.jobs)]
+    # beside the final name first: a running server keeps its file, a failed link leaves the old one
+    fresh = plan.binary.with_name(".ollama.new")
+    environment = {"CGO_CFLAGS": NATIVE_FLAGS, "CGO_CXXFLAGS": NATIVE_FLAGS} if plan.options.cpu == "native" else {}
+    environment = {name: value for name, value in environment.items() if not os.environ.get(name)}
+    with report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail:
+        _step(plan, report, detail, *command, "-o", fresh, ".", environment=environment)
+    fresh.replace(plan.binary)
+
+
+def _step(
+    plan: Plan,
+    report: Report,
+    detail: Callable[[str], None],
+    program: str | Path,
+    *args: str | Path,
+    environment: dict[str, str] | None = None,
+) -> None:
+    done = stream(
+        program,
+        *args,
+        log=plan.log,
+        cwd=plan.tree,
+        env=go_environment() | (environment or {}),
+        report=report,
+        on_line=detail,
+    )
+    if done.returncode:
+        raise _failed(plan, Path(program).name, done)
+
+
+def _failed(plan: Plan, program: str, done: Finished) -> BuildError:
+    if done.disk_was_full:
+        return apply.disk_full(plan.folder)
+    last = "\n".join(f"  {line}" for line in done.tail[-SHOWN_LINES:])
+    return BuildError(
+        f"{program} failed with exit code {done.returncode}; log: {plan.log}\n{last}",
+        hint=_cure(done),
+    )
+
+
+def _cure(done: Finished) -> str:
+    text = "\n".join(done.tail)
+    if re.search(r"dial tcp|no such host|connection refused|TLS handshake|i/o timeout", text):
+        return "Go modules could not be downloaded: check the network or GOPROXY, then run again"
+    if re.search(r"signal: killed|Killed signal|out of memory", text):
+        return "memory ran out: run again with --jobs 1"
+    return "read the log; to start over delete the folder it lies in"
+
+
+# --- the stamp ------------------------------------------------------------------------------------------------------
+
+
+def _stamp(plan: Plan, patchset: Patchset, go: Path) -> str:
+    toolchain = {name: os.environ.get(name) for name in ("CC", "CXX", "CGO_CFLAGS", "CGO_CXXFLAGS", "GOFLAGS")}
+    decisive = {
+        "format": STAMP_FORMAT,
+        "patchset": patchset.digest,
+        "options": {k: v for k, v in asdict(plan.options).items() if k not in ("jobs", "allow_untested")},
+        "kind": plan.kind,
+        "go": tools.go_version(go),
+        "environment": toolchain,
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _is_current(plan: Plan, stamp: str) -> bool:
+    try:
+        saved = json.loads((plan.folder / "stamp.json").read_text(encoding="utf-8"))
+        return bool(saved == {"stamp": stamp, "binary": _fingerprint(plan.binary)})
+    except (OSError, ValueError):
+        return False
+
+
+def _write_stamp(plan: Plan, stamp: str) -> None:
+    content = json.dumps({"stamp": stamp, "binary": _fingerprint(plan.binary)})
+    (plan.folder / "stamp.json").write_text(content, encoding="utf-8")
+
+
+def _fingerprint(binary: Path) -> list[int]:
+    info = binary.stat()
+    return [info.st_size, info.st_mtime_ns]
+
+
+def _warn_if_little_space(folder: Path, report: Report) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < 3 * config.GIB:
+        report.warn(f"only {config.format_size(free)} free at {folder}; a first build takes about 3 GB")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

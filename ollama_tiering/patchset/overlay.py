@@ -1,0 +1,49 @@
+"""Overlay: new files at their upstream path. Refuses to overwrite anything upstream has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from ollama_tiering.errors import PatchConflict
+from ollama_tiering.patchset.manifest import Patchset
+
+Kind = Callable[[str], str | None]  # path -> "file", "dir" or None where upstream has nothing
+
+
+def render(patchset: Patchset, upstream_kind: Kind) -> dict[str, bytes]:
+    """Content of every overlay file. PatchConflict names the first that upstream has too."""
+    for path in patchset.overlay:
+        _refuse_collision(path, upstream_kind)
+    return {path: source.read_bytes() for path, source in patchset.overlay.items()}
+
+
+def _refuse_collision(path: str, upstream_kind: Kind) -> None:
+    if upstream_kind(path) is not None:
+        raise PatchConflict(
+            f"overlay file {path} exists upstream",
+            hint="an overlay only adds files; rename it, or change upstream's file by a hook",
+        )
+    for parent in PurePosixPath(path).parents:
+        if upstream_kind(str(parent)) == "file":
+            raise PatchConflict(
+                f"overlay file {path}: {parent} is a file upstream", hint="move the overlay file"
+            )
+
+
+def kind_in_tree(root: Path, ours: frozenset[str]) -> Kind:
+    """`Kind` of a plain tree, not counting the files an earlier apply put there."""
+
+    def kind(path: str) -> str | None:
+        place = root / path
+        if path in ours or not (place.exists() or place.is_symlink()):
+            return None
+        return "dir" if place.is_dir() and not place.is_symlink() else "file"
+
+    return kind
+
+
+def kind_in_listing(files: frozenset[str]) -> Kind:
+    """`Kind` of a list of all files of a tag."""
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    return lambda path: "file" if path in files else "dir" if path in folders else None
