@@ -34,7 +34,7 @@ NO_REPEAT = 8.0  # how much the logit of the token just seen is lowered, about
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's enum llama_ftype
-_PRE = {"qwen3": "qwen2", "llama": "llama-bpe"}
+_PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o"}
 
 Progress = Callable[[Tensor], None]
 
@@ -93,6 +93,14 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, seed: int) -> None:
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.head_dim)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(min(2, shape.experts))
+    if shape.arch == "gptoss":
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     writer.add_vocab_size(vocab.VOCAB_SIZE)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_PRE[shape.arch])
@@ -115,15 +123,18 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
         weight = ATTENTION_SHARPNESS if kind == "attn_q_norm" else 1.0
         return np.full(tensor.shape, weight, np.float32)
     values = _unit_noise(tensor, seed)
-    values *= np.float32(_scale(shape, kind, tensor.shape[1]))
+    scale = np.float32(_scale(shape, kind, tensor.shape[-1]))
+    values *= scale
     if kind == "token_embd":
-        values[:, 0] = CONSTANT_CHANNEL
-    elif kind in ("attn_output", "ffn_down"):
-        values[0] = 0
+        values[:, 0] = CONSTANT_CHANNEL * scale
+    elif kind in ("attn_output", "ffn_down", "ffn_down_exps"):
+        values[..., 0, :] = 0
     elif kind == "output":
         unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
         seen = _unit_noise(replace(tensor, name="token_embd.weight"), seed)
-        growth = math.sqrt(1 + shape.layers / 2)  # of the residual stream over the embedding
+        # What the layers add to the residual stream, whose embedding has a mean square of 1;
+        # gemma3 normalises every addition to 1.
+        growth = math.sqrt(1 + shape.layers * (2 if shape.arch == "gemma3" else 0.5))
         values -= np.float32(NO_REPEAT * growth / shape.embd) * seen
         values[:, 0] = 0
         values[unlikely] = 0
@@ -133,7 +144,8 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
 
 def _scale(shape: Shape, kind: str, fan_in: int) -> float:
     if kind == "token_embd":
-        return 1.0
+        # gemma3 multiplies its embeddings by the square root of their width.
+        return 1 / math.sqrt(shape.embd) if shape.arch == "gemma3" else 1.0
     if kind == "output":
         return LOGIT_SPREAD / math.sqrt(fan_in)
     if kind == "attn_q" and not shape.qk_norm:

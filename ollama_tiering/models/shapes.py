@@ -19,7 +19,7 @@ class ShapeError(UsageError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor as written: [rows, row_elements], one value per row if it is a vector."""
+    """One tensor as written; the last dimension is a row of weights that meet one input."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,10 +55,12 @@ class Shape:
     rope_base: float
     norm_eps: float
     about: str
+    window: int = 0  # of the sliding-window layers; 0 when there are none
+    experts: int = 0
 
     @property
     def qk_norm(self) -> bool:
-        return self.arch == "qwen3"
+        return self.arch in ("qwen3", "gemma3")
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -67,31 +69,48 @@ class Shape:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
-        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        out = [Tensor("token_embd.weight", (VOCAB_SIZE, self.embd), self.dtype)]
+        out = [self._matrix("token_embd", VOCAB_SIZE, self.embd)]
         for layer in range(self.layers):
             blk = f"blk.{layer}."
-            out += [
-                Tensor(blk + "attn_norm.weight", (self.embd,), "f32"),
-                Tensor(blk + "attn_q.weight", (q_dim, self.embd), self.dtype),
-                Tensor(blk + "attn_k.weight", (kv_dim, self.embd), self.dtype),
-                Tensor(blk + "attn_v.weight", (kv_dim, self.embd), self.dtype),
-            ]
-            if self.qk_norm:
-                out += [
-                    Tensor(blk + "attn_q_norm.weight", (self.head_dim,), "f32"),
-                    Tensor(blk + "attn_k_norm.weight", (self.head_dim,), "f32"),
-                ]
-            out += [
-                Tensor(blk + "attn_output.weight", (self.embd, q_dim), self.dtype),
-                Tensor(blk + "ffn_norm.weight", (self.embd,), "f32"),
-                Tensor(blk + "ffn_gate.weight", (self.ffn, self.embd), self.dtype),
-                Tensor(blk + "ffn_up.weight", (self.ffn, self.embd), self.dtype),
-                Tensor(blk + "ffn_down.weight", (self.embd, self.ffn), self.dtype),
-            ]
-        out.append(Tensor("output_norm.weight", (self.embd,), "f32"))
-        out.append(Tensor("output.weight", (VOCAB_SIZE, self.embd), self.dtype))
+            out += [replace(tensor, name=blk + tensor.name) for tensor in self._block()]
+        out.append(self._vector("output_norm", self.embd))
+        out.append(self._matrix("output", VOCAB_SIZE, self.embd))
         return out
+
+    def _block(self) -> list[Tensor]:
+        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        out = [
+            self._vector("attn_norm", self.embd),
+            self._matrix("attn_q", q_dim, self.embd),
+            self._matrix("attn_k", kv_dim, self.embd),
+            self._matrix("attn_v", kv_dim, self.embd),
+            self._matrix("attn_output", self.embd, q_dim),
+            self._vector("ffn_norm", self.embd),
+        ]
+        experts = (self.experts,) if self.experts else ()
+        suffix = "_exps" if self.experts else ""
+        out += [
+            self._matrix("ffn_gate" + suffix, *experts, self.ffn, self.embd),
+            self._matrix("ffn_up" + suffix, *experts, self.ffn, self.embd),
+            self._matrix("ffn_down" + suffix, *experts, self.embd, self.ffn),
+        ]
+        if self.experts:
+            out.append(Tensor("ffn_gate_inp.weight", (self.experts, self.embd), "f32"))
+        if self.qk_norm:
+            out.append(self._vector("attn_q_norm", self.head_dim))
+            out.append(self._vector("attn_k_norm", self.head_dim))
+        if self.arch == "gemma3":
+            out.append(self._vector("post_attention_norm", self.embd))
+            out.append(self._vector("post_ffw_norm", self.embd))
+        if self.arch == "gptoss":
+            out.append(self._vector("attn_sinks", self.heads))
+        return out
+
+    def _matrix(self, name: str, *shape: int) -> Tensor:
+        return Tensor(name + ".weight", shape, self.dtype)
+
+    def _vector(self, name: str, elements: int) -> Tensor:
+        return Tensor(name + ".weight", (elements,), "f32")
 
     def check(self) -> None:
         """Raises ShapeError naming the first option that no engine would accept."""
@@ -130,6 +149,11 @@ SHAPES = {
               "Qwen3-0.6B's geometry; Ollama's Go engine"),
         Shape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
               "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        Shape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+              "window of 128 in 5 of 6 layers; Go engine", window=128),
+        Shape("gptoss-tiny", "gptoss", 4, 256, 4, 2, 64, 256, 131072, "f16", 1.5e5, 1e-5,
+              "window of 128 in every other layer, 4 experts, sinks; Go engine",
+              window=128, experts=4),
     )
 }  # fmt: skip
 

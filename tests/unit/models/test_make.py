@@ -108,3 +108,18 @@ def test_nothing_writes_to_the_constant_channel() -> None:
     assert (values["token_embd.weight"][:, 0] == maker.CONSTANT_CHANNEL).all()
     assert not values["blk.0.attn_output.weight"][0].any()
     assert not values["blk.0.ffn_down.weight"][0].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("gemma3-tiny", {"gemma3.attention.sliding_window": 128}),
+        ("gptoss-tiny", {"gptoss.attention.sliding_window": 128, "gptoss.expert_count": 4}),
+    ],
+)
+def test_what_sets_a_family_apart_is_in_its_metadata(
+    tmp_path: Path, name: str, keys: dict[str, int]
+) -> None:
+    make_model(small(name), tmp_path / "m.gguf")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert {key: fields[key].contents() for key in keys} == keys

@@ -46,9 +46,11 @@ def test_qwen3_0_6b_has_the_published_geometry() -> None:
     assert shape.kv_bytes_per_token == 112 * 1024
 
 
-def test_only_the_qwen3_family_has_q_and_k_norms() -> None:
+def test_each_family_has_the_tensors_its_engine_reads() -> None:
     def names(shape: str) -> set[str]:
         return {t.name for t in make_shape(shape).tensors()}
 
     assert "blk.0.attn_q_norm.weight" in names("qwen3-tiny")
+    assert "blk.0.post_ffw_norm.weight" in names("gemma3-tiny")
+    assert "blk.0.ffn_down_exps.weight" in names("gptoss-tiny")
     assert not any("q_norm" in name for name in names("llama-tiny"))
