@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 import ollama_tiering
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.models import vocab
+from ollama_tiering.store.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 from ollama_tiering.store.key import LayerSpec, Namespace
 
-BLOCK_TOKENS = 64
 PREFILL_BATCH = 256
 TOP_LOGPROBS = 5
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.float16]
+SegmentsOf = Callable[[int], Mapping[tuple[int, str], Rows]]
 
 
 class Store(Protocol):
@@ -44,12 +45,7 @@ class Store(Protocol):
 
     def get(self, ns: Namespace, match: Any) -> Sequence[Any]: ...
 
-    def put(
-        self,
-        ns: Namespace,
-        tokens: Sequence[int],
-        segments_of: Callable[[int], Mapping[tuple[int, str], Rows]],
-    ) -> Any: ...
+    def put(self, ns: Namespace, tokens: Sequence[int], segments_of: SegmentsOf) -> Any: ...
 
 
 @dataclass
@@ -236,13 +232,13 @@ def _namespace(path: Path, w: _Weights) -> Namespace:
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
-                min(len(a), len(b)))  # fmt: skip
+    same = [*(x == y for x, y in zip(a, b, strict=False)), False]
+    return same.index(False)
 
 
 def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    out: Floats = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(eps)) * weight
-    return out
+    rms: Floats = np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(eps))
+    return x / rms * weight
 
 
 def _rope(x: Floats, start: int, base: float) -> Floats:
