@@ -229,6 +229,25 @@ def read_meta(read_at: ReadAt, file_bytes: int) -> BlockMeta:
     return _checked(header, payload_offset, file_bytes)
 
 
+def declared_file_bytes(head: Buffer) -> int | None:
+    """Size of the file that starts with these bytes; None while its header is not complete.
+
+    Only sums up what the header says; `read_meta` judges it.
+    """
+    view = memoryview(head).cast("B")
+    if view.nbytes < PREAMBLE_BYTES:
+        return None
+    _, _, header_bytes, payload_offset, _ = _PREAMBLE.unpack_from(view)
+    if view.nbytes < PREAMBLE_BYTES + min(header_bytes, MAX_HEADER_BYTES):
+        return None
+    header = pb.BlockHeader()
+    try:
+        header.ParseFromString(bytes(view[PREAMBLE_BYTES : PREAMBLE_BYTES + header_bytes]))
+    except DecodeError:
+        return PREAMBLE_BYTES
+    return payload_offset + _payload_bytes(header) if header.segments else PREAMBLE_BYTES
+
+
 def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
     """Checks every segment's CRC-32C. CorruptBlock names the first one that does not match."""
     for segment in meta.segments:

@@ -1,0 +1,105 @@
+"""Directories the store may trust: made 0700, owned by this user, writable by nobody else, locked.
+
+A path is walked with O_NOFOLLOW one component at a time below the root, so nothing planted below it
+leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.store.errors import UnsafeDirectory
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs")
+
+
+def secure_directory(path: Path) -> Path:
+    """Makes the directory 0700 if it is missing; UnsafeDirectory when others could write to it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, _DIRECTORY)
+    except OSError as error:
+        raise UnsafeDirectory(
+            f"{path}: {error.strerror}", hint="name a directory of your own, not a link"
+        ) from None
+    try:
+        info = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if info.st_uid != os.geteuid():
+        raise UnsafeDirectory(
+            f"{path} belongs to user {info.st_uid}, not to {os.geteuid()}",
+            hint="name another directory, or remove this one",
+        )
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeDirectory(
+            f"{path} is writable by others ({stat.filemode(info.st_mode)})",
+            hint=f"chmod 700 {path}",
+        )
+    return path
+
+
+def lock_file(path: Path, purpose: str) -> int:
+    """Holds an exclusive lock on `path` for as long as the descriptor lives."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ServiceError(
+            f"{purpose} is in use by process {owner or 'unknown'}",
+            hint="stop that sidecar, or give this one another directory and socket",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+@contextlib.contextmanager
+def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
+    """Descriptor of root/parts…; links on the way are an error (ELOOP or ENOTDIR)."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts:
+            try:
+                below = os.open(part, _DIRECTORY, dir_fd=fd)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=fd)
+                below = os.open(part, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def in_memory(path: Path) -> bool:
+    """Whether the directory lies on a file system without a disk below it."""
+    return filesystem_type(path) in _MEMORY_FILESYSTEMS
+
+
+def filesystem_type(path: Path) -> str:
+    """Type of the file system of `path` by its device number; empty when not told."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        if left.split()[2] == number:
+            return right.split()[0]
+    return ""

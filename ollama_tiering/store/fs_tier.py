@@ -1,0 +1,270 @@
+"""A directory as a tier: RAM when it lies on tmpfs, else SSD.
+
+    <directory>/v1/<namespace hex>/<first 2 hex digits of key>/<key hex>.kvb
+
+Written under a temporary name, made durable (not on tmpfs), renamed, the directory synced; then
+never modified. `.bad` is a quarantined block, `.tmp` one that was not finished. Nothing below the
+directory is followed if it is a link, nothing but regular files is opened. Thread-safe: there is no
+state but counters of quarantined files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ollama_tiering.store.blockfile import BLOCK_SUFFIX, fd_reader
+from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
+from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.pagecache import forget, resident
+from ollama_tiering.store.speed import PROBE_PREFIX
+from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
+
+VERSION_DIRECTORY: Final = "v1"
+BAD_SUFFIX: Final = ".bad"  # a damaged block, kept for a person to look at
+TMP_SUFFIX: Final = ".tmp"  # a block while it is being written
+LOCK_NAME: Final = ".lock"
+DESCRIPTION_NAME: Final = "namespace.json"
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_BLOCK_UNIT: Final = 512  # of st_blocks, whatever the file system
+
+
+class FsOpenBlock:
+    def __init__(self, fd: int, file_bytes: int, *, in_memory: bool) -> None:
+        self._fd = fd
+        self._in_memory = in_memory
+        self.file_bytes = file_bytes
+        self.read_at = fd_reader(fd)
+
+    def resident(self) -> bool | None:
+        return True if self._in_memory else resident(self._fd, self.file_bytes)
+
+
+class FsTempBlock:
+    def __init__(
+        self, tier: FsTier, namespace: NamespaceId, key: BlockKey, file_bytes: int, name: str
+    ) -> None:
+        self._tier = tier
+        self.namespace = namespace
+        self.key = key
+        self.file_bytes = file_bytes
+        self.name = name
+        self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        with self._tier.opened(self.namespace, self.key, self.name, _WRITE) as (fd, _):
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[FsOpenBlock]:
+        with self._tier.opened(self.namespace, self.key, self.name, _READ) as (fd, info):
+            yield FsOpenBlock(fd, info.st_size, in_memory=self._tier.in_memory)
+
+
+class FsTier:
+    """One directory. `exclusive` refuses a second user of it on this host (ServiceError)."""
+
+    def __init__(self, kind: TierKind, directory: Path, *, exclusive: bool = True) -> None:
+        self.kind = kind
+        self.directory = secure_directory(directory)
+        self._root = directory / VERSION_DIRECTORY
+        self.in_memory = in_memory(directory)
+        self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
+        self._lock = lock_file(directory / LOCK_NAME, f"{directory}") if exclusive else -1
+        try:
+            secure_directory(directory / VERSION_DIRECTORY)
+        except BaseException:
+            self.close()
+            raise
+
+    def scan(self) -> Iterator[StoredBlock]:
+        for entry in _entries(self.directory):
+            if entry.name.startswith(PROBE_PREFIX):
+                Path(entry.path).unlink(missing_ok=True)
+        for namespace_entry in _entries(self.directory / VERSION_DIRECTORY):
+            namespace = digest_from_hex(namespace_entry.name)
+            if namespace is None or not namespace_entry.is_dir(follow_symlinks=False):
+                continue
+            for shard_entry in _entries(Path(namespace_entry.path)):
+                if shard_entry.is_dir(follow_symlinks=False):
+                    yield from self._scan_shard(NamespaceId(namespace), shard_entry)
+
+    def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> FsTempBlock:
+        name = f"{key.hex()}.{secrets.token_hex(4)}{TMP_SUFFIX}"
+        with open_below(self.directory, shard(namespace, key), create=True) as below:
+            fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
+            try:
+                # Real space, not a hole: a client that fills the file through a mapping would be
+                # killed by SIGBUS where the file system has no page left for it.
+                os.posix_fallocate(fd, 0, file_bytes)
+            except OSError:
+                os.unlink(name, dir_fd=below)
+                raise
+            finally:
+                os.close(fd)
+        return FsTempBlock(self, namespace, key, file_bytes, name)
+
+    def publish(self, temp: TempBlock) -> int:
+        assert isinstance(temp, FsTempBlock)
+        with open_below(self.directory, shard(temp.namespace, temp.key)) as below:
+            with _regular(temp.name, _READ, below) as (fd, _):
+                os.fchmod(fd, 0o400)
+                if not self.in_memory:
+                    os.fsync(fd)
+                stored_bytes = os.fstat(fd).st_blocks * _BLOCK_UNIT
+            os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
+            if not self.in_memory:
+                os.fsync(below)
+        return stored_bytes
+
+    def discard(self, temp: TempBlock) -> None:
+        assert isinstance(temp, FsTempBlock)
+        self._unlink(temp.namespace, temp.key, temp.name)
+
+    @contextlib.contextmanager
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[FsOpenBlock]:
+        with self.opened(namespace, key, file_name(key), _READ) as (fd, info):
+            yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
+
+    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+        try:
+            info = os.lstat(self._block_path(namespace, key))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(info.st_mode)
+
+    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+        return Path(self._block_path(namespace, key))
+
+    def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._unlink(namespace, key, file_name(key))
+
+    def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
+        name = file_name(key)
+        with open_below(self.directory, shard(namespace, key)) as below:
+            info = os.stat(name, dir_fd=below, follow_symlinks=False)
+            os.rename(name, name + BAD_SUFFIX, src_dir_fd=below, dst_dir_fd=below)
+        self._bad[namespace, name + BAD_SUFFIX] = info.st_blocks * _BLOCK_UNIT
+
+    def quarantined_bytes(self) -> int:
+        return sum(self._bad.values())
+
+    def purge_quarantine(self, keep_blocks: int) -> None:
+        for namespace, name in list(self._bad)[: max(0, len(self._bad) - keep_blocks)]:
+            self._unlink(namespace, BlockKey(bytes.fromhex(name[:64])), name)
+            self._bad.pop((namespace, name), None)
+
+    def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
+        parts = (VERSION_DIRECTORY, namespace.hex())
+        text = json.dumps(dict(fields), indent=1, ensure_ascii=False) + "\n"
+        with open_below(self.directory, parts, create=True) as below:
+            name = f".{secrets.token_hex(4)}{TMP_SUFFIX}"
+            try:
+                os.stat(DESCRIPTION_NAME, dir_fd=below, follow_symlinks=False)
+            except FileNotFoundError:
+                fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
+
+    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+        if self.in_memory:
+            return
+        with self.opened(namespace, key, file_name(key), _READ) as (fd, _):
+            forget(fd)
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextlib.contextmanager
+    def opened(
+        self, namespace: NamespaceId, key: BlockKey, name: str, flags: int
+    ) -> Iterator[tuple[int, os.stat_result]]:
+        with (
+            open_below(self.directory, shard(namespace, key)) as below,
+            _regular(name, flags, below) as opened,
+        ):
+            yield opened
+
+    def _block_path(self, namespace: NamespaceId, key: BlockKey) -> str:
+        name = key.hex()
+        return f"{self._root}/{namespace.hex()}/{name[:2]}/{name}{BLOCK_SUFFIX}"
+
+    def _unlink(self, namespace: NamespaceId, key: BlockKey, name: str) -> None:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open_below(self.directory, shard(namespace, key)) as below,
+        ):
+            os.unlink(name, dir_fd=below)
+
+    def _scan_shard(
+        self, namespace: NamespaceId, directory: os.DirEntry[str]
+    ) -> Iterator[StoredBlock]:
+        for entry in _entries(Path(directory.path)):
+            key = digest_from_hex(entry.name[:64])
+            rest = entry.name[64:]
+            if key is None or entry.name[:2] != directory.name:
+                continue
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(info.st_mode):
+                log.warning("not a regular file, ignored: path=%s", entry.path)
+            elif rest == BLOCK_SUFFIX:
+                stored_bytes = info.st_blocks * _BLOCK_UNIT
+                yield StoredBlock(
+                    namespace, BlockKey(key), info.st_size, stored_bytes, info.st_mtime
+                )
+            elif rest == BLOCK_SUFFIX + BAD_SUFFIX:
+                self._bad[namespace, entry.name] = info.st_blocks * _BLOCK_UNIT
+            elif rest.endswith(TMP_SUFFIX):
+                self._unlink(namespace, BlockKey(key), entry.name)
+                log.info("unfinished write removed: path=%s", entry.path)
+
+
+def file_name(key: BlockKey) -> str:
+    return key.hex() + BLOCK_SUFFIX
+
+
+def shard(namespace: NamespaceId, key: BlockKey) -> tuple[str, str, str]:
+    return VERSION_DIRECTORY, namespace.hex(), key.hex()[:2]
+
+
+@contextlib.contextmanager
+def _regular(name: str, flags: int, below: int) -> Iterator[tuple[int, os.stat_result]]:
+    fd = os.open(name, flags, dir_fd=below)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise FileNotFoundError(f"{name} is not a regular file")
+        yield fd, info
+    finally:
+        os.close(fd)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []

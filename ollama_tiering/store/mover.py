@@ -1,0 +1,213 @@
+"""Moves blocks between neighbouring tiers: write down, promote, trim to the low watermark.
+
+`step` does one piece of work and may be driven by a thread or by a test. No OSError leaves it, none
+deletes anything; a damaged source is quarantined.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ollama_tiering.store import room
+from ollama_tiering.store.blockfile import BlockMeta, read_meta
+from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.tier import OpenBlock, TempBlock
+from ollama_tiering.store.tree import BlockRecord
+
+log = logging.getLogger(__name__)
+
+_PART_BYTES: Final = 1 << 20
+
+
+class Mover:
+    """Not thread-safe: one driver at a time."""
+
+    def __init__(self, state: StoreState, *, high_watermark: float, low_watermark: float) -> None:
+        self._state = state
+        self._high = high_watermark
+        self._low = low_watermark
+
+    def step(self) -> bool:
+        """The most urgent piece of work; False when there is none that could be done now."""
+        return self.trim() or self.promote_one() or self.write_down_one()
+
+    def trim(self) -> bool:
+        """Empties a tier that has one below it from the high to the low watermark."""
+        state = self._state
+        trimmed = False
+        for level in state.levels:
+            if state.below(level) is None:
+                continue
+            budget = level.lru.budget_bytes
+            with state.lock:
+                if level.lru.claimed_bytes <= self._high * budget:
+                    continue
+                surplus = level.lru.claimed_bytes - int(self._low * budget)
+                doomed = state.take_victims(level, surplus) or state.take_victims(
+                    level, level.lru.claimed_bytes - int(self._high * budget)
+                )
+            room.unlink(state, doomed)
+            trimmed = trimmed or bool(doomed)
+        return trimmed
+
+    def write_down_one(self) -> bool:
+        """Copies the block that waits longest one tier down; it stays above until trimmed."""
+        state = self._state
+        with state.lock:
+            key = next(iter(state.unsaved), None)
+            record = state.tree.get(key) if key is not None else None
+            if key is None:
+                return False
+            if record is None:
+                del state.unsaved[key]
+                return True
+            source = state.levels[min(record.levels)]
+            target = state.below(source)
+            if target is None or target.index in record.levels:
+                del state.unsaved[key]
+                return True
+            if state.suspended(target) or state.suspended(source):
+                return False
+            if record.file_bytes > target.lru.budget_bytes:
+                del state.unsaved[key]  # it can live in the tier above only
+                return True
+            state.pin(key)
+        try:
+            done = self._copy(record, source, target)
+        finally:
+            with state.lock:
+                state.unpin(key)
+        if done:
+            with state.lock:
+                state.unsaved.pop(key, None)
+        elif key in state.unsaved:
+            with state.lock:
+                if key in state.unsaved:
+                    state.unsaved.move_to_end(key)
+        return done
+
+    def promote_one(self) -> bool:
+        """Copies a block that was asked for into RAM if that has room without evicting anything."""
+        state = self._state
+        with state.lock:
+            if not state.promotable:
+                return False
+            key, _ = state.promotable.popitem(last=False)
+            record = state.tree.get(key)
+            top = state.levels[0]
+            if record is None or not record.levels or top.index in record.levels:
+                return True
+            source = state.levels[min(record.levels)]
+            after = top.lru.claimed_bytes + record.file_bytes
+            if after > self._low * top.lru.budget_bytes or state.suspended(top):
+                return True
+            state.pin(key)
+        try:
+            if self._copy(record, source, top):
+                with state.lock:
+                    top.stats.promoted_blocks += 1
+        finally:
+            with state.lock:
+                state.unpin(key)
+        return True
+
+    def _copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+        state = self._state
+        claim = room.reserve_room(state, target, record.file_bytes)
+        if claim is None:
+            return False
+        temp: TempBlock | None = None
+        at = source
+        try:
+            with source.tier.open(record.namespace, record.key) as block:
+                counts = source.speed.counts(block)
+                meta = read_meta(block.read_at, block.file_bytes)
+                at = target
+                temp = room.create_temp(
+                    state, target, record.namespace, record.key, block.file_bytes
+                )
+                reading, writing = copy_verified(meta, block, temp)
+            start = time.perf_counter()
+            stored_bytes = target.tier.publish(temp)
+            writing += time.perf_counter() - start
+        except (CorruptBlock, UnsupportedFormat) as error:
+            self._abandon(target, temp, claim.release)
+            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
+            room.quarantine(state, source, record.namespace, record.key)
+            return False
+        except FileNotFoundError as error:
+            self._abandon(target, temp, claim.release)
+            with state.lock:
+                if temp is None and at is source:
+                    state.forget_copy(source, record.key)
+                else:
+                    state.failed(target, error, "copy")
+            return False
+        except OSError as error:
+            self._abandon(target, temp, claim.release)
+            with state.lock:
+                state.failed(at, error, "copy")
+            return False
+        with state.lock:
+            claim.commit(record.key, stored_bytes)
+            state.add_copy(record, target, stored_bytes)
+            state.worked(target)
+            target.stats.written_bytes += stored_bytes
+            source.stats.read_bytes += record.file_bytes
+        if counts:
+            source.speed.add_read(record.file_bytes, reading)
+        target.speed.add_write(record.file_bytes, writing)
+        self._settle(source if target.index < source.index else target, record)
+        return True
+
+    def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
+        if temp is not None:
+            room.discard(level, temp)
+        with self._state.lock:
+            release()
+
+    def _settle(self, level: Level, record: BlockRecord) -> None:
+        """The copy in RAM serves reads; the one below it need not fill the page cache too."""
+        try:
+            level.tier.settle(record.namespace, record.key)
+        except OSError as error:
+            log.debug("settle failed: key=%s error=%s", record.key.hex(), error)
+
+
+def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> tuple[float, float]:
+    """Copies a block and checks every checksum on the way; (seconds reading, seconds writing)."""
+    clock = time.perf_counter
+    reading = writing = 0.0
+    start = clock()
+    head = block.read_at(0, meta.payload_offset)
+    reading += clock() - start
+    temp.write_at(0, head)
+    for segment in meta.segments:
+        crc = 0
+        end = segment.file_offset + segment.stored_bytes
+        for offset in range(segment.file_offset, end, _PART_BYTES):
+            start = clock()
+            data = block.read_at(offset, min(_PART_BYTES, end - offset))
+            read = clock()
+            temp.write_at(offset, data)
+            reading, writing = reading + read - start, writing + clock() - read
+            crc = crc32c(data, crc)
+        if crc != segment.crc32c:
+            raise CorruptBlock(
+                f"checksum of child {segment.child} layer {segment.layer} does not match"
+            )
+    return reading, writing
+
+
+def unsaved_bytes(state: StoreState) -> tuple[int, int]:
+    """(blocks, bytes) that are in the tier above only. Takes the lock."""
+    with state.lock:
+        records = [state.tree.get(BlockKey(key)) for key in state.unsaved]
+        sizes = [record.file_bytes for record in records if record is not None]
+    return len(sizes), sum(sizes)

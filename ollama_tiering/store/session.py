@@ -1,0 +1,356 @@
+"""One writer: reserve -> fill -> commit. What is not committed when the session ends is released.
+
+A session is used by one thread at a time; different sessions run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from ollama_tiering.store import room
+from ollama_tiering.store.blockfile import (
+    ALIGNMENT,
+    MAX_FILE_BYTES,
+    MAX_HEADER_BYTES,
+    PREAMBLE_BYTES,
+    BlockMeta,
+    buffer_reader,
+    declared_file_bytes,
+    read_meta,
+    verify_payload,
+)
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.lru import Reservation
+from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.tier import TempBlock, TierKind
+from ollama_tiering.store.tree import BlockRecord
+
+log = logging.getLogger(__name__)
+
+_HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
+
+
+class Outcome(Enum):
+    RESERVED = "reserved"
+    PRESENT = "present"
+    NO_ROOM = "no room"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    key: BlockKey
+    parent: bytes
+    file_bytes: int
+    tail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    outcome: Outcome
+    reservation_id: int = 0
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    stored: bool
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Pending:
+    claim: Claim
+    level: Level
+    temp: TempBlock
+    room: Reservation[BlockKey]
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Inline:
+    key: BlockKey
+    head: bytearray
+    written_bytes: int = 0
+    pending: _Pending | None = None
+
+
+class WriteSession:
+    """Opened by TieredStore.open_session; a context manager."""
+
+    _ids = itertools.count(1)
+
+    def __init__(
+        self,
+        state: StoreState,
+        namespace: NamespaceId,
+        block_tokens: int,
+        reserve_seconds: float,
+    ) -> None:
+        self._state = state
+        self._namespace = namespace
+        self._block_tokens = block_tokens
+        self._reserve_seconds = reserve_seconds
+        self._pending: dict[int, _Pending] = {}  # under the state's lock
+        self._inline: _Inline | None = None
+
+    def reserve(self, claims: Sequence[Claim]) -> list[Reserved]:
+        """One answer per claim. After the first without room there is none for the rest either."""
+        for claim in claims:
+            _check_claim(claim)
+        answers: list[Reserved] = []
+        for claim in claims:
+            if answers and answers[-1].outcome is Outcome.NO_ROOM:
+                answers.append(Reserved(Outcome.NO_ROOM))
+                continue
+            pending = self._claim(claim)
+            if isinstance(pending, Outcome):
+                answers.append(Reserved(pending))
+                continue
+            reservation_id = next(self._ids)
+            with self._state.lock:
+                self._pending[reservation_id] = pending
+            answers.append(Reserved(Outcome.RESERVED, reservation_id, pending.temp.path))
+        return answers
+
+    def commit(self, reservation_ids: Sequence[int]) -> list[CommitResult]:
+        """Checks each filled file against its reservation and makes it visible."""
+        results = []
+        for reservation_id in reservation_ids:
+            with self._state.lock:
+                pending = self._pending.pop(reservation_id, None)
+            if pending is None:
+                results.append(CommitResult(False, "no such reservation, or it has expired"))
+            else:
+                results.append(self._commit(pending, verify=False))
+        return results
+
+    def put_inline(self, key: BlockKey, part: bytes, *, last: bool) -> CommitResult | None:
+        """One part of a block file; the answer comes with the last. NoRoom, InvalidBlock."""
+        inline = self._inline
+        if inline is None:
+            inline = self._inline = _Inline(key, bytearray())
+        try:
+            if inline.key != key:
+                raise InvalidBlock("parts of two blocks are mixed")
+            present = self._take_part(inline, part)
+            if not last:
+                return None
+            self._inline = None
+            if present:
+                return CommitResult(True)
+            pending = inline.pending
+            if pending is None or inline.written_bytes != pending.claim.file_bytes:
+                raise InvalidBlock("the block ends before its header says")
+            inline.pending = None
+            return self._commit(pending, verify=True)
+        except BaseException:
+            self._inline = None
+            if inline.pending is not None:
+                self._drop(inline.pending)
+            raise
+
+    def release_expired(self, now: float) -> int:
+        with self._state.lock:
+            over = [i for i, pending in self._pending.items() if pending.deadline <= now]
+            dropped = [self._pending.pop(i) for i in over]
+        for pending in dropped:
+            self._drop(pending)
+        return len(dropped)
+
+    def close(self) -> None:
+        with self._state.lock:
+            left = list(self._pending.values())
+            self._pending.clear()
+        if self._inline is not None and self._inline.pending is not None:
+            left.append(self._inline.pending)
+            self._inline = None
+        for pending in left:
+            self._drop(pending)
+
+    def __enter__(self) -> WriteSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _claim(self, claim: Claim) -> _Pending | Outcome:
+        state = self._state
+        with state.lock:
+            record = state.tree.get(claim.key)
+            if record is not None or claim.key in state.writing:
+                if record is not None:
+                    state.touch(state.tree.ancestors(claim.key))
+                return Outcome.PRESENT
+            if claim.key in state.leaving:
+                return Outcome.NO_ROOM
+            state.writing.add(claim.key)
+            state.pin(BlockKey(claim.parent))
+        pending = None
+        try:
+            pending = self._find_room(claim)
+        finally:
+            if pending is None:
+                self._unclaim(claim)
+        return pending or Outcome.NO_ROOM
+
+    def _find_room(self, claim: Claim) -> _Pending | None:
+        """In the first tier that has room. A client cannot fill a file on a remote one."""
+        state = self._state
+        for level in state.levels:
+            if level.tier.kind is TierKind.REMOTE or state.suspended(level):
+                continue
+            reservation = room.reserve_room(state, level, claim.file_bytes)
+            if reservation is None:
+                continue
+            try:
+                temp = room.create_temp(state, level, self._namespace, claim.key, claim.file_bytes)
+            except OSError as error:
+                with state.lock:
+                    reservation.release()
+                    state.failed(level, error, "reserve")
+                continue
+            deadline = state.clock() + self._reserve_seconds
+            return _Pending(claim, level, temp, reservation, deadline)
+        return None
+
+    def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
+        state, level = self._state, pending.level
+        try:
+            with pending.temp.open() as block:
+                meta = read_meta(block.read_at, block.file_bytes)
+                _check_meta(meta, pending.claim, self._namespace, self._block_tokens)
+                if verify:
+                    verify_payload(meta, block.read_at)
+            record = _record(meta, state.wall_clock())
+            with state.lock:
+                covered = state.tree.covered_by(record) is not None
+            if covered:
+                self._drop(pending)
+                return CommitResult(False, "covered by a longer block")
+            stored_bytes = level.tier.publish(pending.temp)
+        except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
+            self._drop(pending)
+            log.warning("commit refused: key=%s reason=%s", pending.claim.key.hex(), error)
+            return CommitResult(False, str(error))
+        except OSError as error:
+            with state.lock:
+                state.failed(level, error, "commit")
+            with contextlib.suppress(OSError):  # renamed already, but perhaps not durable
+                level.tier.remove(self._namespace, pending.claim.key)
+            self._drop(pending)
+            return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
+        with state.lock:
+            pending.room.commit(record.key, stored_bytes)
+            state.add_copy(record, level, stored_bytes)
+            state.writing.discard(record.key)
+            state.unpin(BlockKey(pending.claim.parent))
+            if state.below(level) is not None:
+                state.unsaved[record.key] = None
+            state.touch(state.tree.ancestors(record.key))
+            doomed = self._superseded(record)
+            state.counters.put_blocks += 1
+            state.counters.put_bytes += record.file_bytes
+            level.stats.written_bytes += stored_bytes
+            state.worked(level)
+        room.unlink(state, doomed)
+        state.work.set()
+        return CommitResult(True)
+
+    def _superseded(self, record: BlockRecord) -> list[Doomed]:
+        """Tail blocks this one makes needless. A leased one stays until it is evicted."""
+        state = self._state
+        doomed = []
+        for shorter in state.tree.covers(record):
+            if not state.pinned(shorter.key):
+                levels = [state.levels[index] for index in sorted(shorter.levels)]
+                doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
+        return doomed
+
+    def _take_part(self, inline: _Inline, part: bytes) -> bool:
+        """Writes what can be written. True when the block is stored already."""
+        if inline.pending is not None:
+            if inline.written_bytes + len(part) > inline.pending.claim.file_bytes:
+                raise InvalidBlock("the block is longer than its header says")
+            inline.pending.temp.write_at(inline.written_bytes, part)
+            inline.written_bytes += len(part)
+            return False
+        with self._state.lock:
+            if inline.key in self._state.tree:
+                return True
+        inline.head += part
+        file_bytes = declared_file_bytes(inline.head)
+        if file_bytes is None:
+            if len(inline.head) > _HEAD_LIMIT_BYTES:
+                raise InvalidBlock("no block header where it should be")
+            return False
+        try:
+            meta = read_meta(buffer_reader(inline.head), file_bytes)
+        except (CorruptBlock, UnsupportedFormat) as error:
+            raise InvalidBlock(str(error)) from None
+        claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
+        _check_claim(claim)
+        pending = self._claim(claim)
+        if isinstance(pending, Outcome):
+            if pending is Outcome.PRESENT:
+                return True
+            raise NoRoom("no room for the block and nothing may be evicted")
+        inline.pending = pending
+        head, inline.head = bytes(inline.head), bytearray()
+        return self._take_part(inline, head)
+
+    def _drop(self, pending: _Pending) -> None:
+        room.discard(pending.level, pending.temp)
+        with self._state.lock:
+            pending.room.release()
+        self._unclaim(pending.claim)
+
+    def _unclaim(self, claim: Claim) -> None:
+        with self._state.lock:
+            self._state.writing.discard(claim.key)
+            self._state.unpin(BlockKey(claim.parent))
+
+
+def _record(meta: BlockMeta, now: float) -> BlockRecord:
+    return BlockRecord(
+        key=meta.key,
+        namespace=meta.namespace,
+        parent=meta.parent,
+        tokens=meta.tokens,
+        plain_rows=meta.plain_rows,
+        file_bytes=meta.file_bytes,
+        last_use=now,
+    )
+
+
+def _check_claim(claim: Claim) -> None:
+    if not 2 * ALIGNMENT <= claim.file_bytes <= MAX_FILE_BYTES or claim.file_bytes % ALIGNMENT:
+        raise InvalidBlock(f"{claim.file_bytes} bytes cannot be the size of a block file")
+
+
+def _check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_tokens: int) -> None:
+    if meta.namespace != namespace:
+        raise InvalidBlock("the header is of another namespace")
+    if meta.key != claim.key or meta.parent != claim.parent:
+        raise InvalidBlock("the header is of another block than was reserved")
+    if meta.file_bytes != claim.file_bytes:
+        raise InvalidBlock("the file has another size than was reserved")
+    if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:
+        raise InvalidBlock(f"{meta.rows} rows do not fit the reservation")
+    if meta.first_position % block_tokens or (meta.first_position == 0) != (
+        meta.parent == namespace
+    ):
+        raise InvalidBlock(f"position {meta.first_position} does not fit the block's place")

@@ -1,0 +1,92 @@
+"""How fast a tier really reads and writes: moving averages of its own transfers.
+
+Reads count only when the bytes were not in the page cache before (or the tier lies in memory): what
+is promised to a client must also hold when the block comes from the disk. Until something was
+measured, a low default stands in, and the meter says 0 to whoever asks what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.store import pagecache
+from ollama_tiering.store.tier import OpenBlock, TierKind
+
+PROBE_PREFIX: Final = ".probe-"
+
+_WEIGHT: Final = 0.2
+_MIN_SAMPLE_BYTES: Final = 64 << 10
+_PROBE_BYTES: Final = 16 << 20
+_PART_BYTES: Final = 1 << 20
+_DEFAULT_BYTES_PER_SECOND: Final = {
+    TierKind.RAM: 1e9,
+    TierKind.LOCAL: 150e6,
+    TierKind.REMOTE: 50e6,
+}
+_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 2e-3}
+
+
+class SpeedMeter:
+    """Thread-safe. `read` and `write` are bytes per second, 0 when never measured."""
+
+    def __init__(self, kind: TierKind) -> None:
+        self._kind = kind
+        self._lock = threading.Lock()
+        self.read = 0.0
+        self.write = 0.0
+
+    def add_read(self, read_bytes: int, seconds: float) -> None:
+        with self._lock:
+            self.read = _moved(self.read, read_bytes, seconds)
+
+    def add_write(self, written_bytes: int, seconds: float) -> None:
+        with self._lock:
+            self.write = _moved(self.write, written_bytes, seconds)
+
+    def expectation(self) -> tuple[float, float]:
+        """(seconds per block, seconds per byte) to have a block of this tier in host memory."""
+        speed = self.read or _DEFAULT_BYTES_PER_SECOND[self._kind]
+        return _SECONDS_PER_BLOCK[self._kind], 1.0 / speed
+
+    def counts(self, block: OpenBlock) -> bool:
+        """Ask before reading: whether the time it takes will say something about the tier."""
+        return self._kind is TierKind.RAM or block.resident() is False
+
+
+def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) -> None:
+    """Writes, syncs and reads back one temporary file. OSError passes through, nothing stays."""
+    path = directory / f"{PROBE_PREFIX}{secrets.token_hex(4)}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        part = os.urandom(_PART_BYTES)  # a disk that compresses must not look fast
+        start = time.perf_counter()
+        for offset in range(0, _PROBE_BYTES, _PART_BYTES):
+            if os.pwrite(fd, part, offset) != _PART_BYTES:
+                return
+        if not in_memory:
+            os.fsync(fd)
+        meter.add_write(_PROBE_BYTES, time.perf_counter() - start)
+        if not in_memory:
+            pagecache.forget(fd)
+            if pagecache.resident(fd, _PROBE_BYTES) is not False:
+                return
+        buffer = bytearray(_PART_BYTES)
+        start = time.perf_counter()
+        for offset in range(0, _PROBE_BYTES, _PART_BYTES):
+            os.preadv(fd, [buffer], offset)
+        meter.add_read(_PROBE_BYTES, time.perf_counter() - start)
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _moved(average: float, moved_bytes: int, seconds: float) -> float:
+    if moved_bytes < _MIN_SAMPLE_BYTES or seconds <= 0:
+        return average
+    sample = moved_bytes / seconds
+    return sample if not average else average + _WEIGHT * (sample - average)

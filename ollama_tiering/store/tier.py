@@ -1,0 +1,140 @@
+"""What a storage level must do; the suite in tests/contract runs over every implementation.
+
+A tier moves and names bytes; it decides nothing. Budgets, LRU order and locks are the store's.
+Calls may block and may come from several threads, never two writers for one block at once. OSError
+is weather and passes through; damage is judged by the caller.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ollama_tiering.store.key import BlockKey, NamespaceId
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class TierKind(enum.IntEnum):
+    """Values are those of the protocol's `Tier`."""
+
+    RAM = 1
+    LOCAL = 2
+    REMOTE = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block file a scan found; nothing inside it was read yet."""
+
+    namespace: NamespaceId
+    key: BlockKey
+    file_bytes: int
+    stored_bytes: int  # physical
+    modified: float
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counters of one tier. Written under the store's lock."""
+
+    evicted_blocks: int = 0
+    demoted_blocks: int = 0
+    promoted_blocks: int = 0
+    quarantined_blocks: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # by errno name
+
+
+class OpenBlock(Protocol):
+    """A stored block, open for reading; stays readable if the block is removed meanwhile."""
+
+    file_bytes: int
+
+    def read_at(self, offset: int, length: int) -> bytes: ...
+
+    def resident(self) -> bool | None:
+        """Whether its bytes are in host memory already; None when that cannot be told."""
+        ...
+
+
+class TempBlock(Protocol):
+    """A block being written: invisible until published."""
+
+    namespace: NamespaceId
+    key: BlockKey
+    file_bytes: int
+    path: Path | None  # where a client on this host may fill it
+
+    def write_at(self, offset: int, data: Buffer) -> None: ...
+
+    def open(self) -> AbstractContextManager[OpenBlock]: ...
+
+
+class Tier(Protocol):
+    kind: TierKind
+
+    @property
+    def directory(self) -> Path | None:
+        """Where its files are; None when it has none."""
+        ...
+
+    in_memory: bool  # no disk below it
+
+    def scan(self) -> Iterator[StoredBlock]:
+        """Everything stored. Removes what an interrupted write left behind."""
+        ...
+
+    def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> TempBlock:
+        """A file of exactly that size, its space really taken. ENOSPC when there is none."""
+        ...
+
+    def publish(self, temp: TempBlock) -> int:
+        """Makes a filled block durable and visible; its physical bytes."""
+        ...
+
+    def discard(self, temp: TempBlock) -> None: ...
+
+    def open(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
+        """FileNotFoundError when it is not there."""
+        ...
+
+    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool: ...
+
+    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+        """Where a client on this host may read it; None when there is no such place."""
+        ...
+
+    def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """Removing what is not there is fine."""
+        ...
+
+    def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """Puts a damaged block out of the way, for a person to look at."""
+        ...
+
+    def quarantined_bytes(self) -> int: ...
+
+    def purge_quarantine(self, keep_blocks: int) -> None:
+        """Removes the oldest damaged blocks but `keep_blocks`."""
+        ...
+
+    def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
+        """Keeps, for people, what the namespace is the digest of."""
+        ...
+
+    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """Tells the system that a durable block need not stay in its page cache."""
+        ...
+
+    def close(self) -> None: ...

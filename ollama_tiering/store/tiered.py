@@ -1,0 +1,408 @@
+"""TieredStore: the block store's policy over an ordered list of tiers, fastest first.
+
+Thread-safe. One lock guards the books and is never held during I/O. Promises: budgets hold at all
+times, reservations included; a chain never has a hole that eviction made; an OSError deletes
+nothing; a damaged block is a miss and is quarantined.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.store import opening, room
+from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
+from ollama_tiering.store.index import BlockIndex
+from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.session import WriteSession
+from ollama_tiering.store.speed import measure_directory
+from ollama_tiering.store.state import Counters, Doomed, Level, StoreState
+from ollama_tiering.store.tier import Tier, TierKind, TierStats
+from ollama_tiering.store.tree import BlockRecord
+
+log = logging.getLogger(__name__)
+
+_FLUSH_SECONDS: Final = 2.0
+_IDLE_SECONDS: Final = 1.0
+_PROMOTABLE_BLOCKS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedBlock:
+    key: BlockKey
+    rows: int  # that match the prompt
+    block_rows: int
+    tier: TierKind
+    stored_bytes: int
+    expected_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBlock:
+    key: BlockKey
+    namespace: NamespaceId
+    tier: TierKind
+    path: Path | None
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """`blocks` is the leading run of what was asked for that is really there."""
+
+    lease_id: int
+    blocks: list[LeasedBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What a close could not write down: it is in RAM only and does not outlive a reboot."""
+
+    blocks: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    kind: TierKind
+    directory: Path | None
+    budget_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    blocks: int
+    stats: TierStats
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    suspended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    tiers: list[TierReport]
+    counters: Counters
+    open_leases: int
+    unsaved_blocks: int
+
+
+class TieredStore:
+    """Opened by the constructor (which scans the tiers), ended by `close`.
+
+    `tiers` are (tier, budget in bytes), fastest first. With `background` a thread moves blocks;
+    without, `run_pending` does, on the caller's time.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[tuple[Tier, int]],
+        *,
+        index_path: Path | None = None,
+        high_watermark: float = 0.95,
+        low_watermark: float = 0.85,
+        lease_seconds: float = 60.0,
+        reserve_seconds: float = 120.0,
+        background: bool = True,
+        measure: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not tiers:
+            raise ValueError("a store needs a tier")
+        self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
+        self._lease_seconds = lease_seconds
+        self._reserve_seconds = reserve_seconds
+        self._index = BlockIndex(index_path) if index_path is not None else None
+        self._sessions: set[WriteSession] = set()
+        self._closed = False
+        self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
+        opening.load(self._state, self._index)
+        self._shrink_to_budget()
+        self._measure = measure
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
+            self._thread.start()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def match(
+        self,
+        namespace: NamespaceId,
+        keys: Sequence[BlockKey],
+        tokens: bytes,
+        block_tokens: int,
+    ) -> list[MatchedBlock]:
+        """Leading run of whole blocks, then the best partly matching child. Counts as use."""
+        state = self._state
+        with state.lock:
+            found = state.tree.match(namespace, keys, tokens, block_tokens)
+            state.touch([record for record, _ in reversed(found)])
+            costs = [level.speed.expectation() for level in state.levels]
+            kinds = [level.tier.kind for level in state.levels]
+            blocks = []
+            matched = 0
+            for record, rows in found:
+                nearest = min(record.levels)
+                per_block, per_byte = costs[nearest]
+                size = record.file_bytes
+                matched += rows
+                blocks.append(
+                    MatchedBlock(
+                        record.key,
+                        rows,
+                        record.rows,
+                        kinds[nearest],
+                        size,
+                        per_block + size * per_byte,
+                    )
+                )
+            counters = state.counters
+            counters.has_calls += 1
+            counters.asked_tokens += len(tokens) // 4
+            counters.matched_tokens += matched
+            if not found:
+                counters.miss("unknown prefix")
+        return blocks
+
+    def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
+        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
+        state = self._state
+        with state.lock:
+            state.expire()
+            records: list[BlockRecord] = []
+            for key in keys:
+                record = state.tree.get(key)
+                if record is None or record.namespace != namespace:
+                    state.counters.miss("evicted")
+                    break
+                records.append(record)
+            held = [record.key for record in records]
+            for key in held:
+                state.pin(key)
+            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
+            state.touch(reversed(records))
+        blocks = []
+        for record in records:
+            block = self._locate(record)
+            if block is None:
+                break
+            blocks.append(block)
+        with state.lock:
+            state.counters.get_blocks += len(blocks)
+            state.counters.get_bytes += sum(block.file_bytes for block in blocks)
+            self._ask_promotion(records[: len(blocks)])
+        return Leased(lease_id, blocks)
+
+    def release(self, lease_id: int) -> None:
+        """Ends a lease; one that is over already is fine."""
+        with self._state.lock:
+            for key in self._state.leases.close(lease_id):
+                self._state.unpin(key)
+
+    def tier(self, kind: TierKind) -> Tier:
+        return next(level.tier for level in self._state.levels if level.tier.kind is kind)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def open_session(
+        self,
+        namespace: NamespaceId,
+        fields: Sequence[tuple[str, str]],
+        block_tokens: int,
+    ) -> WriteSession:
+        """A writer for one namespace. InvalidBlock when `fields` are not what it is made of."""
+        if namespace_digest(fields) != namespace:
+            raise InvalidBlock("the namespace is not the digest of its description")
+        if dict(fields).get("block_tokens") != str(block_tokens):
+            raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
+        for level in self._state.levels:
+            try:
+                level.tier.describe(namespace, fields)
+            except OSError as error:
+                log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
+        session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
+        self._sessions.add(session)
+        return session
+
+    def close_session(self, session: WriteSession) -> None:
+        self._sessions.discard(session)
+        session.close()
+
+    def remove_seq(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> tuple[int, int]:
+        """Drops the end of a chain up to what another sequence needs; (blocks, bytes) removed."""
+        state = self._state
+        doomed: list[Doomed] = []
+        removed = 0
+        with state.lock:
+            state.expire()
+            for key in reversed(keys):
+                record = state.tree.get(key)
+                if record is None or record.namespace != namespace:
+                    continue
+                if state.tree.child_count(key) or state.pinned(key):
+                    break
+                levels = [state.levels[index] for index in sorted(record.levels)]
+                doomed += [d for level in levels if (d := state.drop_copy(level, key))]
+                removed += 1
+        room.unlink(state, doomed)
+        return removed, sum(one.claim.reserved_bytes for one in doomed)
+
+    def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
+        """Reads the block again; True when a copy of it was damaged and is quarantined now."""
+        state = self._state
+        with state.lock:
+            record = state.tree.get(key)
+            if record is None or record.namespace != namespace:
+                return False
+            levels = [state.levels[index] for index in sorted(record.levels)]
+            state.pin(key)
+        try:
+            return any([self._verify(level, record) for level in levels])
+        finally:
+            with state.lock:
+                state.unpin(key)
+
+    # --- the rest ------------------------------------------------------------------------------
+
+    def report(self) -> StoreReport:
+        state = self._state
+        with state.lock:
+            state.expire()
+            tiers = [
+                TierReport(
+                    kind=level.tier.kind,
+                    directory=level.tier.directory,
+                    budget_bytes=level.lru.budget_bytes,
+                    used_bytes=level.lru.used_bytes + level.lru.overhead_bytes,
+                    reserved_bytes=level.lru.reserved_bytes,
+                    blocks=len(level.lru),
+                    stats=level.stats,
+                    read_bytes_per_second=level.speed.read,
+                    write_bytes_per_second=level.speed.write,
+                    suspended=state.suspended(level),
+                )
+                for level in state.levels
+            ]
+            return StoreReport(tiers, state.counters, len(state.leases), len(state.unsaved))
+
+    def run_pending(self, *, deadline: float | None = None) -> None:
+        """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
+        while deadline is None or self._state.clock() < deadline:
+            if not self._mover.step():
+                return
+
+    def flush_index(self) -> None:
+        if self._index is not None:
+            opening.save(self._state, self._index)
+
+    def close(self, drain_seconds: float = 10.0) -> LeftOver:
+        """Stops, writes down what it can in that time, and says what was left."""
+        if self._closed:
+            return LeftOver(0, 0)
+        self._closed = True
+        self._state.work.set()
+        if self._thread is not None:
+            self._thread.join()
+        for session in list(self._sessions):
+            self.close_session(session)
+        self.run_pending(deadline=self._state.clock() + drain_seconds)
+        left = LeftOver(*unsaved_bytes(self._state))
+        self.flush_index()
+        if self._index is not None:
+            self._index.close()
+        for level in self._state.levels:
+            level.tier.close()
+        return left
+
+    def _run(self) -> None:
+        state = self._state
+        self._measure_speeds()
+        flushed = state.clock()
+        while not self._closed:
+            try:
+                busy = self._mover.step()
+                now = state.clock()
+                for session in list(self._sessions):
+                    session.release_expired(now)
+                if now - flushed >= _FLUSH_SECONDS:
+                    self.flush_index()
+                    flushed = now
+            except Exception:  # the thread must outlive any bug in one piece of work
+                log.exception("mover failed")
+                busy = False
+            if not busy:
+                state.work.wait(_IDLE_SECONDS)
+                state.work.clear()
+
+    def _measure_speeds(self) -> None:
+        for level in self._state.levels if self._measure else ():
+            directory = level.tier.directory
+            if directory is None or level.speed.read:
+                continue
+            try:
+                measure_directory(directory, level.speed, in_memory=level.tier.in_memory)
+            except OSError as error:
+                log.warning("not measured: tier=%s error=%s", level.tier.kind.label, error)
+
+    def _shrink_to_budget(self) -> None:
+        """A budget made smaller since the last run holds from the start."""
+        for level in self._state.levels:
+            with self._state.lock:
+                doomed = self._state.take_victims(level, level.lru.excess_bytes)
+            room.unlink(self._state, doomed)
+
+    def _locate(self, record: BlockRecord) -> LeasedBlock | None:
+        """The nearest copy whose file is there. Called without the lock, the block pinned."""
+        state = self._state
+        for index in sorted(record.levels):
+            level = state.levels[index]
+            try:
+                if level.tier.exists(record.namespace, record.key):
+                    return LeasedBlock(
+                        record.key,
+                        record.namespace,
+                        level.tier.kind,
+                        level.tier.path(record.namespace, record.key),
+                        record.file_bytes,
+                    )
+            except OSError as error:
+                with state.lock:
+                    state.failed(level, error, "lookup")
+                    state.counters.miss("i/o error")
+                continue
+            with state.lock:
+                state.forget_copy(level, record.key)
+                state.counters.miss("file gone")
+        return None
+
+    def _ask_promotion(self, records: Sequence[BlockRecord]) -> None:
+        state = self._state
+        if len(state.levels) < 2:
+            return
+        for record in records:
+            if 0 not in record.levels and len(state.promotable) < _PROMOTABLE_BLOCKS:
+                state.promotable[record.key] = None
+        if state.promotable:
+            state.work.set()
+
+    def _verify(self, level: Level, record: BlockRecord) -> bool:
+        state = self._state
+        try:
+            with level.tier.open(record.namespace, record.key) as block:
+                verify_payload(read_meta(block.read_at, block.file_bytes), block.read_at)
+        except (CorruptBlock, UnsupportedFormat) as error:
+            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
+            return room.quarantine(state, level, record.namespace, record.key)
+        except FileNotFoundError:
+            with state.lock:
+                state.forget_copy(level, record.key)
+        except OSError as error:
+            with state.lock:
+                state.failed(level, error, "verify")
+        return False
