@@ -1,0 +1,219 @@
+package kvtier
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// ErrCorrupt says that stored bytes are not what was written; ErrFormat that they are of another version or shape.
+var (
+	ErrCorrupt = errors.New("block is damaged")
+	ErrFormat  = errors.New("block is of another format")
+)
+
+const (
+	alignment      = 4096
+	preambleBytes  = 32
+	maxHeaderBytes = 1 << 20
+	maxRows        = 4096
+	maxSegments    = 4096
+)
+
+var (
+	magic      = [8]byte{'K', 'V', 'T', 'B', 'L', 'K', '\r', '\n'}
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// Layout says where the segments of a block with a given number of rows lie in its file. All offsets are from the
+// start of the file. A layout is immutable and shared by all blocks of the same geometry.
+type Layout struct {
+	Rows          int
+	PayloadOffset int
+	FileBytes     int
+	Segments      []SegmentSpan
+}
+
+// SegmentSpan is the place of one segment: Rows rows of RowBytes bytes, in position order.
+type SegmentSpan struct {
+	Child, Layer int
+	V            bool
+	RowBytes     int
+	Offset       int
+	Bytes        int
+}
+
+// NewLayout lays out the K and V segments of every layer. elemBytes is the size of one element (2 for f16).
+func NewLayout(layers []Layer, rows, elemBytes int) *Layout {
+	l := &Layout{Rows: rows}
+	// Upper bound of the header: fixed fields and tokens, then what one Segment message takes at most.
+	l.PayloadOffset = alignUp(preambleBytes + 256 + 4*rows + len(layers)*2*64)
+	at := l.PayloadOffset
+	for _, layer := range layers {
+		for _, v := range []bool{false, true} {
+			dim := layer.KHeadDim
+			if v {
+				dim = layer.VHeadDim
+			}
+			row := layer.KVHeads * dim * elemBytes
+			l.Segments = append(l.Segments, SegmentSpan{
+				Child: layer.Child, Layer: layer.Layer, V: v, RowBytes: row, Offset: at, Bytes: rows * row,
+			})
+			at = alignUp(at + rows*row)
+		}
+	}
+	l.FileBytes = at
+	return l
+}
+
+// Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C.
+func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, dtype string) error {
+	h := &tierpb.BlockHeader{
+		Namespace: ns[:], Key: key[:], Parent: parent[:],
+		FirstPosition: uint32(firstPosition), Tokens: tokens,
+		CreatedUnixSeconds: time.Now().Unix(),
+	}
+	for _, s := range l.Segments {
+		h.Segments = append(h.Segments, &tierpb.Segment{
+			Child: uint32(s.Child), Layer: uint32(s.Layer), Kind: s.kind(),
+			Encoding: tierpb.Encoding_ENCODING_RAW, Dtype: dtype, RowBytes: uint32(s.RowBytes),
+			Offset: uint64(s.Offset - l.PayloadOffset), StoredBytes: uint64(s.Bytes),
+			Crc32C: crc32.Checksum(file[s.Offset:s.Offset+s.Bytes], castagnoli),
+		})
+	}
+	header, err := proto.Marshal(h)
+	if err != nil {
+		return err
+	}
+	if preambleBytes+len(header) > l.PayloadOffset {
+		return fmt.Errorf("header of %d bytes does not fit before offset %d", len(header), l.PayloadOffset)
+	}
+	copy(file, magic[:])
+	binary.LittleEndian.PutUint32(file[8:], FormatVersion)
+	binary.LittleEndian.PutUint32(file[12:], uint32(len(header)))
+	binary.LittleEndian.PutUint64(file[16:], uint64(l.PayloadOffset))
+	binary.LittleEndian.PutUint32(file[24:], crc32.Checksum(header, castagnoli))
+	binary.LittleEndian.PutUint32(file[28:], crc32.Checksum(file[:28], castagnoli))
+	copy(file[preambleBytes:], header)
+	return nil
+}
+
+// Block is a block file that has been opened: header parsed and checked against the file's size, payload not yet read.
+type Block struct {
+	Header *tierpb.BlockHeader
+	file   []byte
+	base   int
+}
+
+// Open parses the header of a block file. It reads nothing of the payload.
+func Open(file []byte) (*Block, error) {
+	if len(file) < preambleBytes {
+		return nil, fmt.Errorf("%w: file of %d bytes", ErrCorrupt, len(file))
+	}
+	if !bytes.Equal(file[:8], magic[:]) {
+		return nil, fmt.Errorf("%w: magic %x", ErrCorrupt, file[:8])
+	}
+	if crc32.Checksum(file[:28], castagnoli) != binary.LittleEndian.Uint32(file[28:]) {
+		return nil, fmt.Errorf("%w: preamble checksum", ErrCorrupt)
+	}
+	if v := binary.LittleEndian.Uint32(file[8:]); v != FormatVersion {
+		return nil, fmt.Errorf("%w: version %d", ErrFormat, v)
+	}
+	headerBytes := int(binary.LittleEndian.Uint32(file[12:]))
+	base := binary.LittleEndian.Uint64(file[16:])
+	if headerBytes > maxHeaderBytes || base > uint64(len(file)) || base%alignment != 0 || uint64(preambleBytes+headerBytes) > base {
+		return nil, fmt.Errorf("%w: header of %d bytes, payload at %d, file of %d", ErrCorrupt, headerBytes, base, len(file))
+	}
+	raw := file[preambleBytes : preambleBytes+headerBytes]
+	if crc32.Checksum(raw, castagnoli) != binary.LittleEndian.Uint32(file[24:]) {
+		return nil, fmt.Errorf("%w: header checksum", ErrCorrupt)
+	}
+	h := &tierpb.BlockHeader{}
+	if err := proto.Unmarshal(raw, h); err != nil {
+		return nil, fmt.Errorf("%w: header: %v", ErrCorrupt, err)
+	}
+	b := &Block{Header: h, file: file, base: int(base)}
+	return b, b.check()
+}
+
+// check refuses a header whose numbers do not fit the file or each other.
+func (b *Block) check() error {
+	h := b.Header
+	rows := len(h.Tokens) / 4
+	if len(h.Tokens)%4 != 0 || rows < 1 || rows > maxRows || len(h.Segments) > maxSegments {
+		return fmt.Errorf("%w: %d token bytes, %d segments", ErrCorrupt, len(h.Tokens), len(h.Segments))
+	}
+	end := uint64(0)
+	for i, s := range h.Segments {
+		if s.Encoding != tierpb.Encoding_ENCODING_RAW {
+			return fmt.Errorf("%w: segment %d has encoding %v", ErrFormat, i, s.Encoding)
+		}
+		if s.Offset%alignment != 0 || s.Offset < end || s.StoredBytes != uint64(rows)*uint64(s.RowBytes) ||
+			s.StoredBytes > uint64(len(b.file)) || s.Offset > uint64(len(b.file)-b.base)-s.StoredBytes {
+			return fmt.Errorf("%w: segment %d at %d, %d bytes, file of %d", ErrCorrupt, i, s.Offset, s.StoredBytes, len(b.file))
+		}
+		end = s.Offset + s.StoredBytes
+	}
+	return nil
+}
+
+// Matches reports why the block is not the one asked for, or nil. tokens are the prompt's from the block's first
+// position on; the first rows of them must be the block's.
+func (b *Block) Matches(ns Namespace, key Key, firstPosition, rows int, tokens []byte, layers []Layer, elemBytes int, dtype string) error {
+	h := b.Header
+	if !bytes.Equal(h.Namespace, ns[:]) || !bytes.Equal(h.Key, key[:]) || int(h.FirstPosition) != firstPosition {
+		return fmt.Errorf("%w: another block (key %x, position %d)", ErrCorrupt, h.Key, h.FirstPosition)
+	}
+	if rows > len(h.Tokens)/4 || len(tokens) < 4*rows || !bytes.Equal(h.Tokens[:4*rows], tokens[:4*rows]) {
+		return fmt.Errorf("%w: its tokens are not the prompt's", ErrCorrupt)
+	}
+	if len(h.Segments) != 2*len(layers) {
+		return fmt.Errorf("%w: %d segments for %d layers", ErrFormat, len(h.Segments), len(layers))
+	}
+	for i, s := range h.Segments {
+		l := layers[i/2]
+		dim, kind := l.KHeadDim, tierpb.SegmentKind_SEGMENT_KIND_K
+		if i%2 == 1 {
+			dim, kind = l.VHeadDim, tierpb.SegmentKind_SEGMENT_KIND_V
+		}
+		if int(s.Child) != l.Child || int(s.Layer) != l.Layer || s.Kind != kind || s.Dtype != dtype || int(s.RowBytes) != l.KVHeads*dim*elemBytes {
+			return fmt.Errorf("%w: segment %d is %v of layer %d, %d bytes a row", ErrFormat, i, s.Kind, s.Layer, s.RowBytes)
+		}
+	}
+	return nil
+}
+
+// Segment returns the bytes of segment i: rows in position order.
+func (b *Block) Segment(i int) []byte {
+	s := b.Header.Segments[i]
+	at := b.base + int(s.Offset)
+	return b.file[at : at+int(s.StoredBytes)]
+}
+
+// Verify compares every segment with its checksum.
+func (b *Block) Verify() error {
+	for i, s := range b.Header.Segments {
+		if got := crc32.Checksum(b.Segment(i), castagnoli); got != s.Crc32C {
+			return fmt.Errorf("%w: segment %d (%v of layer %d): checksum %08x, header says %08x", ErrCorrupt, i, s.Kind, s.Layer, got, s.Crc32C)
+		}
+	}
+	return nil
+}
+
+func (s SegmentSpan) kind() tierpb.SegmentKind {
+	if s.V {
+		return tierpb.SegmentKind_SEGMENT_KIND_V
+	}
+	return tierpb.SegmentKind_SEGMENT_KIND_K
+}
+
+func alignUp(n int) int {
+	return (n + alignment - 1) / alignment * alignment
+}

@@ -1,0 +1,282 @@
+package kvtier
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// ErrDown says that the sidecar is known not to answer; it costs no time.
+var ErrDown = errors.New("sidecar is down")
+
+const (
+	// LookupTimeout bounds what a silent sidecar adds to the one request that finds it silent.
+	LookupTimeout = 80 * time.Millisecond
+
+	probeTimeout = time.Second
+	probeMin     = 200 * time.Millisecond
+	probeMax     = 5 * time.Second
+)
+
+// Client talks to the sidecar. After a call fails, all calls return ErrDown at once until a background probe has had an
+// answer, so that a dead or hung sidecar costs one timeout in all. Safe for concurrent use.
+type Client struct {
+	conn     *grpc.ClientConn
+	rpc      tierpb.BlockStoreClient
+	up       atomic.Bool
+	probing  atomic.Bool
+	failures atomic.Uint64
+	onUp     func()
+	done     chan struct{}
+}
+
+// NewClient returns a client of the sidecar on a Unix socket. It starts down and connects in the background; onUp runs
+// each time the sidecar comes (back) up.
+func NewClient(socket string, onUp func()) (*Client, error) {
+	conn, err := grpc.NewClient("unix:"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second},
+			MinConnectTimeout: time.Second,
+		}),
+	)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{conn: conn, rpc: tierpb.NewBlockStoreClient(conn), onUp: onUp, done: make(chan struct{})}
+	c.probe()
+	return c, nil
+}
+
+// Close ends the connection and the probing.
+func (c *Client) Close() {
+	close(c.done)
+	c.conn.Close()
+}
+
+// Up reports whether the sidecar answered last.
+func (c *Client) Up() bool { return c.up.Load() }
+
+// Failures counts calls that failed for another reason than ErrDown.
+func (c *Client) Failures() uint64 { return c.failures.Load() }
+
+// Has returns the longest stored prefix of tokens. No match is an empty response.
+func (c *Client) Has(ctx context.Context, ns Namespace, keys []Key, tokens []byte) (*tierpb.HasResponse, error) {
+	ctx, cancel, err := c.start(ctx, LookupTimeout)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	response, err := c.rpc.Has(ctx, &tierpb.HasRequest{Namespace: ns[:], Keys: keyBytes(keys), Tokens: tokens, BlockTokens: BlockTokens})
+	return response, c.result(ctx, err)
+}
+
+// Get leases blocks and calls each for every one that was found, in order, with the file that holds it. It stops at the
+// first that is not found. The lease lasts until the returned function is called.
+func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time.Duration, each func(*tierpb.GetResponse) error) (release func(), err error) {
+	release = func() {}
+	ctx, cancel, err := c.start(ctx, timeout)
+	if err != nil {
+		return release, err
+	}
+	defer cancel()
+	stream, err := c.rpc.Get(ctx, &tierpb.GetRequest{Namespace: ns[:], Keys: keyBytes(keys)})
+	if err != nil {
+		return release, c.result(ctx, err)
+	}
+	var lease uint64
+	release = func() {
+		if lease != 0 {
+			go c.release(lease)
+		}
+	}
+	for range keys {
+		response, err := stream.Recv()
+		if err != nil {
+			return release, c.result(ctx, err)
+		}
+		lease = response.LeaseId
+		if !response.Found {
+			break
+		}
+		if err := each(response); err != nil {
+			return release, err
+		}
+	}
+	return release, nil
+}
+
+func (c *Client) release(lease uint64) {
+	if ctx, cancel, err := c.start(context.Background(), probeTimeout); err == nil {
+		defer cancel()
+		_, err := c.rpc.Release(ctx, &tierpb.ReleaseRequest{LeaseId: lease})
+		_ = c.result(ctx, err)
+	}
+}
+
+// ReportCorrupt tells the sidecar that a block's bytes were not what its header says.
+func (c *Client) ReportCorrupt(ns Namespace, key Key, detail string) error {
+	ctx, cancel, err := c.start(context.Background(), 10*time.Second)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	_, err = c.rpc.ReportCorrupt(ctx, &tierpb.ReportCorruptRequest{Namespace: ns[:], Key: key[:], Detail: detail})
+	return c.result(ctx, err)
+}
+
+// Report tells the sidecar about this runner.
+func (c *Client) Report(r *tierpb.RunnerReport) error {
+	ctx, cancel, err := c.start(context.Background(), probeTimeout)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	_, err = c.rpc.ReportRunner(ctx, r)
+	return c.result(ctx, err)
+}
+
+// PutSession is a writer session: what it reserved and did not commit is released when it is closed.
+type PutSession struct {
+	c      *Client
+	stream tierpb.BlockStore_PutClient
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// Put opens a writer session that must end within timeout.
+func (c *Client) Put(ns Namespace, description *tierpb.Namespace, timeout time.Duration) (*PutSession, error) {
+	ctx, cancel, err := c.start(context.Background(), timeout)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := c.rpc.Put(ctx)
+	if err == nil {
+		err = stream.Send(&tierpb.PutRequest{Op: &tierpb.PutRequest_Open{Open: &tierpb.PutOpen{
+			Namespace: ns[:], Description: description, BlockTokens: BlockTokens,
+		}}})
+	}
+	if err != nil {
+		cancel()
+		return nil, c.result(ctx, err)
+	}
+	return &PutSession{c: c, stream: stream, ctx: ctx, cancel: cancel}, nil
+}
+
+// Reserve claims room for blocks; the answers are in the order of the claims.
+func (p *PutSession) Reserve(claims []*tierpb.BlockClaim) ([]*tierpb.Reservation, error) {
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Claims: claims}}})
+	if err != nil {
+		return nil, err
+	}
+	if got := response.GetReserved().GetReservations(); len(got) == len(claims) {
+		return got, nil
+	}
+	return nil, errors.New("sidecar answered another number of reservations")
+}
+
+// Commit makes filled files visible; the answers are in the order of the ids.
+func (p *PutSession) Commit(ids []uint64) ([]*tierpb.Committed, error) {
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Commit{Commit: &tierpb.PutCommit{ReservationIds: ids}}})
+	if err != nil {
+		return nil, err
+	}
+	if got := response.GetCommitted().GetResults(); len(got) == len(ids) {
+		return got, nil
+	}
+	return nil, errors.New("sidecar answered another number of commits")
+}
+
+// Close ends the session.
+func (p *PutSession) Close() {
+	_ = p.stream.CloseSend()
+	p.cancel()
+}
+
+func (p *PutSession) call(request *tierpb.PutRequest) (*tierpb.PutResponse, error) {
+	if err := p.stream.Send(request); err != nil {
+		// the stream's own error is what Recv returns
+		if _, recvErr := p.stream.Recv(); recvErr != nil {
+			err = recvErr
+		}
+		return nil, p.c.result(p.ctx, err)
+	}
+	response, err := p.stream.Recv()
+	return response, p.c.result(p.ctx, err)
+}
+
+func (c *Client) start(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc, error) {
+	if !c.up.Load() {
+		return nil, nil, ErrDown
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	return ctx, cancel, nil
+}
+
+// result counts a failed call and takes the client down if the failure is the sidecar's. A caller that went away and an
+// answer that says no (bad argument, no room) leave it up.
+func (c *Client) result(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	c.failures.Add(1)
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.ResourceExhausted, codes.DataLoss, codes.NotFound:
+	default:
+		if c.up.CompareAndSwap(true, false) {
+			slog.Warn("kv tiering paused, going on without it", "error", err)
+		}
+		c.probe()
+	}
+	return err
+}
+
+// probe asks the sidecar in the background until it answers.
+func (c *Client) probe() {
+	if !c.probing.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer c.probing.Store(false)
+		for wait := probeMin; ; wait = min(wait*2, probeMax) {
+			ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+			_, err := c.rpc.Stat(ctx, &tierpb.StatRequest{})
+			cancel()
+			if err == nil {
+				c.up.Store(true)
+				slog.Info("kv tiering: sidecar is up")
+				if c.onUp != nil {
+					c.onUp()
+				}
+				return
+			}
+			select {
+			case <-c.done:
+				return
+			case <-time.After(wait):
+			}
+		}
+	}()
+}
+
+func keyBytes(keys []Key) [][]byte {
+	out := make([][]byte, len(keys))
+	for i := range keys {
+		out[i] = keys[i][:]
+	}
+	return out
+}

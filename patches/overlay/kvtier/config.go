@@ -1,0 +1,80 @@
+package kvtier
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Gate values: who decides between restoring and recomputing.
+const (
+	GateAuto      = "auto"
+	GateRestore   = "restore"
+	GateRecompute = "recompute"
+)
+
+// Config is what the environment says.
+type Config struct {
+	Socket    string
+	MinTokens int    // fewer are neither stored nor restored
+	Snapshot  bool   // store what is computed
+	Gate      string // auto, restore, recompute
+	Measure   bool   // time a memcpy beside every restore, for benchmarks
+}
+
+// FromEnv reads the configuration; ok is false when tiering is off, which is the default.
+func FromEnv() (Config, bool) {
+	on, err := strconv.ParseBool(value("OLLAMA_KV_TIERING"))
+	if err != nil {
+		on = value("OLLAMA_KV_TIERING") != ""
+	}
+	if !on {
+		return Config{}, false
+	}
+	c := Config{Socket: value("OLLAMA_KV_TIER_SOCKET"), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto}
+	if c.Socket == "" {
+		c.Socket = defaultSocket()
+	}
+	if s := value("OLLAMA_KV_TIER_MIN_TOKENS"); s != "" {
+		if n, err := strconv.Atoi(s); err == nil && n >= 1 {
+			c.MinTokens = n
+		} else {
+			slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_MIN_TOKENS", "value", s, "default", c.MinTokens)
+		}
+	}
+	if s := value("OLLAMA_KV_TIER_SNAPSHOT"); s != "" {
+		if on, err := strconv.ParseBool(s); err == nil {
+			c.Snapshot = on
+		} else {
+			slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_SNAPSHOT", "value", s, "default", c.Snapshot)
+		}
+	}
+	switch s := value("OLLAMA_KV_TIER_GATE"); s {
+	case "":
+	case GateAuto, GateRestore, GateRecompute:
+		c.Gate = s
+	default:
+		slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_GATE", "value", s, "default", c.Gate)
+	}
+	c.Measure, _ = strconv.ParseBool(value("OLLAMA_KV_TIER_MEASURE"))
+	return c, true
+}
+
+// defaultSocket is where the sidecar listens unless it is told otherwise.
+func defaultSocket() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "ollama-tiering", "sidecar.sock")
+	}
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, _ := os.UserHomeDir()
+		state = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(state, "ollama-tiering", "run", "sidecar.sock")
+}
+
+func value(key string) string {
+	return strings.Trim(strings.TrimSpace(os.Getenv(key)), "\"'")
+}

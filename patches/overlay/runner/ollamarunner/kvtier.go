@@ -1,0 +1,329 @@
+package ollamarunner
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ollama/ollama/kvcache"
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/llm"
+	"github.com/ollama/ollama/ml"
+	"github.com/ollama/ollama/ml/nn/pooling"
+	"github.com/ollama/ollama/model"
+	"github.com/ollama/ollama/model/input"
+	"github.com/ollama/ollama/version"
+)
+
+// The functions that stock files call are in this file, in the order of a request's life. Each is a no-op unless the
+// tiering is on for the loaded model, and a panic in one turns the tiering off, not the runner.
+//
+// Locks, outermost first: Server.mu, then the scheduler's (inside KVTierSync), then tierBatches.mu. K/V is read and
+// written, and every field of kvTier below "guarded by Server.mu" is used, only while Server.mu is held. No call to the
+// sidecar and no file access happens under it.
+
+// kvTier is the tiering of the one model that a runner process holds.
+type kvTier struct {
+	config      kvtier.Config
+	client      *kvtier.Client
+	server      *Server
+	cache       *kvcache.Causal
+	layers      []kvtier.Layer
+	elemBytes   int
+	dtype       string
+	namespace   kvtier.Namespace
+	description *tierpb.Namespace
+	onHost      bool
+	sync        func() // waits for everything that was launched on the devices
+
+	batches tierBatches
+	stats   tierStats
+
+	// guarded by Server.mu
+	slots   []tierSlot
+	fetches map[*input.Input]*tierFetch // by the first input of the prompt they were made for
+
+	layouts sync.Map // rows of a block -> *kvtier.Layout
+	work    *tierQueue
+}
+
+var activeTier atomic.Pointer[kvTier]
+
+// tierGuard turns a panic of the tiering into "tiering is off". Deferred by every hook.
+func tierGuard(hook string) {
+	if r := recover(); r != nil {
+		activeTier.Store(nil)
+		slog.Error("kv tiering failed and is now off for this model", "hook", hook, "panic", r)
+	}
+}
+
+// tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
+func tierAttach(s *Server) {
+	defer tierGuard("attach")
+	config, ok := kvtier.FromEnv()
+	if !ok {
+		return
+	}
+	t := &kvTier{config: config, server: s, fetches: make(map[*input.Input]*tierFetch), work: newTierQueue()}
+	t.batches.init()
+	reason := t.bind(s)
+	if reason != "" {
+		slog.Warn("kv tiering is off for this model, it runs as in stock Ollama", "reason", reason)
+	} else {
+		slog.Info("kv tiering is on for this model", "layers", len(t.layers), "block_tokens", kvtier.BlockTokens,
+			"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", config.Gate, "socket", config.Socket)
+	}
+	ready := make(chan struct{})
+	client, err := kvtier.NewClient(config.Socket, func() { <-ready; t.onSidecarUp(reason) })
+	if err != nil {
+		slog.Warn("kv tiering is off", "error", err)
+		return
+	}
+	t.client = client
+	if reason == "" {
+		activeTier.Store(t)
+		go t.snapshotLoop()
+	}
+	close(ready)
+}
+
+// bind fills in what the model says; it returns why the model can't be tiered.
+func (t *kvTier) bind(s *Server) string {
+	if s.cache == nil || s.cache.cache == nil {
+		return "the model has no K/V cache"
+	}
+	if pooling.Type(s.model.Backend().Config().Uint("pooling_type")) != pooling.TypeNone {
+		return "embedding model"
+	}
+	if _, ok := s.model.(model.MultimodalProcessor); ok {
+		return "model with image input, not supported yet"
+	}
+	cache, ok := s.cache.cache.(*kvcache.Causal)
+	if !ok {
+		return fmt.Sprintf("cache of type %s, not supported yet", strings.TrimPrefix(fmt.Sprintf("%T", s.cache.cache), "*kvcache."))
+	}
+	if reason := cache.KVTierUnsupported(); reason != "" {
+		return reason + ", not supported yet"
+	}
+	backend, ok := s.model.Backend().(interface{ KVTierSync() })
+	if !ok {
+		return "backend without synchronisation"
+	}
+	t.cache, t.onHost, t.sync = cache, cache.KVTierOnHost(), backend.KVTierSync
+	t.dtype = "f16"
+	for _, l := range cache.KVTierLayers() {
+		t.elemBytes = l.ElemBytes
+		t.layers = append(t.layers, kvtier.Layer{Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim})
+	}
+	t.description = kvtier.Description{
+		Model:          filepath.Base(s.modelPath),
+		Engine:         "ollama-go/" + version.Version,
+		CacheDType:     t.dtype,
+		Layers:         t.layers,
+		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
+		Extra:          tierDevices(s),
+	}.Proto()
+	t.namespace = kvtier.NamespaceOf(t.description)
+	t.slots = make([]tierSlot, len(s.cache.slots))
+	for i := range t.slots {
+		t.slots[i] = newTierSlot(i)
+	}
+	t.stats.init(t)
+	return ""
+}
+
+// tierDevices names what computes the model: K/V of another kind of device differs in its last bits.
+func tierDevices(s *Server) string {
+	names := []string{}
+	for _, d := range s.model.Backend().BackendDevices() {
+		names = append(names, fmt.Sprintf("%s %d.%d", d.Library, d.ComputeMajor, d.ComputeMinor))
+	}
+	return "devices=" + strings.Join(names, ",")
+}
+
+func (t *kvTier) layout(rows int) *kvtier.Layout {
+	if l, ok := t.layouts.Load(rows); ok {
+		return l.(*kvtier.Layout)
+	}
+	l, _ := t.layouts.LoadOrStore(rows, kvtier.NewLayout(t.layers, rows, t.elemBytes))
+	return l.(*kvtier.Layout)
+}
+
+// onSidecarUp reports the runner and stores what the slots hold and the sidecar may have missed.
+func (t *kvTier) onSidecarUp(unsupported string) {
+	if unsupported != "" {
+		_ = t.client.Report(t.stats.unsupported(t.server, unsupported))
+		return
+	}
+	t.stats.report(t)
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
+	for i := range t.slots {
+		t.slots[i].lineage.saved = 0
+		t.work.add(t.slots[i].lineage)
+	}
+}
+
+// tierPrefetch looks the prompt up and has what should be restored in memory and verified before any lock is taken.
+func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
+	t := activeTier.Load()
+	if t == nil || seq.embeddingOnly {
+		return
+	}
+	defer tierGuard("prefetch")
+	if f := t.prefetch(ctx, seq.inputs); f != nil {
+		s.mu.Lock()
+		t.fetches[f.first] = f
+		s.mu.Unlock()
+		// The request's context ends with its handler, whichever way it returns.
+		context.AfterFunc(ctx, func() {
+			s.mu.Lock()
+			delete(t.fetches, f.first)
+			s.mu.Unlock()
+			f.close()
+		})
+	}
+}
+
+// tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.
+func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
+	t := activeTier.Load()
+	if t == nil {
+		return
+	}
+	defer tierGuard("discard")
+	t.slots[slot.Id].discard(t, numPast)
+}
+
+// tierRestore copies prefetched rows into the slot's cache and returns the position to resume from.
+func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cachePrompt bool) (resume int32) {
+	t := activeTier.Load()
+	if t == nil {
+		return numPast
+	}
+	resume = numPast
+	defer func() {
+		if r := recover(); r != nil {
+			activeTier.Store(nil)
+			slog.Error("kv tiering failed and is now off for this model", "hook", "restore", "panic", r)
+			_ = t.cache.Remove(slot.Id, numPast, math.MaxInt32)
+			resume = numPast
+		}
+	}()
+	if cachePrompt && len(prompt) > 0 {
+		if f := t.fetches[prompt[0]]; f != nil {
+			delete(t.fetches, prompt[0])
+			resume = t.restore(f, slot, numPast)
+			f.close()
+		}
+	}
+	t.slots[slot.Id].load(numPast, resume, int32(len(prompt)))
+	return resume
+}
+
+// tierBeforeFork saves what dst is about to lose, and lets dst inherit from src.
+func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
+	t := activeTier.Load()
+	if t == nil {
+		return
+	}
+	defer tierGuard("fork")
+	t.slots[dst.Id].discard(t, 0)
+	t.slots[dst.Id].fork(&t.slots[src.Id], rows)
+}
+
+// tierBeforeShift saves what is still exact; after the shift only the first numKeep positions are.
+func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
+	t := activeTier.Load()
+	if t == nil {
+		return
+	}
+	defer tierGuard("shift")
+	t.quiesce()
+	ts := &t.slots[slot.Id]
+	ts.note(slot.Inputs, nil)
+	ts.discard(t, numKeep)
+	ts.taint = min(ts.taint, numKeep)
+}
+
+// tierBuilt notes the cells of a batch whose graph has been built: from now on until it has been computed, they may be
+// written although the cache's metadata may call them free.
+func tierBuilt(id int) {
+	if t := activeTier.Load(); t != nil {
+		defer tierGuard("built")
+		t.batches.built(id, t.cache.KVTierBatchCells())
+	}
+}
+
+// tierComputeBegin is called under Server.mu when a batch is about to be launched. Everything launched before it, except
+// device work of batches without outputs, is complete.
+func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
+	t := activeTier.Load()
+	if t == nil {
+		return
+	}
+	defer tierGuard("begin")
+	after := t.batches.running()
+	t.batches.begin(id)
+	for i, seq := range s.seqs {
+		if seq != nil && seqs[i] == seq {
+			t.slots[seq.cache.Id].progress(t, seq.cache.Inputs, after)
+		}
+	}
+}
+
+// tierComputeEnd is called without a lock when a batch has been computed.
+func tierComputeEnd(id int) {
+	if t := activeTier.Load(); t != nil {
+		defer tierGuard("end")
+		t.batches.end(id)
+	}
+}
+
+// tierFinished queues the snapshot of a sequence that has ended.
+func tierFinished(seq *Sequence, reason llm.DoneReason) {
+	t := activeTier.Load()
+	if t == nil || seq.cache == nil || seq.embeddingOnly {
+		return
+	}
+	defer tierGuard("finished")
+	ts := &t.slots[seq.cache.Id]
+	ts.note(seq.cache.Inputs, t.batches.running())
+	ts.lineage.finished = true
+	t.work.add(ts.lineage)
+	t.stats.request(t, ts, seq, reason)
+}
+
+// tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.
+func tierFlush(w http.ResponseWriter, r *http.Request) {
+	if t := activeTier.Load(); t != nil {
+		defer tierGuard("flush")
+		stored := make(chan struct{})
+		go func() {
+			t.work.drain()
+			t.stats.report(t)
+			close(stored)
+		}()
+		select {
+		case <-stored:
+		case <-r.Context().Done():
+			slog.Warn("kv tiering: model unloaded before its snapshot was complete")
+		case <-time.After(10 * time.Second):
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// quiesce waits until no batch is being computed. The caller holds Server.mu, so none can start before it is released.
+func (t *kvTier) quiesce() {
+	t.batches.waitNoneRunning()
+	t.sync()
+}

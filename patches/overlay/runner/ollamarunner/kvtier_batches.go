@@ -1,0 +1,100 @@
+package ollamarunner
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// tierBatches knows which batches are built but not computed, and which are being computed.
+//
+// The runner builds a batch, and marks its cells in the cache's metadata, while the one before is still being computed.
+// When a sequence ends, the batch after its last one is already built: its cells are freed by the next request, and
+// written later. A restore must not use them.
+type tierBatches struct {
+	mu      sync.Mutex
+	cond    *sync.Cond
+	cells   map[int][]int32  // built, not yet computed
+	started map[int]struct{} // being computed
+}
+
+func (b *tierBatches) init() {
+	b.cond = sync.NewCond(&b.mu)
+	b.cells = make(map[int][]int32)
+	b.started = make(map[int]struct{})
+}
+
+func (b *tierBatches) built(id int, cells []int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cells[id] = cells
+}
+
+func (b *tierBatches) begin(id int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.started[id] = struct{}{}
+}
+
+func (b *tierBatches) end(id int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.cells, id)
+	delete(b.started, id)
+	b.cond.Broadcast()
+}
+
+// running returns the batches that are being computed.
+func (b *tierBatches) running() []int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Keys(b.started))
+}
+
+// wait returns when none of ids is being computed.
+func (b *tierBatches) wait(ids []int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for slices.ContainsFunc(ids, func(id int) bool { _, ok := b.started[id]; return ok }) {
+		b.cond.Wait()
+	}
+}
+
+func (b *tierBatches) waitNoneRunning() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.started) > 0 {
+		b.cond.Wait()
+	}
+}
+
+// waitIdle waits until no batch is built or being computed, at most for the given time. With other requests in progress
+// that may never be; then pending says which cells to avoid.
+func (b *tierBatches) waitIdle(timeout time.Duration) {
+	deadline := time.Now().Add(timeout) // before the timer starts: when it fires, the deadline has passed
+	timer := time.AfterFunc(timeout, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.cond.Broadcast()
+	})
+	defer timer.Stop()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.cells) > 0 && time.Now().Before(deadline) {
+		b.cond.Wait()
+	}
+}
+
+// pending returns the cells that batches still to be computed will write.
+func (b *tierBatches) pending() map[int32]struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	cells := make(map[int32]struct{})
+	for _, c := range b.cells {
+		for _, cell := range c {
+			cells[cell] = struct{}{}
+		}
+	}
+	return cells
+}

@@ -1,0 +1,330 @@
+package ollamarunner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/ollama/ollama/kvcache"
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/model/input"
+)
+
+const (
+	// tierIdleWait bounds the wait for the batch that was built ahead for a sequence that has ended. It has to be
+	// computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
+	tierIdleWait = 500 * time.Millisecond
+
+	tierGetTimeout = 20 * time.Second
+	tierPeekWait   = 200 * time.Millisecond
+)
+
+// tierFetch is a prompt's stored prefix, in memory and verified.
+type tierFetch struct {
+	first  *input.Input // of the prompt; identifies the request
+	from   int          // first position of blocks[0]
+	rows   int          // positions [from, rows) can be restored
+	blocks []tierFetched
+	report tierpb.RestoreReport
+
+	release func() // ends the lease
+	once    sync.Once
+}
+
+type tierFetched struct {
+	first int
+	rows  int // that match the prompt
+	file  *kvtier.File
+	block *kvtier.Block
+}
+
+func (f *tierFetch) close() {
+	f.once.Do(func() {
+		f.release()
+		for i := range f.blocks {
+			f.blocks[i].file.Close()
+		}
+	})
+}
+
+// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and reads and verifies the blocks.
+// It holds no lock while it waits for the sidecar or for a file. nil: nothing to restore.
+func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch {
+	// The last token is always computed: sampling needs its logits.
+	most := len(inputs) - 1
+	if most < t.config.MinTokens || t.config.Gate == kvtier.GateRecompute || !t.client.Up() {
+		return nil
+	}
+	for _, in := range inputs {
+		if in.Multimodal != nil || in.MultimodalHash != 0 {
+			return nil
+		}
+	}
+	memory := t.inMemory(inputs)
+	if most-memory < t.config.MinTokens {
+		return nil
+	}
+	tokens := make([]int32, len(inputs))
+	for i, in := range inputs {
+		tokens[i] = in.Token
+	}
+	encoded := kvtier.TokenBytes(tokens)
+	start := time.Now()
+	has, err := t.client.Has(ctx, t.namespace, kvtier.Chain(t.namespace, encoded), encoded)
+	if err != nil || len(has.Blocks) == 0 {
+		return nil
+	}
+	plan := planFetch(has.Blocks, memory, most)
+	if plan.rows-memory < t.config.MinTokens {
+		return nil
+	}
+	if !t.stats.restorePays(plan.rows-memory, plan.bytes, plan.seconds) {
+		return nil
+	}
+	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, release: func() {}}
+	f.report.LookupSeconds = time.Since(start).Seconds()
+	t.fetch(ctx, f, plan, encoded)
+	if f.rows-memory < t.config.MinTokens {
+		f.close()
+		return nil
+	}
+	t.batches.waitIdle(tierIdleWait)
+	return f
+}
+
+// inMemory returns how many of the prompt's first tokens the best slot holds. It is a guess, only to avoid needless
+// reading: when the lock is not to be had at once, the guess is 0.
+func (t *kvTier) inMemory(inputs []*input.Input) int {
+	deadline := time.Now().Add(tierPeekWait)
+	for !t.server.mu.TryLock() {
+		if time.Now().After(deadline) {
+			return 0
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	defer t.server.mu.Unlock()
+	best := int32(0)
+	for i := range t.server.cache.slots {
+		slot := &t.server.cache.slots[i]
+		if !slot.InUse || t.server.cache.multiUserCache {
+			best = max(best, countCommonPrefix(slot.Inputs, inputs))
+		}
+	}
+	return int(best)
+}
+
+// fetchPlan is which blocks to read: those that hold positions [from, rows), from on or before the first wanted.
+type fetchPlan struct {
+	blocks  []*tierpb.BlockInfo
+	from    int
+	rows    int
+	bytes   uint64
+	seconds float64
+}
+
+func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
+	p := fetchPlan{from: memory / kvtier.BlockTokens * kvtier.BlockTokens}
+	first := 0
+	for _, b := range blocks {
+		rows := min(int(b.Rows), most-first)
+		if rows <= 0 {
+			break
+		}
+		if first >= p.from {
+			p.blocks = append(p.blocks, b)
+			p.bytes += b.StoredBytes
+			p.seconds += b.ExpectedSeconds
+		}
+		p.rows = first + rows
+		if rows < kvtier.BlockTokens {
+			break
+		}
+		first += kvtier.BlockTokens
+	}
+	return p
+}
+
+// fetch reads and verifies the planned blocks, several at a time, and sets f.rows to the end of the unbroken run of them.
+func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens []byte) {
+	keys := make([]kvtier.Key, len(plan.blocks))
+	for i, b := range plan.blocks {
+		if len(b.Key) != len(keys[i]) {
+			return
+		}
+		copy(keys[i][:], b.Key)
+	}
+	fetched := make([]tierFetched, len(keys))
+	failed := make([]error, len(keys))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, tierWorkers())
+	n := 0
+	start := time.Now()
+	release, err := t.client.Get(ctx, t.namespace, keys, tierGetTimeout, func(r *tierpb.GetResponse) error {
+		i := n
+		n++
+		slots <- struct{}{}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			defer func() { <-slots }()
+			first := plan.from + i*kvtier.BlockTokens
+			rows := min(kvtier.BlockTokens, plan.rows-first)
+			fetched[i], failed[i] = t.openBlock(r, keys[i], first, rows, tokens[4*first:])
+		}()
+		return nil
+	})
+	f.release = release
+	wg.Wait()
+	if err != nil {
+		slog.Debug("kv tiering: get", "error", err)
+	}
+	f.report.FetchSeconds = time.Since(start).Seconds()
+	good := 0
+	for good < n && failed[good] == nil {
+		good++
+	}
+	for i := range fetched {
+		if failed[i] != nil {
+			slog.Warn("kv block not usable, recomputing from there", "first", plan.from+i*kvtier.BlockTokens, "error", failed[i])
+			if errors.Is(failed[i], kvtier.ErrCorrupt) {
+				detail := failed[i].Error()
+				go func() { _ = t.client.ReportCorrupt(t.namespace, keys[i], detail) }()
+			}
+		}
+		if i >= good {
+			fetched[i].file.Close()
+		}
+	}
+	f.blocks = fetched[:good]
+	for i := range f.blocks {
+		f.rows = f.blocks[i].first + f.blocks[i].rows
+		f.report.Bytes += uint64(f.blocks[i].rows) * t.rowBytes()
+	}
+}
+
+// openBlock maps or reads one block and checks everything about it before a byte of it is used.
+func (t *kvTier) openBlock(r *tierpb.GetResponse, key kvtier.Key, first, rows int, tokens []byte) (b tierFetched, err error) {
+	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.Join(kvtier.ErrCorrupt, errors.New("fault while reading"))
+		}
+		if err != nil {
+			b.file.Close()
+			b.file = nil
+		}
+	}()
+	open := kvtier.ReadFile
+	if r.Tier == tierpb.Tier_TIER_RAM {
+		open = kvtier.MapForRead
+	}
+	b = tierFetched{first: first, rows: rows}
+	if b.file, err = open(r.Path, int(r.FileBytes)); err != nil {
+		return b, err
+	}
+	if b.block, err = kvtier.Open(b.file.Data); err != nil {
+		return b, err
+	}
+	if err = b.block.Matches(t.namespace, key, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
+		return b, err
+	}
+	return b, b.block.Verify()
+}
+
+// restore copies rows [numPast, f.rows) into free cells of the slot and returns the position to resume from. The caller
+// holds Server.mu. Either all of them are in the cache afterwards or none.
+func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int32 {
+	if int(numPast) < f.from || int(numPast) >= f.rows {
+		return numPast
+	}
+	if numPast > t.slots[slot.Id].taint {
+		return numPast // what is in memory is not what the tokens alone would give: stay with it, as stock does
+	}
+	start := time.Now()
+	t.quiesce()
+	cells := t.cache.KVTierFreeCells(f.rows-int(numPast), t.avoid())
+	if len(cells) < t.config.MinTokens {
+		return numPast
+	}
+	copying := time.Now()
+	if err := t.copyIn(f, int(numPast), cells); err != nil {
+		slog.Warn("kv restore failed, recomputing", "error", err)
+		return numPast
+	}
+	f.report.CopySeconds = time.Since(copying).Seconds()
+	t.cache.KVTierOccupy(slot.Id, numPast, cells)
+	resume := numPast + int32(len(cells))
+	if t.cache.KVTierCells(slot.Id, 0, resume) == nil {
+		slog.Error("kv restore left a gap, recomputing", "slot", slot.Id, "from", numPast, "to", resume)
+		_ = t.cache.Remove(slot.Id, numPast, math.MaxInt32)
+		return numPast
+	}
+	f.report.Tokens = uint64(len(cells))
+	t.stats.restored(t, f, len(cells))
+	slog.Info("kv restored", "slot", slot.Id, "from", numPast, "tokens", len(cells), "bytes", f.report.Bytes,
+		"fetch", time.Duration(f.report.FetchSeconds*1e9), "locked", time.Since(start))
+	return resume
+}
+
+// copyIn writes the rows from position from on into cells, layers shared out over a few goroutines.
+func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) error {
+	return tierParallel(2*len(t.layers), func(i int) {
+		var chunks []kvcache.KVTierChunk
+		layer := t.layers[i/2]
+		for _, b := range f.blocks {
+			skip := max(0, from-b.first)
+			rows := min(b.rows, from+len(cells)-b.first)
+			if rows <= skip {
+				continue
+			}
+			segment := b.block.Segment(i)
+			rowBytes := int(b.block.Header.Segments[i].RowBytes)
+			chunks = append(chunks, kvcache.KVTierChunk{Start: b.first + skip - from, Data: segment[skip*rowBytes : rows*rowBytes]})
+		}
+		t.cache.KVTierWrite(layer.Layer, i%2 == 1, cells, chunks)
+	})
+}
+
+// rowBytes is the bytes of one position over all layers, K and V.
+func (t *kvTier) rowBytes() uint64 {
+	n := 0
+	for _, l := range t.layers {
+		n += l.KVHeads * (l.KHeadDim + l.VHeadDim) * t.elemBytes
+	}
+	return uint64(n)
+}
+
+func tierWorkers() int {
+	return max(1, min(8, runtime.NumCPU()))
+}
+
+// tierParallel runs do(0) … do(n-1) on a few goroutines. A memory fault in one is an error.
+func tierParallel(n int, do func(i int)) error {
+	var wg sync.WaitGroup
+	errs := make([]error, tierWorkers())
+	for w := range errs {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+			defer func() {
+				if p := recover(); p != nil {
+					errs[w] = errors.New("fault while copying")
+					slog.Error("kv tiering: panic while copying", "panic", p)
+				}
+			}()
+			for i := w; i < n; i += len(errs) {
+				do(i)
+			}
+		}()
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,146 @@
+package ollamarunner
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/llm"
+	"github.com/ollama/ollama/version"
+)
+
+const (
+	// tierRateTokens is the least number of recomputed tokens whose time says something about the speed of prefill.
+	tierRateTokens = 32
+
+	// tierDefaultCopyRate (bytes/s) stands in for the speed of checksum and copy until the first restore measured it.
+	tierDefaultCopyRate = 2e9
+)
+
+// tierStats counts, measures the two speeds that the gate compares, and reports to the sidecar.
+type tierStats struct {
+	mu     sync.Mutex
+	gate   string
+	counts tierpb.RunnerReport
+
+	prefillRate float64 // tokens/s, 0 until measured
+	copyRate    float64 // bytes/s of reading, checksum and copy, beyond what the tier itself takes
+}
+
+func (s *tierStats) init(t *kvTier) {
+	s.gate = t.config.Gate
+	s.counts = tierpb.RunnerReport{
+		Pid: int64(os.Getpid()), Engine: "ollama-go/" + version.Version,
+		Model: filepath.Base(t.server.modelPath), Tiered: true, Namespace: t.namespace[:],
+	}
+}
+
+// unsupported is the report of a runner whose model can't be tiered.
+func (s *tierStats) unsupported(server *Server, reason string) *tierpb.RunnerReport {
+	return &tierpb.RunnerReport{
+		Pid: int64(os.Getpid()), Engine: "ollama-go/" + version.Version,
+		Model: filepath.Base(server.modelPath), Reason: reason,
+	}
+}
+
+// restorePays is the gate: is having tokens rows from the store expected to be faster than computing them?
+func (s *tierStats) restorePays(tokens int, bytes uint64, tierSeconds float64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gate == kvtier.GateRestore || s.prefillRate == 0 {
+		return true
+	}
+	rate := s.copyRate
+	if rate == 0 {
+		rate = tierDefaultCopyRate
+	}
+	restore, recompute := tierSeconds+float64(bytes)/rate, float64(tokens)/s.prefillRate
+	pays := restore < recompute
+	if !pays {
+		s.counts.SkippedByGate++
+	}
+	slog.Debug("kv tiering gate", "tokens", tokens, "restore_seconds", restore, "recompute_seconds", recompute, "restore", pays)
+	return pays
+}
+
+// request counts a request that has ended and measures prefill.
+func (s *tierStats) request(t *kvTier, ts *tierSlot, seq *Sequence, _ llm.DoneReason) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	recomputed := ts.prompt - ts.resumed
+	s.counts.Requests++
+	s.counts.PromptTokens += uint64(ts.prompt)
+	s.counts.MemoryTokens += uint64(ts.memory)
+	s.counts.RestoredTokens += uint64(ts.resumed - ts.memory)
+	s.counts.RecomputedTokens += uint64(recomputed)
+	if seconds := seq.processingDuration.Seconds(); recomputed >= tierRateTokens && seconds > 0 {
+		rate := float64(recomputed) / seconds
+		if s.prefillRate == 0 {
+			s.prefillRate = rate
+		} else {
+			s.prefillRate += (rate - s.prefillRate) / 4
+		}
+		s.counts.PrefillTokensPerSecond = s.prefillRate
+	}
+}
+
+// restored records what a restore took.
+func (s *tierStats) restored(t *kvTier, f *tierFetch, tokens int) {
+	if t.config.Measure {
+		f.report.MemcpySeconds = measureMemcpy(f)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.LastRestore = proto.Clone(&f.report).(*tierpb.RestoreReport)
+	if seconds := f.report.FetchSeconds + f.report.CopySeconds; seconds > 0 {
+		s.copyRate = float64(f.report.Bytes) / seconds
+	}
+}
+
+func (s *tierStats) stored(blocks int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.SnapshotBlocks += uint64(blocks)
+}
+
+// report sends the counters to the sidecar. Called without Server.mu.
+func (s *tierStats) report(t *kvTier) {
+	s.mu.Lock()
+	counts := proto.Clone(&s.counts).(*tierpb.RunnerReport)
+	s.mu.Unlock()
+	counts.Failures = t.client.Failures()
+	_ = t.client.Report(counts)
+}
+
+// measureMemcpy times a plain copy of the bytes that were restored, with as many goroutines, into memory that has been
+// touched before. For benchmarks only.
+func measureMemcpy(f *tierFetch) float64 {
+	var sources [][]byte
+	total := 0
+	for _, b := range f.blocks {
+		for i := range b.block.Header.Segments {
+			sources = append(sources, b.block.Segment(i))
+			total += len(sources[len(sources)-1])
+		}
+	}
+	dst := make([]byte, total)
+	offsets := make([]int, len(sources))
+	at := 0
+	for i, src := range sources {
+		offsets[i] = at
+		at += len(src)
+	}
+	run := func() float64 {
+		start := time.Now()
+		_ = tierParallel(len(sources), func(i int) { copy(dst[offsets[i]:], sources[i]) })
+		return time.Since(start).Seconds()
+	}
+	run() // touches dst
+	return min(run(), run())
+}
