@@ -1,0 +1,69 @@
+"""`tiering sidecar`: the block store service, in the foreground until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ollama_tiering import config
+from ollama_tiering.config import format_size
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
+@click.option("--ram-dir", type=click.Path(path_type=Path), help="Directory on tmpfs.")
+@click.option("--ram-gb", type=float, help="Budget of the RAM tier in GiB; 0 for none.")
+@click.option("--local", type=click.Path(path_type=Path), help="Directory on a local disk.")
+@click.option("--local-gb", type=float, help="Budget of the local tier in GiB; 0 for none.")
+@click.option("--log-level", type=click.Choice(_LEVELS), help="How much to say on stderr.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file.")
+def sidecar(
+    socket: Path | None,
+    ram_dir: Path | None,
+    ram_gb: float | None,
+    local: Path | None,
+    local_gb: float | None,
+    log_level: str | None,
+    config_file: Path | None,
+) -> None:
+    """Keep KV blocks in RAM and on disk for the patched Ollama.
+
+    Runs in the foreground. One line on stdout says when it is ready; a service manager that set
+    NOTIFY_SOCKET is told too. SIGTERM or Ctrl-C writes down what is in RAM only (up to 10 s), then
+    ends.
+    """
+    overrides: dict[str, Any] = {
+        "sidecar.socket": socket,
+        "sidecar.ram_dir": ram_dir,
+        "sidecar.ram_budget": _bytes(ram_gb),
+        "sidecar.local_dir": local,
+        "sidecar.local_budget": _bytes(local_gb),
+        "sidecar.log_level": log_level,
+    }
+    settings = config.load_sidecar(overrides, path=config_file)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    logging.getLogger("ollama_tiering").setLevel(settings.log_level.upper())
+    from ollama_tiering.sidecar.server import serve  # gRPC is slow to import: not for --help
+
+    left = serve(settings, ready=lambda line: click.echo(line))
+    if left.blocks:
+        click.echo(
+            f"sidecar stopped: {left.blocks} blocks ({format_size(left.left_bytes)}) are in RAM "
+            "only; they are written down at the next start, unless the machine reboots"
+        )
+    else:
+        click.echo("sidecar stopped: everything is on disk")
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * config.GIB)

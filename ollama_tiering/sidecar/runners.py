@@ -1,0 +1,38 @@
+"""What the runners last reported, by process id. In memory only: a dead runner is forgotten."""
+
+from __future__ import annotations
+
+import os
+
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+_MAX_RUNNERS = 256
+
+
+class RunnerTable:
+    """Not thread-safe: used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._reports: dict[int, pb.RunnerReport] = {}
+
+    def put(self, report: pb.RunnerReport) -> None:
+        if report.pid <= 0:
+            raise ValueError(f"{report.pid} is no process id")
+        self._reports.pop(report.pid, None)
+        self._reports[report.pid] = report
+        if len(self._reports) > _MAX_RUNNERS:
+            del self._reports[next(iter(self._reports))]
+
+    def alive(self) -> list[pb.RunnerReport]:
+        self._reports = {pid: r for pid, r in self._reports.items() if _alive(pid)}
+        return list(self._reports.values())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,241 @@
+"""The sidecar process: directories, locks, socket, signals, drain. No policy.
+
+One sidecar per socket and per tier directory, held by file locks that end with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ollama_tiering.config import SidecarConfig, format_size
+from ollama_tiering.errors import ConfigError, ServiceError
+from ollama_tiering.sidecar.notify import notify, watchdog_seconds
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.service import BlockStoreService
+from ollama_tiering.store.dirs import lock_file, secure_directory
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.index import INDEX_NAME
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiered import LeftOver, TieredStore
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["BlockStore"].full_name
+
+_MAX_MESSAGE_BYTES: Final = 16 << 20
+_IO_THREADS: Final = 8
+_GRACE_SECONDS: Final = 2.0
+_DRAIN_SECONDS: Final = 10.0
+_FILESYSTEM_SHARE: Final = 0.95
+
+
+def open_store(config: SidecarConfig) -> TieredStore:
+    """The tiers of the configuration; a budget of 0 means no such tier."""
+    _refuse_unsupported(config)
+    wanted = (
+        (TierKind.RAM, config.ram_dir, config.ram_budget_bytes),
+        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
+    )
+    tiers: list[tuple[Tier, int]] = []
+    try:
+        for kind, directory, budget_bytes in wanted:
+            if budget_bytes:
+                opened = FsTier(kind, directory)
+                tiers.append((opened, _budget(directory, budget_bytes, kind)))
+        if not tiers:
+            raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
+        lowest = tiers[-1][0].directory
+        assert lowest is not None
+        return TieredStore(
+            tiers,
+            index_path=lowest / INDEX_NAME,
+            high_watermark=config.high_watermark,
+            low_watermark=config.low_watermark,
+            lease_seconds=config.lease_seconds,
+            reserve_seconds=config.reserve_seconds,
+        )
+    except BaseException:
+        for tier, _ in tiers:
+            tier.close()
+        raise
+
+
+def serve(config: SidecarConfig, *, ready: Callable[[str], None] | None = None) -> LeftOver:
+    """Runs until SIGTERM or SIGINT; says what could not be written down in time."""
+    with claim_socket(config.socket_path):
+        store = open_store(config)
+        try:
+            asyncio.run(_serve(config, store, ready))
+        finally:
+            left = store.close(_DRAIN_SECONDS)
+            if left.blocks:
+                log.warning(
+                    "not written down in time: blocks=%d size=%s (kept in RAM until a reboot)",
+                    left.blocks,
+                    format_size(left.left_bytes),
+                )
+        return left
+
+
+@contextlib.contextmanager
+def claim_socket(path: Path) -> Iterator[None]:
+    """Holds the place for the socket; removes one a dead sidecar left, refuses a live one."""
+    secure_directory(path.parent)
+    lock = lock_file(path.with_name(path.name + ".lock"), f"socket {path}")
+    try:
+        _remove_dead_socket(path)
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        os.close(lock)
+
+
+async def _serve(
+    config: SidecarConfig, store: TieredStore, ready: Callable[[str], None] | None
+) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    guard = PeerGuard(config.socket_path)
+    server = grpc.aio.server(
+        interceptors=[_PeerInterceptor(guard)],
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    with ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="block-io") as pool:
+        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), server)
+        health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        _bind(server, config.socket_path)
+        await server.start()
+        for name in ("", SERVICE_NAME):
+            await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+        watchdog = asyncio.create_task(_keep_alive())
+        notify("READY=1")
+        if ready is not None:
+            ready(f"sidecar ready: socket={config.socket_path} {_summary(store)}")
+        await stopping.wait()
+        log.info("stopping")
+        notify("STOPPING=1")
+        watchdog.cancel()
+        await health_service.enter_graceful_shutdown()
+        await server.stop(_GRACE_SECONDS)
+
+
+class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    def __init__(self, guard: PeerGuard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        if self._guard.strangers():
+            return grpc.unary_unary_rpc_method_handler(_refuse_peer)
+        return await continuation(details)
+
+
+async def _refuse_peer(request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only the sidecar's user may call it")
+
+
+async def _keep_alive() -> None:
+    period = watchdog_seconds()
+    while period is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(period)
+
+
+def _bind(server: Any, path: Path) -> None:
+    """The socket is never open to others, not even between bind and chmod."""
+    mask = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ServiceError(
+            f"cannot listen on {path}: {error}", hint="name another socket with --socket"
+        ) from None
+    finally:
+        os.umask(mask)
+    path.chmod(0o600)
+
+
+def _remove_dead_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ServiceError(
+            f"{path} exists and is not a socket", hint="remove it, or name another with --socket"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            log.info("dead socket removed: path=%s", path)
+            path.unlink(missing_ok=True)
+            return
+    raise ServiceError(
+        f"a process listens on {path} already",
+        hint="use it (`tiering status`), stop it, or name another socket with --socket",
+    )
+
+
+def _refuse_unsupported(config: SidecarConfig) -> None:
+    """A setting that would be ignored is refused instead."""
+    for name, value, only in (
+        ("admission", config.admission, "eager"),
+        ("daily_write", config.daily_write_bytes, 0),
+        ("metrics_port", config.metrics_port, 0),
+    ):
+        if value != only:
+            raise ConfigError(
+                f"sidecar.{name} = {value} is not supported yet", hint=f"set it to {only}"
+            )
+
+
+def _budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
+    """Never more than the file system has in all."""
+    info = os.statvfs(directory)
+    most = int(info.f_blocks * info.f_frsize * _FILESYSTEM_SHARE)
+    if budget_bytes <= most:
+        return budget_bytes
+    log.warning(
+        "budget cut to the file system: tier=%s wanted=%s has=%s",
+        kind.label,
+        format_size(budget_bytes),
+        format_size(most),
+    )
+    return most
+
+
+def _summary(store: TieredStore) -> str:
+    tiers = store.report().tiers
+    return " ".join(
+        f"{tier.kind.label}={tier.blocks} blocks, {format_size(tier.used_bytes)}"
+        f" of {format_size(tier.budget_bytes)}"
+        for tier in tiers
+    )

@@ -1,0 +1,287 @@
+"""The protocol over the store: messages in, messages out, one table of errors. No policy.
+
+Calls that only read the store's books run on the event loop; everything that may touch a file runs
+in a thread pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from ollama_tiering import __version__
+from ollama_tiering.errors import TieringError
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.runners import RunnerTable
+from ollama_tiering.store.blockfile import MAX_ROWS
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
+from ollama_tiering.store.key import BlockKey, as_key, as_namespace
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
+from ollama_tiering.store.tiered import LeasedBlock, TieredStore, TierReport
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
+
+PART_BYTES: Final = 1 << 20
+_MAX_KEYS: Final = 1 << 16
+_STATUS: Final = (
+    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+    (InvalidBlock, grpc.StatusCode.INVALID_ARGUMENT),
+    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CorruptBlock, grpc.StatusCode.DATA_LOSS),
+    (OSError, grpc.StatusCode.UNAVAILABLE),
+)
+_OUTCOMES: Final = {
+    Outcome.RESERVED: pb.Reservation.OUTCOME_RESERVED,
+    Outcome.PRESENT: pb.Reservation.OUTCOME_PRESENT,
+    Outcome.NO_ROOM: pb.Reservation.OUTCOME_NO_ROOM,
+}
+
+
+class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
+    """All calls on one event loop; `pool` serves what may block."""
+
+    def __init__(self, store: TieredStore, pool: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._pool = pool
+        self._runners = RunnerTable()
+        self._started = int(time.time())
+
+    async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:
+        try:
+            namespace = as_namespace(request.namespace)
+            keys = _keys(request.keys)
+            if not 1 <= request.block_tokens <= MAX_ROWS or len(request.tokens) % 4:
+                raise ValueError("block_tokens or the length of tokens is not valid")
+            found = self._store.match(namespace, keys, request.tokens, request.block_tokens)
+        except Exception as error:
+            await _abort(context, error)
+        return pb.HasResponse(
+            blocks=[
+                pb.BlockInfo(
+                    key=block.key,
+                    rows=block.rows,
+                    block_rows=block.block_rows,
+                    tier=block.tier.value,  # type: ignore[arg-type]
+                    stored_bytes=block.stored_bytes,
+                    expected_seconds=block.expected_seconds,
+                )
+                for block in found
+            ],
+            matched_tokens=sum(block.rows for block in found),
+        )
+
+    async def Put(
+        self, requests: AsyncIterator[pb.PutRequest], context: Context
+    ) -> AsyncIterator[pb.PutResponse]:
+        session: WriteSession | None = None
+        try:
+            async for request in requests:
+                kind = request.WhichOneof("op")
+                if kind == "open" and session is None:
+                    session = await self._blocking(self._open_session, request.open)
+                elif session is None or kind in (None, "open"):
+                    raise InvalidBlock("a stream starts with one open and goes on with the rest")
+                else:
+                    response = await self._blocking(_put, session, request)
+                    if response is not None:
+                        yield response
+        except Exception as error:
+            await _abort(context, error)
+        finally:
+            if session is not None:
+                closing = self._pool.submit(self._store.close_session, session)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(asyncio.wrap_future(closing))
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
+        try:
+            namespace = as_namespace(request.namespace)
+            keys = _keys(request.keys)
+            leased = await self._blocking(self._store.lease, namespace, keys)
+        except Exception as error:
+            await _abort(context, error)
+        try:
+            for block in leased.blocks:
+                response = pb.GetResponse(
+                    key=block.key,
+                    lease_id=leased.lease_id,
+                    found=True,
+                    tier=block.tier.value,  # type: ignore[arg-type]
+                    file_bytes=block.file_bytes,
+                )
+                if not request.inline:
+                    response.path = str(block.path or "")
+                    yield response
+                    continue
+                sent = 0
+                async for part in self._parts(block):
+                    response.part = part
+                    sent += len(part)
+                    yield response
+                if sent < block.file_bytes:
+                    yield pb.GetResponse(key=block.key, lease_id=leased.lease_id)
+                    return
+            if len(leased.blocks) < len(keys):
+                missing = keys[len(leased.blocks)]
+                yield pb.GetResponse(key=missing, lease_id=leased.lease_id)
+        except BaseException:
+            self._store.release(leased.lease_id)
+            raise
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        self._store.release(request.lease_id)
+        return pb.ReleaseResponse()
+
+    async def RemoveSeq(
+        self, request: pb.RemoveSeqRequest, context: Context
+    ) -> pb.RemoveSeqResponse:
+        try:
+            removed_blocks, removed_bytes = await self._blocking(
+                self._store.remove_seq, as_namespace(request.namespace), _keys(request.keys)
+            )
+        except Exception as error:
+            await _abort(context, error)
+        return pb.RemoveSeqResponse(removed_blocks=removed_blocks, removed_bytes=removed_bytes)
+
+    async def ReportCorrupt(
+        self, request: pb.ReportCorruptRequest, context: Context
+    ) -> pb.ReportCorruptResponse:
+        try:
+            key = as_key(request.key)
+            log.warning("damage reported: key=%s detail=%.200s", key.hex(), request.detail)
+            quarantined = await self._blocking(
+                self._store.report_corrupt, as_namespace(request.namespace), key
+            )
+        except Exception as error:
+            await _abort(context, error)
+        return pb.ReportCorruptResponse(quarantined=quarantined)
+
+    async def ReportRunner(
+        self, request: pb.RunnerReport, context: Context
+    ) -> pb.ReportRunnerResponse:
+        try:
+            self._runners.put(request)
+        except Exception as error:
+            await _abort(context, error)
+        return pb.ReportRunnerResponse()
+
+    async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatResponse:
+        report = self._store.report()
+        counters = report.counters
+        return pb.StatResponse(
+            version=__version__,
+            started_unix_seconds=self._started,
+            tiers=[_tier_stat(tier) for tier in report.tiers],
+            has_calls=counters.has_calls,
+            matched_tokens=counters.matched_tokens,
+            asked_tokens=counters.asked_tokens,
+            put_blocks=counters.put_blocks,
+            put_bytes=counters.put_bytes,
+            get_blocks=counters.get_blocks,
+            get_bytes=counters.get_bytes,
+            misses=counters.misses,
+            open_leases=report.open_leases,
+            queued_demotions=report.unsaved_blocks,
+            runners=self._runners.alive(),
+        )
+
+    async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+
+    def _open_session(self, request: pb.PutOpen) -> WriteSession:
+        fields = [(field.name, field.value) for field in request.description.fields]
+        return self._store.open_session(
+            as_namespace(request.namespace), fields, request.block_tokens
+        )
+
+    async def _parts(self, block: LeasedBlock) -> AsyncIterator[bytes]:
+        """Ends early when the block cannot be read."""
+        offset = 0
+        while offset < block.file_bytes:
+            length = min(PART_BYTES, block.file_bytes - offset)
+            try:
+                part = await self._blocking(self._store.read_part, block, offset, length)
+            except (OSError, CorruptBlock) as error:
+                log.warning("inline read failed: key=%s error=%s", block.key.hex(), error)
+                return
+            offset += length
+            yield part
+
+
+def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
+    if request.HasField("reserve"):
+        answers = session.reserve([_claim(claim) for claim in request.reserve.claims])
+        return pb.PutResponse(reserved=pb.PutReserved(reservations=map(_reservation, answers)))
+    if request.HasField("commit"):
+        results = session.commit(request.commit.reservation_ids)
+        return pb.PutResponse(committed=pb.PutCommitted(results=map(_committed, results)))
+    inline = request.inline
+    if len(inline.part) > PART_BYTES:
+        raise InvalidBlock(f"a part may have {PART_BYTES} bytes, this one has {len(inline.part)}")
+    result = session.put_inline(as_key(inline.key), inline.part, last=inline.last)
+    if result is None:
+        return None
+    return pb.PutResponse(committed=pb.PutCommitted(results=[_committed(result)]))
+
+
+def _claim(claim: pb.BlockClaim) -> Claim:
+    return Claim(as_key(claim.key), bytes(as_key(claim.parent)), claim.file_bytes, claim.tail)
+
+
+def _reservation(reserved: Reserved) -> pb.Reservation:
+    return pb.Reservation(
+        outcome=_OUTCOMES[reserved.outcome],
+        id=reserved.reservation_id,
+        path=str(reserved.path or ""),
+    )
+
+
+def _committed(result: CommitResult) -> pb.Committed:
+    return pb.Committed(stored=result.stored, reason=result.reason)
+
+
+def _tier_stat(tier: TierReport) -> pb.TierStat:
+    return pb.TierStat(
+        tier=tier.kind.value,  # type: ignore[arg-type]
+        directory=str(tier.directory or ""),
+        budget_bytes=tier.budget_bytes,
+        used_bytes=tier.used_bytes,
+        reserved_bytes=tier.reserved_bytes,
+        blocks=tier.blocks,
+        evicted_blocks=tier.stats.evicted_blocks,
+        demoted_blocks=tier.stats.demoted_blocks,
+        quarantined_blocks=tier.stats.quarantined_blocks,
+        read_bytes_per_second=tier.read_bytes_per_second,
+        write_bytes_per_second=tier.write_bytes_per_second,
+    )
+
+
+def _keys(keys: Sequence[bytes]) -> list[BlockKey]:
+    if len(keys) > _MAX_KEYS:
+        raise ValueError(f"{len(keys)} keys are more than {_MAX_KEYS}")
+    return [as_key(key) for key in keys]
+
+
+async def _abort(context: Context, error: Exception) -> NoReturn:
+    """Ends the call with the status that stands for the error; a bug is INTERNAL and logged."""
+    for kind, code in _STATUS:
+        if isinstance(error, kind):
+            message = error.message if isinstance(error, TieringError) else str(error)
+            await context.abort(code, message)
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    log.exception("call failed", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    raise AssertionError("abort always raises")

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Measures gRPC over a Unix socket: thread pool against asyncio, the same handlers and clients.
+
+Server and clients are processes of their own. Prints unary latency (Has with 128 keys and a canned
+answer of 128 blocks) and Put round trips on one stream (reserve, commit), for 1 and 4 clients.
+
+    scripts/bench_sidecar_rpc.py [--seconds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import multiprocessing
+import os
+import platform
+import queue
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+KEYS = [bytes([i]) * 32 for i in range(128)]
+
+
+def has_response() -> pb.HasResponse:
+    blocks = [
+        pb.BlockInfo(key=key, rows=64, block_rows=64, tier=pb.TIER_RAM, stored_bytes=7 << 20)
+        for key in KEYS
+    ]
+    return pb.HasResponse(blocks=blocks, matched_tokens=128 * 64)
+
+
+def put_response(request: pb.PutRequest) -> pb.PutResponse:
+    if request.WhichOneof("op") == "reserve":
+        reservation = pb.Reservation(
+            outcome=pb.Reservation.OUTCOME_RESERVED, id=1, path="/dev/shm/x" * 12
+        )
+        return pb.PutResponse(reserved=pb.PutReserved(reservations=[reservation]))
+    return pb.PutResponse(committed=pb.PutCommitted(results=[pb.Committed(stored=True)]))
+
+
+class Threaded(rpc.BlockStoreServicer):  # type: ignore[misc]
+    def Has(self, request: pb.HasRequest, context: Any) -> pb.HasResponse:
+        return has_response()
+
+    def Put(self, requests: Iterator[pb.PutRequest], context: Any) -> Iterator[pb.PutResponse]:
+        for request in requests:
+            yield put_response(request)
+
+
+class Asynchronous(rpc.BlockStoreServicer):  # type: ignore[misc]
+    async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasResponse:
+        return has_response()
+
+    async def Put(
+        self, requests: AsyncIterator[pb.PutRequest], context: Any
+    ) -> AsyncIterator[pb.PutResponse]:
+        async for request in requests:
+            yield put_response(request)
+
+
+def serve(kind: str, address: str, ready: Any) -> None:
+    if kind == "threads":
+        server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
+        rpc.add_BlockStoreServicer_to_server(Threaded(), server)
+        server.add_insecure_port(address)
+        server.start()
+        ready.set()
+        server.wait_for_termination()
+        return
+
+    async def run() -> None:
+        server = grpc.aio.server()
+        rpc.add_BlockStoreServicer_to_server(Asynchronous(), server)
+        server.add_insecure_port(address)
+        await server.start()
+        ready.set()
+        await server.wait_for_termination()
+
+    asyncio.run(run())
+
+
+def client(address: str, what: str, seconds: float, results: Any) -> None:
+    stub = rpc.BlockStoreStub(grpc.insecure_channel(address))
+    request = pb.HasRequest(namespace=bytes(32), keys=KEYS, tokens=bytes(4 * 128 * 64))
+    samples = []
+    if what == "has":
+
+        def once() -> None:
+            stub.Has(request, timeout=10)
+    else:
+        outgoing: queue.SimpleQueue[pb.PutRequest] = queue.SimpleQueue()
+        answers = stub.Put(iter(outgoing.get, None))
+        claim = pb.BlockClaim(key=KEYS[0], parent=KEYS[1], file_bytes=7 << 20)
+        reserve = pb.PutRequest(reserve=pb.PutReserve(claims=[claim]))
+        commit = pb.PutRequest(commit=pb.PutCommit(reservation_ids=[1]))
+
+        def once() -> None:
+            outgoing.put(reserve)
+            next(answers)
+            outgoing.put(commit)
+            next(answers)
+
+    for _ in range(50):
+        once()
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        once()
+        samples.append(time.perf_counter() - start)
+    results.put(samples)
+    if what == "put":
+        outgoing.put(None)  # type: ignore[arg-type]
+
+
+def measure(kind: str, what: str, clients: int, seconds: float) -> str:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:{directory}/s"
+        ready, results = context.Event(), context.Queue()
+        server = context.Process(target=serve, args=(kind, address, ready), daemon=True)
+        server.start()
+        ready.wait(30)
+        workers = [
+            context.Process(target=client, args=(address, what, seconds, results))
+            for _ in range(clients)
+        ]
+        for worker in workers:
+            worker.start()
+        samples = [sample for _ in workers for sample in results.get()]
+        for worker in workers:
+            worker.join()
+        server.terminate()
+        server.join()
+    cut = statistics.quantiles(samples, n=100)
+    rate = len(samples) / seconds
+    return (
+        f"| {kind} | {what} | {clients} | {cut[49] * 1e6:.0f} | {cut[98] * 1e6:.0f} | {rate:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    seconds = parser.parse_args().seconds
+    today = datetime.datetime.now(datetime.UTC).date()
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    load = os.getloadavg()[0]
+    print(f"{today}, {cpu}, {os.cpu_count()} CPUs, load {load:.1f} at the start,")
+    print(f"Python {platform.python_version()}, grpcio {grpc.__version__}\n")
+    print("| server | call | clients | p50 µs | p99 µs | calls/s in all |")
+    print("|---|---|---|---|---|---|")
+    for what in ("has", "put"):
+        for clients in (1, 4):
+            for kind in ("threads", "asyncio"):
+                print(measure(kind, what, clients, seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
