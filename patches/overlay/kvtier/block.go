@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -143,25 +144,45 @@ func Open(file []byte) (*Block, error) {
 	return b, b.check()
 }
 
-// check refuses a header whose numbers do not fit the file or each other.
+// check refuses a header whose numbers do not fit the file or each other, or whose key is not that of its tokens.
 func (b *Block) check() error {
 	h := b.Header
 	rows := len(h.Tokens) / 4
 	if len(h.Tokens)%4 != 0 || rows < 1 || rows > maxRows || len(h.Segments) > maxSegments {
 		return fmt.Errorf("%w: %d token bytes, %d segments", ErrCorrupt, len(h.Tokens), len(h.Segments))
 	}
-	end := uint64(0)
+	if len(h.Namespace) != len(Key{}) || len(h.Parent) != len(Key{}) || len(h.Key) != len(Key{}) {
+		return fmt.Errorf("%w: key, parent or namespace of another length", ErrCorrupt)
+	}
+	extras := make([]Extra, len(h.Extras))
+	for i, x := range h.Extras {
+		extras[i] = Extra{Row: x.Row, Digest: x.Digest}
+	}
+	if key := BlockKey(Key(h.Parent), h.Tokens, extras); !bytes.Equal(key[:], h.Key) {
+		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
+	}
+	room, end := uint64(len(b.file)-b.base), uint64(0)
 	for i, s := range h.Segments {
 		if s.Encoding != tierpb.Encoding_ENCODING_RAW {
 			return fmt.Errorf("%w: segment %d has encoding %v", ErrFormat, i, s.Encoding)
 		}
 		if s.Offset%alignment != 0 || s.Offset < end || s.StoredBytes != uint64(rows)*uint64(s.RowBytes) ||
-			s.StoredBytes > uint64(len(b.file)) || s.Offset > uint64(len(b.file)-b.base)-s.StoredBytes {
+			s.StoredBytes > room || s.Offset > room-s.StoredBytes {
 			return fmt.Errorf("%w: segment %d at %d, %d bytes, file of %d", ErrCorrupt, i, s.Offset, s.StoredBytes, len(b.file))
+		}
+		if i > 0 && !before(h.Segments[i-1], s) {
+			return fmt.Errorf("%w: segment %d is out of order", ErrCorrupt, i)
 		}
 		end = s.Offset + s.StoredBytes
 	}
+	if uint64(alignUp(int(end))) != room {
+		return fmt.Errorf("%w: segments end at %d, file of %d", ErrCorrupt, b.base+int(end), len(b.file))
+	}
 	return nil
+}
+
+func before(a, b *tierpb.Segment) bool {
+	return cmp.Or(cmp.Compare(a.Child, b.Child), cmp.Compare(a.Layer, b.Layer), cmp.Compare(a.Kind, b.Kind)) < 0
 }
 
 // Matches reports why the block is not the one asked for, or nil. tokens are the prompt's from the block's first

@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// tierIdleWait bounds the wait for the batch that was built ahead for a sequence that has ended. It has to be
-	// computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
+	// tierIdleWait bounds the wait for batches in progress: with other requests there is always one.
 	tierIdleWait = 500 * time.Millisecond
 
 	tierGetTimeout = 20 * time.Second
@@ -94,7 +93,7 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 		f.close()
 		return nil
 	}
-	t.batches.waitIdle(tierIdleWait)
+	t.settle()
 	return f
 }
 

@@ -1,0 +1,146 @@
+package kvtier
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// vectors reads a golden file of the tiering project; KVTIER_VECTORS names its tests/vectors.
+func vectors(t *testing.T, name string, into any) string {
+	t.Helper()
+	dir := os.Getenv("KVTIER_VECTORS")
+	if dir == "" {
+		t.Skip("KVTIER_VECTORS does not name the directory of the golden vectors")
+	}
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+type vectorExtra struct {
+	Row    int
+	Digest string
+}
+
+func TestKeysEqualTheGoldenVectors(t *testing.T) {
+	var v struct {
+		Namespaces []struct {
+			Name   string
+			Fields []struct{ Name, Value string }
+			Digest string
+		}
+		Chains []struct {
+			Name, Namespace string
+			BlockTokens     int `json:"block_tokens"`
+			Tokens          []int32
+			Extras          []vectorExtra
+			Keys            []string
+			TailKey         *string `json:"tail_key"`
+		}
+	}
+	vectors(t, "keys.json", &v)
+	namespaces := map[string]Namespace{}
+	for _, n := range v.Namespaces {
+		d := &tierpb.Namespace{}
+		for _, f := range n.Fields {
+			d.Fields = append(d.Fields, &tierpb.NamespaceField{Name: f.Name, Value: f.Value})
+		}
+		namespaces[n.Name] = NamespaceOf(d)
+		if got := hexOf(namespaces[n.Name]); got != n.Digest {
+			t.Errorf("namespace %s: %s, want %s", n.Name, got, n.Digest)
+		}
+	}
+	if len(v.Chains) == 0 {
+		t.Fatal("no chains in the vectors")
+	}
+	for _, c := range v.Chains {
+		encoded, parent, keys := TokenBytes(c.Tokens), namespaces[c.Namespace], []string{}
+		for at := 0; at < len(c.Tokens); at += c.BlockTokens {
+			end := min(at+c.BlockTokens, len(c.Tokens))
+			var extras []Extra
+			for _, x := range c.Extras {
+				if x.Row >= at && x.Row < end {
+					extras = append(extras, Extra{Row: uint32(x.Row - at), Digest: unhex(t, x.Digest)})
+				}
+			}
+			parent = BlockKey(parent, encoded[4*at:4*end], extras)
+			keys = append(keys, hexOf(parent))
+		}
+		want := c.Keys
+		if c.TailKey != nil {
+			want = append(want, *c.TailKey)
+		}
+		if len(keys) != len(want) {
+			t.Fatalf("%s: %d keys, want %d", c.Name, len(keys), len(want))
+		}
+		for i := range keys {
+			if keys[i] != want[i] {
+				t.Errorf("%s: key %d is %s, want %s", c.Name, i, keys[i], want[i])
+			}
+		}
+		if c.BlockTokens == BlockTokens && len(c.Extras) == 0 {
+			for i, key := range Chain(namespaces[c.Namespace], encoded) {
+				if hexOf(key) != c.Keys[i] {
+					t.Errorf("%s: Chain's key %d is %s, want %s", c.Name, i, hexOf(key), c.Keys[i])
+				}
+			}
+		}
+	}
+}
+
+func TestBlockFilesAreReadAsTheGoldenVectorsSay(t *testing.T) {
+	var v struct {
+		Blocks []struct {
+			File, Expect, Why, Key string
+			Rows                   int
+		}
+	}
+	dir := vectors(t, "blocks.json", &v)
+	if len(v.Blocks) == 0 {
+		t.Fatal("no blocks in the vectors")
+	}
+	for _, want := range v.Blocks {
+		t.Run(want.File, func(t *testing.T) {
+			data, err := os.ReadFile(filepath.Join(dir, "blocks", want.File))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := Open(data)
+			if err == nil {
+				err = b.Verify()
+				if hexOf(Key(b.Header.Key)) != want.Key || len(b.Header.Tokens) != 4*want.Rows {
+					t.Errorf("key %x with %d rows, want %s with %d", b.Header.Key, len(b.Header.Tokens)/4, want.Key, want.Rows)
+				}
+				if want.Expect == "corrupt-header" {
+					t.Errorf("opened: %s", want.Why)
+				}
+			}
+			wantErr := map[string]error{"ok": nil, "corrupt-header": ErrCorrupt, "corrupt-payload": ErrCorrupt, "unsupported": ErrFormat}[want.Expect]
+			if !errors.Is(err, wantErr) {
+				t.Errorf("%s: got %v, want %v", want.Why, err, wantErr)
+			}
+		})
+	}
+}
+
+func hexOf(k Key) string { return hex.EncodeToString(k[:]) }
+
+func unhex(t *testing.T, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
