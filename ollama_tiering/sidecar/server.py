@@ -32,8 +32,9 @@ from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.report import LeftOver
 from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tiered import LeftOver, TieredStore
+from ollama_tiering.store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.report import LeasedBlock, TierReport
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
-from ollama_tiering.store.tiered import LeasedBlock, TieredStore, TierReport
+from ollama_tiering.store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
 

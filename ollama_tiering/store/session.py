@@ -240,7 +240,7 @@ class WriteSession:
                 covered = state.tree.covered_by(record) is not None
             if covered:
                 self._drop(pending)
-                return CommitResult(False, "covered by a longer block")
+                return CommitResult(True, "covered by a longer block")  # nothing is left to do
             stored_bytes = level.tier.publish(pending.temp)
         except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
             self._drop(pending)

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +20,18 @@ from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedF
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.report import (
+    Leased,
+    LeasedBlock,
+    LeftOver,
+    MatchedBlock,
+    StoreReport,
+    TierReport,
+)
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
-from ollama_tiering.store.state import Counters, Doomed, Level, StoreState
-from ollama_tiering.store.tier import Tier, TierKind, TierStats
+from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.tier import Tier
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -32,63 +39,6 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _PROMOTABLE_BLOCKS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedBlock:
-    key: BlockKey
-    rows: int  # that match the prompt
-    block_rows: int
-    tier: TierKind
-    stored_bytes: int
-    expected_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LeasedBlock:
-    key: BlockKey
-    namespace: NamespaceId
-    tier: TierKind
-    path: Path | None
-    file_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """`blocks` is the leading run of what was asked for that is really there."""
-
-    lease_id: int
-    blocks: list[LeasedBlock]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOver:
-    """What a close could not write down: it is in RAM only and does not outlive a reboot."""
-
-    blocks: int
-    left_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TierReport:
-    kind: TierKind
-    directory: Path | None
-    budget_bytes: int
-    used_bytes: int
-    reserved_bytes: int
-    blocks: int
-    stats: TierStats
-    read_bytes_per_second: float
-    write_bytes_per_second: float
-    suspended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReport:
-    tiers: list[TierReport]
-    counters: Counters
-    open_leases: int
-    unsaved_blocks: int
 
 
 class TieredStore:

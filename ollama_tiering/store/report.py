@@ -1,0 +1,67 @@
+"""What the store answers with. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.state import Counters
+from ollama_tiering.store.tier import TierKind, TierStats
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedBlock:
+    key: BlockKey
+    rows: int  # that match the prompt
+    block_rows: int
+    tier: TierKind
+    stored_bytes: int
+    expected_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBlock:
+    key: BlockKey
+    namespace: NamespaceId
+    tier: TierKind
+    path: Path | None
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """`blocks` is the leading run of what was asked for that is really there."""
+
+    lease_id: int
+    blocks: list[LeasedBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What a close could not write down: it is in RAM only and does not outlive a reboot."""
+
+    blocks: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    kind: TierKind
+    directory: Path | None
+    budget_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    blocks: int
+    stats: TierStats
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    suspended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    tiers: list[TierReport]
+    counters: Counters
+    open_leases: int
+    unsaved_blocks: int
