@@ -1,0 +1,106 @@
+"""The sidecar as seen by whoever starts it: asked over its socket, started in a process of its own, stopped.
+
+A sidecar that already answers on the socket is used and left running: only what we started do we stop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0  # more than the sidecar's own drain takes
+_ASK_SECONDS = 2.0
+
+
+def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | None:
+    """What the sidecar on that socket says of itself; None where none answers."""
+    if not socket.is_socket():
+        return None
+    # A channel of its own each time: a kept one waits up to two minutes before it tries a lost socket again.
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        try:
+            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(
+                pb.StatRequest(), timeout=seconds
+            )
+        except grpc.RpcError:
+            return None
+    return answer
+
+
+def owner(socket: Path) -> int | None:
+    """Process id that the sidecar on this socket wrote into its lock file."""
+    try:
+        return int(socket.with_name(socket.name + ".lock").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(slots=True)
+class BlockService:
+    """One sidecar to rely on. `child` is None where it is somebody else's. Not thread-safe."""
+
+    socket: Path
+    log: Path
+    options: tuple[str | Path, ...] = ()  # of `tiering sidecar`
+    env: Mapping[str, str | None] | None = None
+    leashed: bool = False
+    child: Child | None = None
+
+    def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
+        """Starts it unless one answers. ServiceError with its last words where it cannot be started."""
+        if self.child is None and (found := ask(self.socket)):
+            return found
+        if self.child is None or not self.child.running:
+            self.child = start(
+                "the sidecar",
+                *(sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", self.socket),
+                *self.options,
+                log=self.log,
+                env={**package_path(), **(self.env or {})},
+                leashed=self.leashed,
+            )
+        ready = _Ready(self.socket)
+        wait_ready(self.child, ready, seconds=START_SECONDS, interrupted=interrupted)
+        assert ready.answer is not None
+        return ready.answer
+
+    @property
+    def answers(self) -> bool:
+        """Cheap for our own process: it lives. Somebody else's is asked."""
+        return self.child.running if self.child else ask(self.socket) is not None
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """Ends the one we started, after its drain. False: it was killed."""
+        if self.child is None:
+            return True
+        return self.child.stop(seconds=STOP_SECONDS, hurry=hurry)
+
+    def last_words(self) -> str:
+        """What it printed at its end, the line that says whether all is on disk."""
+        lines = self.child.tail(1).strip() if self.child else ""
+        return lines if lines.startswith("sidecar stopped") else ""
+
+    def obituary(self) -> str:
+        assert self.child is not None
+        return died(self.child).message
+
+
+class _Ready:
+    """Keeps the answer that made it true."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self.answer: pb.StatResponse | None = None
+
+    def __call__(self) -> bool:
+        self.answer = ask(self._socket)
+        return self.answer is not None

@@ -1,0 +1,31 @@
+"""Runs a program that gets SIGTERM when its parent dies: `python -m ollama_tiering.launch.leash PROGRAM ARG...`.
+
+The process id stays that of the program. Only Linux knows the signal; elsewhere the program just runs.
+Standard library only: this file is imported by a fresh interpreter each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Replaces this process; exit code 127 where the program cannot be run."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        print(f"{sys.argv[1]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""A patched `ollama serve` in a process of its own, and the few calls of its HTTP API that we need.
+
+It is stopped by SIGTERM to its own process id: on that it asks its runners to store their K/V, then ends them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ollama_tiering import config
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.address import Address
+from ollama_tiering.launch.process import Child, start, wait_ready
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+_CONNECT_SECONDS = 5.0
+
+
+def server_environment(
+    address: Address, socket: Path | None, models: Path | None = None
+) -> dict[str, str | None]:
+    """What is set over the inherited environment. Without a socket tiering is off: a stock server."""
+    tiering: dict[str, str | None] = (
+        {config.ENV_ENABLE: "1", config.ENV_SOCKET: str(socket)}
+        if socket
+        else {config.ENV_ENABLE: None, config.ENV_SOCKET: None}
+    )
+    place = {"OLLAMA_MODELS": str(models)} if models else {}
+    return {"OLLAMA_HOST": str(address)} | place | tiering
+
+
+def start_server(
+    binary: Path,
+    address: Address,
+    *,
+    log: Path,
+    env: Mapping[str, str | None],
+    interrupted: Callable[[], bool] = lambda: False,
+    leashed: bool = False,
+) -> Child:
+    """`ollama serve`, ready to be asked. ServiceError with its last words where it does not get there."""
+    child = start("ollama serve", binary, "serve", log=log, env=env, leashed=leashed)
+    try:
+        api = Api(address)
+        wait_ready(
+            child,
+            lambda: api.version() is not None,
+            seconds=START_SECONDS,
+            interrupted=interrupted,
+        )
+    except BaseException:
+        child.stop(seconds=STOP_SECONDS, hurry=interrupted)
+        raise
+    return child
+
+
+@dataclass(slots=True)
+class Generated:
+    """One answer: its text by token, each token's best few, and what the first of them took."""
+
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[list[tuple[str, float]]] = field(default_factory=list)
+    seconds_to_first_token: float = 0.0
+    prompt_tokens: int = 0
+    decode_tokens_per_second: float = 0.0
+
+
+class Api:
+    """Calls to one server. Thread-safe: each call opens its own connection."""
+
+    def __init__(self, address: Address, *, timeout: float = 900.0) -> None:
+        self._url = address.url
+        self._timeout = timeout
+
+    @contextmanager
+    def _client(self, timeout: float | None = None) -> Iterator[httpx.Client]:
+        limits = httpx.Timeout(timeout or self._timeout, connect=_CONNECT_SECONDS)
+        with httpx.Client(base_url=self._url, trust_env=False, timeout=limits) as client:
+            yield client
+
+    def version(self) -> str | None:
+        """None where no Ollama answers."""
+        try:
+            with self._client(_CONNECT_SECONDS) as client:
+                return str(client.get("/api/version").raise_for_status().json()["version"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
+    def create(self, name: str, gguf: Path) -> None:
+        """Registers a GGUF file under a name."""
+        with gguf.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            file.seek(0)
+            with self._client() as client:
+                _checked(client.post(f"/api/blobs/{digest}", content=file))
+                files = {"model": name, "files": {gguf.name: digest}, "stream": False}
+                _checked(client.post("/api/create", json=files))
+
+    def load(self, model: str, **options: Any) -> None:
+        """Has the model in memory; the options must be those of the requests to come."""
+        self._post(model, "", options)
+
+    def unload(self, model: str) -> None:
+        """Returns when the server was told; the runner ends shortly after."""
+        self._post(model, "", {}, keep_alive=0)
+
+    def loaded(self) -> list[str]:
+        with self._client() as client:
+            content = _checked(client.get("/api/ps")).json()
+        return [str(model["name"]) for model in content.get("models") or []]
+
+    def generate(self, model: str, prompt: str, *, top_logprobs: int = 5, **options: Any) -> Generated:
+        """Streams an answer of a raw prompt; greedy unless the options say otherwise."""
+        body = self._body(model, prompt, options) | {"stream": True, "logprobs": True}
+        body["top_logprobs"] = top_logprobs
+        answer = Generated()
+        with self._client() as client:
+            started = time.perf_counter()
+            with client.stream("POST", "/api/generate", json=body) as response:
+                if response.is_error:
+                    response.read()
+                _checked(response)
+                for line in response.iter_lines():
+                    _add(answer, json.loads(line), time.perf_counter() - started)
+        return answer
+
+    def _post(self, model: str, prompt: str, options: dict[str, Any], **more: Any) -> Any:
+        with self._client() as client:
+            body = self._body(model, prompt, options) | {"stream": False} | more
+            return _checked(client.post("/api/generate", json=body)).json()
+
+    @staticmethod
+    def _body(model: str, prompt: str, options: dict[str, Any]) -> dict[str, Any]:
+        # -1: no timer unloads the model between two measurements
+        greedy = {"temperature": 0, "seed": 1} | options
+        return {"model": model, "prompt": prompt, "raw": True, "options": greedy, "keep_alive": -1}
+
+
+def _add(answer: Generated, part: dict[str, Any], seconds: float) -> None:
+    if "error" in part:
+        raise ServiceError(f"Ollama: {part['error']}")
+    for entry in part.get("logprobs") or []:
+        if not answer.tokens:
+            answer.seconds_to_first_token = seconds
+        answer.tokens.append(entry["token"])
+        best = [(top["token"], float(top["logprob"])) for top in entry.get("top_logprobs") or []]
+        answer.logprobs.append(best)
+    if part.get("done"):
+        answer.prompt_tokens = int(part.get("prompt_eval_count") or 0)
+        if nanoseconds := part.get("eval_duration"):
+            answer.decode_tokens_per_second = part.get("eval_count", 0) * 1e9 / nanoseconds
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    if response.is_error:
+        try:
+            reason = response.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            reason = response.text or response.reason_phrase
+        raise ServiceError(f"Ollama answered {response.status_code}: {reason}")
+    return response

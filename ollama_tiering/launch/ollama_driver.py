@@ -1,0 +1,133 @@
+"""The patched Ollama as a Driver. Counts of tokens are what the runner reported to the sidecar, not guesses of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch import ollama
+from ollama_tiering.launch.address import Address, free_address
+from ollama_tiering.launch.block_service import ask
+from ollama_tiering.launch.drivers import Answer, Scratch
+from ollama_tiering.launch.process import Child
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+MODEL = "tiering-demo"
+_REPORT_SECONDS = 30.0
+_UNLOAD_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+
+
+class OllamaDriver:
+    """Server and sidecar in a Scratch, with the GGUF file of it as the model."""
+
+    def __init__(
+        self,
+        binary: Path,
+        scratch: Scratch,
+        *,
+        ctx: int = 4096,
+        env: Mapping[str, str | None] | None = None,
+        tiered: bool = True,
+    ) -> None:
+        self.name = f"Ollama ({binary})"
+        self.last_report: pb.RunnerReport | None = None
+        self._binary = binary
+        self._scratch = scratch
+        self._options: dict[str, Any] = {"num_ctx": ctx}
+        self._env = dict(env or {})
+        self._sidecar = scratch.sidecar() if tiered else None
+        self._server: Child | None = None
+        self._address = Address()
+        self._log = scratch.root / f"ollama{'' if tiered else '-untiered'}.log"
+
+    @property
+    def api(self) -> ollama.Api:
+        return ollama.Api(self._address)
+
+    def start(self) -> None:
+        self._start()
+        if version := self.api.version():
+            self.name = f"Ollama {version} ({self._binary})"
+        self.api.create(MODEL, self._scratch.model_file)
+        self.api.load(MODEL, **self._options)
+
+    def _start(self) -> None:
+        if self._sidecar:
+            self._sidecar.ensure()
+        self._address = free_address()
+        socket = self._sidecar.socket if self._sidecar else None
+        models = self._scratch.root / "models"
+        env = self._scratch.environment() | ollama.server_environment(self._address, socket, models)
+        self._server = ollama.start_server(
+            self._binary, self._address, log=self._log, env=env | self._env, leashed=True
+        )
+
+    def ask(self, prompt: str, new_tokens: int) -> Answer:
+        before = self._reports()
+        done = self.generate(prompt, new_tokens)
+        report = self._report_after(before)
+        old = before.get(report.pid, pb.RunnerReport())
+        self.last_report = report
+        return Answer(
+            tokens=tuple(done.tokens),
+            logprobs=tuple(tuple(best) for best in done.logprobs),
+            seconds_to_first_token=done.seconds_to_first_token,
+            prompt_tokens=done.prompt_tokens,
+            memory_tokens=report.memory_tokens - old.memory_tokens,
+            restored_tokens=report.restored_tokens - old.restored_tokens,
+            recomputed_tokens=report.recomputed_tokens - old.recomputed_tokens,
+        )
+
+    def generate(self, prompt: str, new_tokens: int) -> ollama.Generated:
+        """The request alone, without what the sidecar knows of it."""
+        return self.api.generate(MODEL, prompt, num_predict=new_tokens, **self._options)
+
+    def unload(self) -> None:
+        runners = set(self._reports())
+        self.api.unload(MODEL)
+        deadline = time.monotonic() + _UNLOAD_SECONDS
+        while self.api.loaded() or runners & set(self._reports()):
+            if time.monotonic() > deadline:
+                raise ServiceError("Ollama did not unload the model", hint=f"read {self._log}")
+            time.sleep(_POLL_SECONDS)
+        self.api.load(MODEL, **self._options)
+
+    def restart(self) -> None:
+        self._stop()
+        self._start()
+        self.api.load(MODEL, **self._options)
+
+    def close(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """Server first: it flushes into the sidecar."""
+        if self._server:
+            self._server.stop(seconds=ollama.STOP_SECONDS)
+            self._server = None
+        if self._sidecar:
+            self._sidecar.stop()
+
+    def _reports(self) -> dict[int, pb.RunnerReport]:
+        answer = ask(self._sidecar.socket) if self._sidecar else None
+        return {report.pid: report for report in answer.runners} if answer else {}
+
+    def _report_after(self, before: Mapping[int, pb.RunnerReport]) -> pb.RunnerReport:
+        """The runner reports when it has stored what it computed; that is the moment to go on."""
+        deadline = time.monotonic() + _REPORT_SECONDS
+        while True:
+            for pid, report in self._reports().items():
+                if not report.tiered:
+                    raise ServiceError(f"the runner does not tier this model: {report.reason}")
+                if report.requests > before.get(pid, pb.RunnerReport()).requests:
+                    return report
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    "the runner has reported nothing to the sidecar; is the binary a patched one?",
+                    hint=f"read {self._log}",
+                )
+            time.sleep(_POLL_SECONDS)

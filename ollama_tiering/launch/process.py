@@ -1,0 +1,175 @@
+"""A child process with a log file: started in a session of its own, ended by its process id.
+
+A signal to the whole group would end Ollama's runner before the server could ask it to store its K/V, so a polite stop
+goes to the one process. What is left of the group is killed only after that process has gone, or when told to insist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ollama_tiering.errors import MissingTool, ServiceError
+
+POLL_SECONDS = 0.02
+TAIL_LINES = 12
+_TAIL_BYTES = 64 << 10
+
+
+class Child:
+    """One started program. The creator calls `stop`; not thread-safe."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    def how_it_ended(self) -> str:
+        code = self.exit_code
+        if code is None:
+            return "runs"
+        return f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def stop(
+        self,
+        number: signal.Signals = signal.SIGTERM,
+        *,
+        seconds: float,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Asks it to end and waits; kills it when the time is over or `hurry` says so. False: it was killed."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline and not hurry():
+            time.sleep(POLL_SECONDS)
+        polite = not self.running
+        self.kill()
+        return polite
+
+    def kill(self) -> None:
+        """Ends it and whatever it left in its session, now."""
+        # The group outlives its leader while a member lives, so its number is not somebody else's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        return log_tail(self.log, lines)
+
+
+def start(
+    name: str,
+    *command: str | Path,
+    log: Path,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    leashed: bool = False,
+) -> Child:
+    """Starts a program with its output in `log`. `env` is laid over our own; None removes a variable.
+
+    `leashed`: it gets SIGTERM when this process dies without stopping it.
+    """
+    program = [str(part) for part in command]
+    if not Path(program[0]).is_file():
+        raise MissingTool(f"{program[0]}: no such program")
+    if leashed:
+        program = [sys.executable, "-m", "ollama_tiering.launch.leash", *program]
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            program,
+            cwd=cwd,
+            env=environment(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Child(name, process, log)
+
+
+def environment(overlay: Mapping[str, str | None]) -> dict[str, str]:
+    """Our own environment with some variables set, and those that are None removed."""
+    merged: dict[str, str | None] = {**os.environ, **overlay}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def package_path() -> dict[str, str]:
+    """What lets a fresh interpreter import this package from wherever this one found it."""
+    root = str(Path(__file__).parents[2])
+    return {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def wait_ready(
+    child: Child,
+    ready: Callable[[], bool],
+    *,
+    seconds: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> None:
+    """Returns when `ready` is true. ServiceError, with the last lines of the log, where it dies or never gets so."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if interrupted():
+            raise KeyboardInterrupt
+        if not child.running:
+            raise died(child)
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"{child.name} did not answer within {seconds:.0f} s\n{child.tail()}",
+                hint=f"read {child.log}",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def died(child: Child) -> ServiceError:
+    return ServiceError(
+        f"{child.name} {child.how_it_ended()}; last lines of its log:\n{child.tail()}",
+        hint=f"the whole log is {child.log}",
+    )
+
+
+def rotate(log: Path) -> Path:
+    """Keeps the log of the run before as `<name>.1`."""
+    with contextlib.suppress(FileNotFoundError):
+        log.replace(log.with_name(log.name + ".1"))
+    return log
+
+
+def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines, indented."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing in the log)"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
