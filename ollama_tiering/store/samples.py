@@ -1,4 +1,4 @@
-"""Made-up sequences of blocks for tests and benchmarks: valid files, bytes that follow from the key."""
+"""Made-up sequences of blocks for tests and benchmarks: valid files, bytes made from the key."""
 
 from __future__ import annotations
 

@@ -1,0 +1,285 @@
+"""The store against a dict: put, match, get, evict, demote, damage, crash, restart in any order.
+
+Invariants after every step: budgets hold, no chain has a hole that eviction made, what is given out
+is byte for byte what was put, nothing that was not put is matched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from ollama_tiering.store import samples
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.key import (
+    BlockKey,
+    prefix_chain,
+    tokens_from_bytes,
+    tokens_to_bytes,
+)
+from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.session import Outcome, WriteSession
+from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiered import TieredStore
+
+NS = samples.namespace(layers=1)
+BLOCK_TOKENS = int(NS.block_tokens)
+FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=22)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Two memory tiers that outlive the store, as tmpfs and a disk outlive the sidecar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.put: dict[BlockKey, bytes] = {}
+        self.damaged: set[BlockKey] = set()
+        self.session: WriteSession | None = None
+        self.leases: dict[int, list[BlockKey]] = {}
+
+    @initialize(ram=st.integers(1, 6), local=st.integers(0, 8))
+    def start(self, ram: int, local: int) -> None:
+        self.tiers = self.make_tiers(ram * FILE_BYTES, local * FILE_BYTES)
+        self.open()
+
+    def make_tiers(self, ram_bytes: int, local_bytes: int) -> list[tuple[Tier, int]]:
+        tiers: list[tuple[Tier, int]] = [(MemoryTier(TierKind.RAM), ram_bytes)]
+        if local_bytes:
+            tiers.append((MemoryTier(TierKind.LOCAL), local_bytes))
+        return tiers
+
+    def open(self) -> None:
+        self.store = TieredStore(
+            self.tiers, background=False, measure=False, clock=lambda: self.now, lease_seconds=60
+        )
+        self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
+        self.leases = {}
+
+    @rule(tokens=TOKENS, keep=st.booleans())
+    def put_sequence(self, tokens: list[int], keep: bool) -> None:
+        assert self.session is not None
+        blocks = samples.sequence(NS, tokens)
+        answers = self.session.reserve([block.claim for block in blocks])
+        ids = []
+        for block, answer in zip(blocks, answers, strict=True):
+            if answer.outcome is not Outcome.RESERVED:
+                continue
+            pending = self.session._pending[answer.reservation_id]
+            pending.temp.write_at(0, block.data)
+            ids.append((answer.reservation_id, block))
+        if not keep:
+            self.store.close_session(self.session)
+            self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
+            return
+        results = self.session.commit([reservation_id for reservation_id, _ in ids])
+        assert all(result.stored for result in results), results
+        for _, block in ids:
+            self.put[block.key] = block.data
+            self.damaged.discard(block.key)
+
+    @rule(tokens=TOKENS)
+    def look_up(self, tokens: list[int]) -> None:
+        data = tokens_to_bytes(tokens)
+        keys = prefix_chain(NS.digest(), data, BLOCK_TOKENS)
+        found = self.store.match(NS.digest(), keys, data, BLOCK_TOKENS)
+        at = 0
+        for index, block in enumerate(found):
+            assert block.key in self.put
+            stored = tokens_of(self.put[block.key])
+            assert 1 <= block.rows <= block.block_rows == len(stored)
+            assert stored[: block.rows] == tokens[at : at + block.rows]
+            assert index == len(found) - 1 or block.rows == BLOCK_TOKENS
+            at += block.rows
+        leased = self.store.lease(NS.digest(), [block.key for block in found])
+        for held in leased.blocks:
+            content = self.store.read_part(held, 0, held.file_bytes)
+            if content != self.put[held.key]:
+                assert held.key in self.damaged
+                assert self.store.report_corrupt(NS.digest(), held.key)
+        self.leases[leased.lease_id] = [held.key for held in leased.blocks]
+
+    @rule()
+    def release_all(self) -> None:
+        for lease_id in self.leases:
+            self.store.release(lease_id)
+        self.leases = {}
+
+    @rule(seconds=st.integers(1, 100))
+    def let_time_pass(self, seconds: int) -> None:
+        self.now += seconds
+        if seconds >= 60:
+            self.leases = {}
+
+    @rule()
+    def move(self) -> None:
+        self.store.run_pending()
+
+    @rule(tokens=TOKENS)
+    def remove(self, tokens: list[int]) -> None:
+        keys = [block.key for block in samples.sequence(NS, tokens)]
+        self.store.remove_seq(NS.digest(), keys)
+
+    @rule(pick=st.integers(0, 1000), level=st.integers(0, 1))
+    def flip_a_bit(self, pick: int, level: int) -> None:
+        if level < len(self.tiers):
+            tier = self.tiers[level][0]
+            assert isinstance(tier, MemoryTier)
+            if tier.blocks:
+                place = sorted(tier.blocks)[pick % len(tier.blocks)]
+                content = bytearray(tier.blocks[place])
+                content[4096] ^= 4
+                tier.blocks[place] = bytes(content)
+                self.damaged.add(place[1])
+
+    @precondition(lambda self: not self.leases)
+    @rule()
+    def crash_and_restart(self) -> None:
+        self.session = None
+        self.open()
+
+    @rule()
+    def stop_and_start(self) -> None:
+        left = self.store.close(drain_seconds=10)
+        assert left.blocks >= 0
+        self.open()
+
+    @invariant()
+    def budgets_hold(self) -> None:
+        for tier, budget in getattr(self, "tiers", []):
+            assert isinstance(tier, MemoryTier)
+            held = sum(map(len, tier.blocks.values())) + sum(map(len, tier.bad.values()))
+            held += sum(temp.file_bytes for temp in tier.writing.values())
+            assert held <= budget
+        for report in self.store.report().tiers if hasattr(self, "store") else []:
+            assert report.used_bytes + report.reserved_bytes <= report.budget_bytes
+
+    @invariant()
+    def books_equal_the_tiers(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for level in self.store._state.levels:
+            assert isinstance(level.tier, MemoryTier)
+            assert {key for _, key in level.tier.blocks} == set(level.lru)
+            for key in level.lru:
+                record = self.store._state.tree.get(key)
+                assert record is not None
+                assert level.index in record.levels
+
+    @invariant()
+    def leased_blocks_are_there(self) -> None:
+        for keys in self.leases.values():
+            for key in keys:
+                assert key in self.damaged or key in self.store._state.tree
+
+    @invariant()
+    def no_chain_has_a_hole(self) -> None:
+        """Except where damage or a crash of the writer made it."""
+        if self.damaged or not hasattr(self, "store"):
+            return
+        tree = self.store._state.tree
+        for record in tree:
+            assert record.parent == NS.digest() or BlockKey(record.parent) in tree
+
+
+def tokens_of(data: bytes) -> list[int]:
+    from ollama_tiering.store.blockfile import buffer_reader, read_meta
+
+    return tokens_from_bytes(read_meta(buffer_reader(data), len(data)).tokens)
+
+
+class FsStoreMachine(StoreMachine):
+    """The same over directories, with an index that outlives crashes."""
+
+    def make_tiers(self, ram_bytes: int, local_bytes: int) -> list[tuple[Tier, int]]:
+        self.directory = TemporaryDirectory()
+        self.budgets = (ram_bytes, local_bytes)
+        return []
+
+    def open(self) -> None:
+        for tier, _ in self.tiers:
+            tier.close()
+        root = Path(self.directory.name)
+        kinds = (TierKind.RAM, TierKind.LOCAL)
+        self.tiers = [
+            (FsTier(kind, root / kind.label), budget)
+            for kind, budget in zip(kinds, self.budgets, strict=True)
+            if budget
+        ]
+        self.store = TieredStore(
+            self.tiers,
+            index_path=root / "index.sqlite",
+            background=False,
+            measure=False,
+            clock=lambda: self.now,
+            lease_seconds=60,
+        )
+        self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
+        self.leases = {}
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush_index()
+
+    @rule(pick=st.integers(0, 1000), level=st.integers(0, 1))
+    def flip_a_bit(self, pick: int, level: int) -> None:
+        if level < len(self.tiers) and (files := self.files(level)):
+            file = files[pick % len(files)]
+            content = bytearray(file.read_bytes())
+            content[4096] ^= 4
+            file.chmod(0o600)
+            file.write_bytes(content)
+            self.damaged.add(BlockKey(bytes.fromhex(file.stem)))
+
+    def files(self, level: int) -> list[Path]:
+        directory = self.tiers[level][0].directory
+        assert directory is not None
+        return sorted(directory.rglob("*.kvb"))
+
+    @invariant()
+    def budgets_hold(self) -> None:
+        for level, (tier, budget) in enumerate(getattr(self, "tiers", [])):
+            assert tier.directory is not None
+            suffixes = (".kvb", ".bad", ".tmp")
+            files = [p for p in tier.directory.rglob("*") if p.suffix in suffixes]
+            assert sum(p.stat().st_blocks * 512 for p in files) <= budget, level
+
+    @invariant()
+    def books_equal_the_tiers(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for level in self.store._state.levels:
+            names = {file.stem for file in self.files(level.index)}
+            assert names == {key.hex() for key in level.lru}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.directory.cleanup()
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestFsStoreMachine = FsStoreMachine.TestCase
+TestFsStoreMachine.settings = settings(
+    max_examples=25,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

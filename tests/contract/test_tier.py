@@ -1,0 +1,194 @@
+"""TierContract: what every tier promises, over all implementations that can run here."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.store import samples
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.tier import OpenBlock, Tier, TierKind
+
+NS = samples.namespace()
+NAMESPACE = NS.digest()
+BLOCKS = samples.sequence(NS, range(10))
+Opener = Callable[[], Tier]
+
+
+@pytest.fixture(params=["memory", "tmpfs directory", "disk directory"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the tier; called again, opens what the first one left, as after a kill."""
+    if request.param == "memory":
+        tier = MemoryTier(TierKind.LOCAL)
+        yield lambda: tier
+        return
+    directory = tmp_path / "tier"
+    if request.param == "tmpfs directory":
+        if not Path("/dev/shm").is_dir():
+            pytest.skip("no tmpfs at /dev/shm")
+        directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield lambda: FsTier(TierKind.LOCAL, directory, exclusive=False)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def tier(reopen: Opener) -> Iterator[Tier]:
+    opened = reopen()
+    yield opened
+    opened.close()
+
+
+def store(tier: Tier, index: int = 0) -> BlockKey:
+    block = BLOCKS[index]
+    temp = tier.create(NAMESPACE, block.key, len(block.data))
+    temp.write_at(0, block.data)
+    tier.publish(temp)
+    return block.key
+
+
+def whole(block: OpenBlock) -> bytes:
+    return block.read_at(0, block.file_bytes)
+
+
+def test_what_is_published_is_read_back(tier: Tier) -> None:
+    key = store(tier)
+    with tier.open(NAMESPACE, key) as block:
+        assert block.file_bytes == len(BLOCKS[0].data)
+        assert whole(block) == BLOCKS[0].data
+    assert tier.exists(NAMESPACE, key)
+
+
+def test_physical_bytes_are_at_least_the_file(tier: Tier) -> None:
+    block = BLOCKS[0]
+    temp = tier.create(NAMESPACE, block.key, len(block.data))
+    temp.write_at(0, block.data)
+    assert tier.publish(temp) >= len(block.data)
+
+
+def test_nothing_is_visible_before_publish(tier: Tier) -> None:
+    block = BLOCKS[0]
+    temp = tier.create(NAMESPACE, block.key, len(block.data))
+    temp.write_at(0, block.data)
+    assert not tier.exists(NAMESPACE, block.key)
+    with pytest.raises(FileNotFoundError), tier.open(NAMESPACE, block.key):
+        pass
+    with temp.open() as opened:
+        assert whole(opened) == block.data
+
+
+def test_a_created_block_is_zeros_of_the_asked_size(tier: Tier) -> None:
+    temp = tier.create(NAMESPACE, BLOCKS[0].key, 8192)
+    with temp.open() as opened:
+        assert whole(opened) == bytes(8192)
+
+
+def test_discard_leaves_nothing(tier: Tier) -> None:
+    temp = tier.create(NAMESPACE, BLOCKS[0].key, 8192)
+    tier.discard(temp)
+    assert list(tier.scan()) == []
+
+
+def test_an_interrupted_write_is_gone_after_a_restart(reopen: Opener) -> None:
+    tier = reopen()
+    key = store(tier)
+    temp = tier.create(NAMESPACE, BLOCKS[1].key, 8192)
+    again = reopen()
+    assert [stored.key for stored in again.scan()] == [key]
+    assert temp.path is None or not temp.path.exists()
+
+
+def test_a_scan_finds_what_was_published(reopen: Opener) -> None:
+    tier = reopen()
+    keys = {store(tier, index) for index in range(3)}
+    found = list(reopen().scan())
+    assert {stored.key for stored in found} == keys
+    assert {stored.namespace for stored in found} == {NAMESPACE}
+    assert all(stored.file_bytes == len(BLOCKS[0].data) for stored in found)
+    assert all(stored.stored_bytes >= stored.file_bytes for stored in found)
+
+
+def test_remove_is_idempotent(tier: Tier) -> None:
+    key = store(tier)
+    tier.remove(NAMESPACE, key)
+    tier.remove(NAMESPACE, key)
+    assert not tier.exists(NAMESPACE, key)
+
+
+def test_an_open_block_survives_its_removal(tier: Tier) -> None:
+    key = store(tier)
+    with tier.open(NAMESPACE, key) as block:
+        tier.remove(NAMESPACE, key)
+        assert whole(block) == BLOCKS[0].data
+
+
+def test_quarantine_hides_the_block_and_counts_its_bytes(tier: Tier) -> None:
+    key = store(tier)
+    tier.quarantine(NAMESPACE, key)
+    assert not tier.exists(NAMESPACE, key)
+    assert tier.quarantined_bytes() >= len(BLOCKS[0].data)
+    assert list(tier.scan()) == []
+
+
+def test_quarantine_of_what_is_not_there_says_so(tier: Tier) -> None:
+    with pytest.raises(FileNotFoundError):
+        tier.quarantine(NAMESPACE, BLOCKS[0].key)
+
+
+def test_quarantine_outlives_a_restart_until_purged(reopen: Opener) -> None:
+    tier = reopen()
+    tier.quarantine(NAMESPACE, store(tier))
+    again = reopen()
+    assert list(again.scan()) == []
+    assert again.quarantined_bytes() > 0
+    again.purge_quarantine(keep_blocks=0)
+    assert again.quarantined_bytes() == 0
+
+
+def test_purge_keeps_the_newest(tier: Tier) -> None:
+    for index in range(3):
+        tier.quarantine(NAMESPACE, store(tier, index))
+    tier.purge_quarantine(keep_blocks=1)
+    assert tier.quarantined_bytes() == len(BLOCKS[2].data)
+
+
+def test_reading_past_the_end_is_an_error(tier: Tier) -> None:
+    key = store(tier)
+    with tier.open(NAMESPACE, key) as block, pytest.raises(Exception) as caught:  # noqa: PT011
+        block.read_at(block.file_bytes - 10, 20)
+    assert not isinstance(caught.value, AssertionError)
+
+
+def test_the_same_key_in_two_namespaces_is_two_blocks(tier: Tier) -> None:
+    other = NamespaceId(bytes(32))
+    key = store(tier)
+    assert not tier.exists(other, key)
+    tier.remove(other, key)
+    assert tier.exists(NAMESPACE, key)
+
+
+def test_describe_twice_is_fine_and_no_block(tier: Tier) -> None:
+    tier.describe(NAMESPACE, NS.fields())
+    tier.describe(NAMESPACE, NS.fields())
+    assert list(tier.scan()) == []
+
+
+def test_a_full_disk_is_enospc(monkeypatch: pytest.MonkeyPatch, tier: Tier) -> None:
+    if isinstance(tier, MemoryTier):
+        tier.capacity_bytes = 4096
+    else:
+
+        def full(fd: int, offset: int, length: int) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="space") as caught:
+        tier.create(NAMESPACE, BLOCKS[0].key, 8192)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tier.scan()) == []
