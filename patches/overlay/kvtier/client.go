@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,8 @@ type Client struct {
 	probing  atomic.Bool
 	failures atomic.Uint64
 	onUp     func()
+	first    chan struct{} // closed when the first probe has ended
+	once     sync.Once
 	done     chan struct{}
 }
 
@@ -54,7 +57,7 @@ func NewClient(socket string, onUp func()) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn, rpc: tierpb.NewBlockStoreClient(conn), onUp: onUp, done: make(chan struct{})}
+	c := &Client{conn: conn, rpc: tierpb.NewBlockStoreClient(conn), onUp: onUp, first: make(chan struct{}), done: make(chan struct{})}
 	c.probe()
 	return c, nil
 }
@@ -63,6 +66,15 @@ func NewClient(socket string, onUp func()) (*Client, error) {
 func (c *Client) Close() {
 	close(c.done)
 	c.conn.Close()
+}
+
+// WaitFirst waits until the first probe has ended, at most for LookupTimeout: a request that follows the loading of a model
+// at once finds the sidecar up if it is.
+func (c *Client) WaitFirst() {
+	select {
+	case <-c.first:
+	case <-time.After(LookupTimeout):
+	}
 }
 
 // Up reports whether the sidecar answered last.
@@ -258,6 +270,9 @@ func (c *Client) probe() {
 			cancel()
 			if err == nil {
 				c.up.Store(true)
+			}
+			c.once.Do(func() { close(c.first) })
+			if err == nil {
 				slog.Info("kv tiering: sidecar is up")
 				if c.onUp != nil {
 					c.onUp()

@@ -93,6 +93,7 @@ func tierAttach(s *Server) {
 		go t.snapshotLoop()
 	}
 	close(ready)
+	client.WaitFirst()
 }
 
 // bind fills in what the model says; it returns why the model can't be tiered.
