@@ -39,7 +39,9 @@ DEFAULT_TAG = "v0.16.3"
 SOCKET_PATH_MAX_BYTES = 107  # sun_path of Linux, less the terminating zero
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-_UNITS |= {f"{unit}b": factor for unit, factor in list(_UNITS.items()) if len(unit) == 1 and unit != "b"}
+_UNITS |= {
+    f"{unit}b": factor for unit, factor in list(_UNITS.items()) if len(unit) == 1 and unit != "b"
+}
 _UNITS |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": GIB << 10}
 _UNITS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": GIB << 10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
@@ -270,7 +272,9 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
     return Config(sidecar=sidecar, patch=PatchConfig(**values["patch"]))
 
 
-def load_sidecar(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None) -> SidecarConfig:
+def load_sidecar(
+    overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
+) -> SidecarConfig:
     return load(overrides, path=path).sidecar
 
 
@@ -302,7 +306,12 @@ def _lookup(
     """The value that counts, its parser, where it came from, and what to do when it is wrong."""
     if setting.key in flags:
         flag = "--" + name.replace("_", "-")
-        return flags[setting.key], setting.parse, f"flag {flag}", f"run the command with another {flag}"
+        return (
+            flags[setting.key],
+            setting.parse,
+            f"flag {flag}",
+            f"run the command with another {flag}",
+        )
     if setting.env and os.environ.get(setting.env):
         cure = f"unset {setting.env} or give it a valid value"
         parse = setting.env_parse or setting.parse
@@ -318,7 +327,9 @@ def _read_file(file: Path, *, required: bool) -> tuple[dict[str, Any], str]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         if required or os.environ.get(ENV_CONFIG):
-            raise ConfigError(f"{file}: no such file", hint=f"unset {ENV_CONFIG} to use none") from None
+            raise ConfigError(
+                f"{file}: no such file", hint=f"unset {ENV_CONFIG} to use none"
+            ) from None
         return {}, ""
     except UnicodeDecodeError as error:
         line = 1 + error.object[: error.start].count(b"\n")

@@ -34,7 +34,9 @@ def stable_tags(source: str, first: str, last: str) -> list[str]:
     git = upstream.import_git().Git()
     local = upstream.local_git_dir(source)
     where = ["--git-dir", str(local), "for-each-ref", "--format=x\t%(refname)", "refs/tags"]
-    listed = git.execute(["git", *where] if local else ["git", "ls-remote", "--tags", "--refs", source])
+    listed = git.execute(
+        ["git", *where] if local else ["git", "ls-remote", "--tags", "--refs", source]
+    )
     names = (line.partition("refs/tags/")[2] for line in str(listed).splitlines())
     low, high = manifest.version_key(first), manifest.version_key(last)
     tags = [name for name in names if low <= manifest.version_key(name) <= high]
@@ -90,7 +92,9 @@ def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--source", default=URL)
     parser.add_argument("--first", default="v0.16.0")
     parser.add_argument("--last", default="v0.24.0")

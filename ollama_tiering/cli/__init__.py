@@ -23,14 +23,26 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 COMMANDS = {
     "up": ("ollama_tiering.cli.up:up", "Everything with one command: patch, sidecar, serve."),
-    "demo": ("ollama_tiering.cli.demo:demo", "Show a restart that keeps its KV cache, on this machine."),
+    "demo": (
+        "ollama_tiering.cli.demo:demo",
+        "Show a restart that keeps its KV cache, on this machine.",
+    ),
     "fetch": ("ollama_tiering.cli.fetch:fetch", "Put upstream source into the source cache."),
-    "patch": ("ollama_tiering.cli.patch:patch", "Check, apply, revert and build the patched Ollama."),
-    "sidecar": ("ollama_tiering.cli.sidecar:sidecar", "Run the block store service and look into it."),
+    "patch": (
+        "ollama_tiering.cli.patch:patch",
+        "Check, apply, revert and build the patched Ollama.",
+    ),
+    "sidecar": (
+        "ollama_tiering.cli.sidecar:sidecar",
+        "Run the block store service and look into it.",
+    ),
     "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
-    "bench": ("ollama_tiering.cli.bench:bench", "Measure; every number against one of the same run."),
+    "bench": (
+        "ollama_tiering.cli.bench:bench",
+        "Measure; every number against one of the same run.",
+    ),
 }
 
 
@@ -62,7 +74,9 @@ def _exists(target: str) -> bool:
 
 @click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="tiering")
-@click.option("--debug", is_flag=True, envvar="OLLAMA_TIERING_DEBUG", help="Tracebacks instead of one line.")
+@click.option(
+    "--debug", is_flag=True, envvar="OLLAMA_TIERING_DEBUG", help="Tracebacks instead of one line."
+)
 def cli(debug: bool) -> None:
     """Stock Ollama with a KV cache that outlives restarts."""
 
@@ -86,13 +100,19 @@ def _run(arguments: list[str], debug: bool) -> int:
         click.echo(error.format_message(), err=True)
         return UsageError.exit_code
     except click.ClickException as error:
-        hint = f"{error.ctx.command_path} -h" if isinstance(error, click.UsageError) and error.ctx else None
+        hint = (
+            f"{error.ctx.command_path} -h"
+            if isinstance(error, click.UsageError) and error.ctx
+            else None
+        )
         _complain(error.format_message(), hint)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted", None)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone; keep the interpreter's last flush quiet
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has gone; keep the interpreter's last flush quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -102,7 +122,9 @@ def _run(arguments: list[str], debug: bool) -> int:
         where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
         _complain(
             f"unexpected {type(error).__name__} at {where}: {error}",
-            None if debug else "this is a bug; run again with `tiering --debug …` and report what it prints",
+            None
+            if debug
+            else "this is a bug; run again with `tiering --debug …` and report what it prints",
         )
         return 1
     return outcome if isinstance(outcome, int) else 0

@@ -46,7 +46,7 @@ _BUILD = _options(_TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED, _QUIET, _
 @click.group(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)
 @_BUILD
 @click.pass_context
-def patch(ctx: click.Context, **given: Any) -> None:
+def patch(ctx: click.Context, /, **given: Any) -> None:
     """Check, apply, revert and build the patched Ollama.
 
     Without a subcommand: fetch if needed, apply, build. The last line on stdout is the path of the binary.

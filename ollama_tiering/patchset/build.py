@@ -187,7 +187,7 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
     }
     variables |= {name: v.replace("{digest}", patchset.digest) for name, v in patchset.go_ldflags.items()}
     ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in variables.items())])
-    command = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+    command: list[str | Path] = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
     if plan.options.jobs:
         command += ["-p", str(plan.options.jobs)]
     # beside the final name first: a running server keeps its file, a failed link leaves the old one
