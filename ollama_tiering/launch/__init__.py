@@ -1,1 +1,1 @@
-"""Starting, watching and stopping the two processes, and what is built on that: up, demo, doctor."""
+"""Starts, watches and stops the two processes; on that stand up, demo and doctor."""

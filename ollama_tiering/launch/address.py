@@ -34,11 +34,15 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """As v0.16.3 envconfig/config.go `Host`, less paths and TLS: `host`, `:port`, `host:port`, `http://host:port`."""
+    """As v0.16.3 envconfig/config.go `Host`, less paths and TLS: `host`, `:port`, `host:port`,
+    `http://host:port`.
+    """
     value = text.strip().strip("\"'").rstrip("/")
     scheme, separator, rest = value.rpartition("://")
     if separator and scheme != "http":
-        raise UsageError(f"{text!r}: a server listens on plain http", hint="write it like 127.0.0.1:11434")
+        raise UsageError(
+            f"{text!r}: a server listens on plain http", hint="write it like 127.0.0.1:11434"
+        )
     if rest.startswith("["):
         host, _, port = rest[1:].partition("]")
         port = port.removeprefix(":")
@@ -106,7 +110,9 @@ def _can_bind(address: Address) -> bool:
         try:
             probe.bind((address.host, address.port))
         except socket.gaierror:
-            raise UsageError(f"{address.host}: no such host here", hint="--host names an address of this machine") from None
+            raise UsageError(
+                f"{address.host}: no such host here", hint="--host names an address of this machine"
+            ) from None
         except OSError as error:
             if error.errno in (98, 48):  # EADDRINUSE on Linux, macOS
                 return False
@@ -118,7 +124,9 @@ def _process_at(port: int) -> tuple[int | None, str]:
     """Process id and name of the listener, as far as this user may see it."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port and connection.pid:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.pid:
                 return connection.pid, psutil.Process(connection.pid).name()
     except (psutil.Error, OSError):
         pass

@@ -1,6 +1,8 @@
-"""The sidecar as seen by whoever starts it: asked over its socket, started in a process of its own, stopped.
+"""The sidecar as seen by whoever starts it: asked over its socket, started in a process of its own,
+stopped.
 
-A sidecar that already answers on the socket is used and left running: only what we started do we stop.
+A sidecar that already answers on the socket is used and left running: only what we started do we
+stop.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | Non
     """What the sidecar on that socket says of itself; None where none answers."""
     if not socket.is_socket():
         return None
-    # A channel of its own each time: a kept one waits up to two minutes before it tries a lost socket again.
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    # A channel of its own each time: a kept one waits up to two minutes before it tries a lost
+    # socket again.
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         try:
             answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(
                 pb.StatRequest(), timeout=seconds
@@ -56,7 +60,10 @@ class BlockService:
     child: Child | None = None
 
     def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
-        """Starts it unless one answers. ServiceError with its last words where it cannot be started."""
+        """Starts it unless one answers.
+
+        ServiceError with its last words where it cannot be started.
+        """
         if self.child is None and (found := ask(self.socket)):
             return found
         if self.child is None or not self.child.running:

@@ -1,8 +1,8 @@
 """The demonstration: one prompt four times, and what must be true of it. The same for every engine.
 
-The reference of every comparison is the hit in the engine's own memory, which resumes at the same position as a
-restore. A cold run computes the prompt in other batches, so its last bits may differ in an untouched engine too: of it
-only the tokens are compared, and its outcome decides nothing.
+The reference of every comparison is the hit in the engine's own memory, which resumes at the same
+position as a restore. A cold run computes the prompt in other batches, so its last bits may differ
+in an untouched engine too: of it only the tokens are compared, and its outcome decides nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLD, HIT, UNLOADED, RESTARTED = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request beside the reference; `restored` says that it must be identical and from a tier."""
+    """One request beside the reference; `restored`: it must be identical and from a tier."""
 
     label: str
     answer: Answer
@@ -118,5 +118,7 @@ def show(
 def make_prompt(tokens: int = PROMPT_TOKENS, seed: int = 1) -> str:
     """Text of lower-case words; in the made models each character is one token."""
     source = random.Random(seed)
-    words = ("".join(source.choices("etaoinshrdlucmfw", k=source.randint(2, 9))) for _ in range(tokens))
+    words = (
+        "".join(source.choices("etaoinshrdlucmfw", k=source.randint(2, 9))) for _ in range(tokens)
+    )
     return " ".join(words)[:tokens]

@@ -1,4 +1,7 @@
-"""What a demonstration or a benchmark asks of an engine, and the private place it works in. No engine is named here."""
+"""What a demonstration or a benchmark asks of an engine, and the private place it works in.
+
+No engine is named here.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.block_service import BlockService
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,7 +33,10 @@ class Answer:
 
 
 class Driver(Protocol):
-    """One engine with one model and a sidecar of its own. Not thread-safe; `close` ends all it started."""
+    """One engine with one model and a sidecar of its own.
+
+    Not thread-safe; `close` ends all it started.
+    """
 
     name: str
 
@@ -44,13 +51,17 @@ class Driver(Protocol):
         """Takes the model out of memory and loads it again; both processes stay."""
 
     def restart(self) -> None:
-        """Ends engine and sidecar the way a person does, then starts both again and loads the model."""
+        """Ends engine and sidecar the way a person does, then starts both again and loads the
+        model.
+        """
 
     def close(self) -> None: ...
 
 
 class Scratch:
-    """Private directories for one run: files below the temporary directory, the RAM tier on tmpfs where there is one."""
+    """Private directories for one run: files below the temporary directory, the RAM tier on tmpfs
+    where there is one.
+    """
 
     def __init__(self, purpose: str, *, keep: bool = False) -> None:
         prefix = f"tiering-{purpose}-"
@@ -66,7 +77,9 @@ class Scratch:
         return self.root / "model.gguf"
 
     def environment(self) -> dict[str, str | None]:
-        """No setting of the person's own Ollama or sidecar leaks in, nothing of ours goes to their home."""
+        """No setting of the person's own Ollama or sidecar leaks in, nothing of ours goes to their
+        home.
+        """
         own: dict[str, str | None] = {
             name: None for name in os.environ if name.startswith(("OLLAMA_", "XDG_"))
         }
@@ -74,12 +87,12 @@ class Scratch:
         return own | {"HOME": str(home), "OLLAMA_TIERING_CONFIG": str(settings)}
 
     def sidecar(self, *, ram_gb: float = 2, local_gb: float = 8) -> BlockService:
-        options = ("--ram-dir", self.ram, "--ram-gb", str(ram_gb))
-        options += ("--local", self.root / "blocks", "--local-gb", str(local_gb))
+        ram = ("--ram-dir", self.ram, "--ram-gb", str(ram_gb))
+        local = ("--local", self.root / "blocks", "--local-gb", str(local_gb))
         return BlockService(
             self.root / "s.sock",
             self.root / "sidecar.log",
-            options,
+            (*ram, *local),
             self.environment(),
             leashed=True,
         )
@@ -93,6 +106,9 @@ class Scratch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.keep:
+        if self.keep:
+            return
+        shutil.rmtree(self.ram, ignore_errors=True)
+        # An error names the logs in here as the place to look; an interrupt does not.
+        if not isinstance(error, TieringError):
             shutil.rmtree(self.root, ignore_errors=True)
-            shutil.rmtree(self.ram, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Runs a program that gets SIGTERM when its parent dies: `python -m ollama_tiering.launch.leash PROGRAM ARG...`.
+"""Runs a program that gets SIGTERM when its parent dies: `python leash.py PROGRAM ARG...`.
 
-The process id stays that of the program. Only Linux knows the signal; elsewhere the program just runs.
-Standard library only: this file is imported by a fresh interpreter each time.
+The process id stays that of the program. Only Linux knows the signal; elsewhere the program just
+runs. Standard library only: a fresh interpreter runs this file by its path each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A patched `ollama serve` in a process of its own, and the few calls of its HTTP API that we need.
 
-It is stopped by SIGTERM to its own process id: on that it asks its runners to store their K/V, then ends them.
+It is stopped by SIGTERM to its own process id: on that it asks its runners to store their K/V, then
+ends them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _CONNECT_SECONDS = 5.0
 def server_environment(
     address: Address, socket: Path | None, models: Path | None = None
 ) -> dict[str, str | None]:
-    """What is set over the inherited environment. Without a socket tiering is off: a stock server."""
+    """What is set over the inherited environment.
+
+    Without a socket tiering is off: a stock server.
+    """
     tiering: dict[str, str | None] = (
         {config.ENV_ENABLE: "1", config.ENV_SOCKET: str(socket)}
         if socket
@@ -48,7 +52,10 @@ def start_server(
     interrupted: Callable[[], bool] = lambda: False,
     leashed: bool = False,
 ) -> Child:
-    """`ollama serve`, ready to be asked. ServiceError with its last words where it does not get there."""
+    """`ollama serve`, ready to be asked.
+
+    ServiceError with its last words where it does not get there.
+    """
     child = start("ollama serve", binary, "serve", log=log, env=env, leashed=leashed)
     try:
         api = Api(address)
@@ -119,7 +126,9 @@ class Api:
             content = _checked(client.get("/api/ps")).json()
         return [str(model["name"]) for model in content.get("models") or []]
 
-    def generate(self, model: str, prompt: str, *, top_logprobs: int = 5, **options: Any) -> Generated:
+    def generate(
+        self, model: str, prompt: str, *, top_logprobs: int = 5, **options: Any
+    ) -> Generated:
         """Streams an answer of a raw prompt; greedy unless the options say otherwise."""
         body = self._body(model, prompt, options) | {"stream": True, "logprobs": True}
         body["top_logprobs"] = top_logprobs

@@ -1,4 +1,7 @@
-"""The patched Ollama as a Driver. Counts of tokens are what the runner reported to the sidecar, not guesses of ours."""
+"""The patched Ollama as a Driver.
+
+Counts of tokens are what the runner reported to the sidecar, not guesses of ours.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A child process with a log file: started in a session of its own, ended by its process id.
 
-A signal to the whole group would end Ollama's runner before the server could ask it to store its K/V, so a polite stop
-goes to the one process. What is left of the group is killed only after that process has gone, or when told to insist.
+A signal to the whole group would end Ollama's runner before the server could ask it to store its
+K/V, so a polite stop goes to the one process. What is left of the group is killed only after that
+process has gone, or when told to insist.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ollama_tiering.errors import MissingTool, ServiceError
+from ollama_tiering.launch import leash
 
 POLL_SECONDS = 0.02
 TAIL_LINES = 12
@@ -56,7 +58,10 @@ class Child:
         seconds: float,
         hurry: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Asks it to end and waits; kills it when the time is over or `hurry` says so. False: it was killed."""
+        """Asks it to end and waits; kills it when the time is over or `hurry` says so.
+
+        False: it was killed.
+        """
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -86,7 +91,8 @@ def start(
     cwd: Path | None = None,
     leashed: bool = False,
 ) -> Child:
-    """Starts a program with its output in `log`. `env` is laid over our own; None removes a variable.
+    """Starts a program with its output in `log`. `env` is laid over our own; None removes a
+    variable.
 
     `leashed`: it gets SIGTERM when this process dies without stopping it.
     """
@@ -94,7 +100,7 @@ def start(
     if not Path(program[0]).is_file():
         raise MissingTool(f"{program[0]}: no such program")
     if leashed:
-        program = [sys.executable, "-m", "ollama_tiering.launch.leash", *program]
+        program = [sys.executable, "-IS", leash.__file__, *program]
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
@@ -128,7 +134,10 @@ def wait_ready(
     seconds: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Returns when `ready` is true. ServiceError, with the last lines of the log, where it dies or never gets so."""
+    """Returns when `ready` is true.
+
+    ServiceError, with the last lines of the log, where it dies or never gets so.
+    """
     deadline = time.monotonic() + seconds
     while not ready():
         if interrupted():

@@ -1,0 +1,151 @@
+"""`tiering demo`: a restart that keeps its KV cache, shown on this machine, with nothing of it left
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.errors import ResultDiffers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ollama_tiering.launch.choose import Choice
+    from ollama_tiering.launch.demo import Outcome
+    from ollama_tiering.launch.drivers import Driver, Scratch
+
+LAYERS = 8  # of the made model: enough that computing the prompt is felt
+
+_NOTE = (
+    "Seconds are to the first token, with the model loaded. Identical: {tokens} tokens and the "
+    "top 5 log probabilities of each, against the in-memory hit. A cold run computes the prompt "
+    "in other batches, so its last bits may differ without any tiering."
+)
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "ollama", "reference"]),
+    default="auto",
+    show_default=True,
+    help="The patched Ollama, or the small numpy engine.",
+)
+@click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -> None:
+    """Ask one prompt cold, again from memory, after an unload, and after a restart of both
+    processes.
+
+    Everything is private: a model made on the spot, temporary directories, a sidecar and a server
+    of its own. Exit code 1 if anything restored differs, or nothing was restored.
+    """
+    from ollama_tiering.launch import demo as demonstration
+    from ollama_tiering.launch.drivers import Scratch
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(f"* {text}", err=True)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
+    choice = _choose(engine, tag, quiet)
+    say(f"engine: {choice.engine} {choice.binary or ''}".rstrip() + f" ({choice.why})")
+    started = time.monotonic()
+    with Scratch("demo", keep=keep) as scratch:
+        _make_model(scratch)
+        driver = _driver(choice, scratch)
+        with contextlib.closing(driver):
+            outcome = demonstration.show(driver, demonstration.make_prompt(), say)
+    seconds = time.monotonic() - started
+    if as_json:
+        more = {"why": choice.why, "seconds": round(seconds, 2)}
+        click.echo(json.dumps(outcome.as_json() | more, indent=1))
+    else:
+        _print(outcome, seconds)
+    if keep:
+        click.echo(f"kept: {scratch.root} and {scratch.ram}", err=True)
+    if outcome.failures:
+        raise ResultDiffers(
+            "; ".join(outcome.failures), hint="run again with --keep and look at the logs"
+        )
+
+
+def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
+    from ollama_tiering.cli.patch import ensure_binary
+    from ollama_tiering.config import load
+    from ollama_tiering.launch.choose import choose
+    from ollama_tiering.patchset.report import Report
+    from ollama_tiering.patchset.upstream import SourceCache, normal_tag
+
+    wanted = normal_tag(tag or load().patch.tag)
+    return choose(
+        engine,
+        source_cached=lambda: SourceCache().has(wanted),
+        build=lambda: ensure_binary(Report(quiet=quiet), tag=wanted),
+    )
+
+
+def _make_model(scratch: Scratch) -> None:
+    from ollama_tiering.models.make import make_model
+    from ollama_tiering.models.shapes import make_shape
+
+    make_model(make_shape("qwen3-tiny", layers=LAYERS), scratch.model_file, seed=1)
+
+
+def _driver(choice: Choice, scratch: Scratch) -> Driver:
+    if choice.binary:
+        from ollama_tiering.launch.ollama_driver import OllamaDriver
+
+        return OllamaDriver(choice.binary, scratch)
+    from ollama_tiering.launch.reference_driver import ReferenceDriver
+
+    return ReferenceDriver(scratch)
+
+
+def _print(outcome: Outcome, seconds: float) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    console.print(_table(outcome))
+    console.print(_NOTE.format(tokens=len(outcome.rows[0].answer.tokens)), style="dim")
+    if not outcome.failures:
+        console.print(
+            f"Restored answers are identical, bit for bit. The demonstration took {seconds:.0f} s."
+        )
+
+
+def _table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    prompt = outcome.rows[0].answer.prompt_tokens
+    table = Table(title=f"{outcome.engine}, a prompt of {prompt} tokens", title_justify="left")
+    table.add_column("")
+    for heading in ("seconds", "tokens recomputed", "tokens from memory", "tokens restored"):
+        table.add_column(heading, justify="right")
+    table.add_column("identical")
+    for row in outcome.rows:
+        answer = row.answer
+        table.add_row(
+            row.label,
+            f"{answer.seconds_to_first_token:.3f}",
+            f"{answer.recomputed_tokens:,}",
+            f"{answer.memory_tokens:,}",
+            f"{answer.restored_tokens:,}",
+            row.verdict,
+            style="red"
+            if row.restored and not (row.identical and answer.restored_tokens)
+            else None,
+        )
+    return table

@@ -1,0 +1,98 @@
+"""`tiering up`: the patched Ollama with its sidecar, in the foreground, with one command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from ollama_tiering.launch.record import Record
+    from ollama_tiering.launch.up import Request
+    from ollama_tiering.patchset.report import Report
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
+@click.option("--source", help="URL or local clone, where the version is not cached yet.")
+@click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
+@click.option(
+    "--models",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Models directory.  [env OLLAMA_MODELS; default: Ollama's own]",
+)
+@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
+@click.option("--cpu", type=click.Choice(["variants", "native"]), help="CPU code of the build.")
+@click.option("--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code of the build.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
+def up(
+    host: str | None,
+    models: Path | None,
+    socket: Path | None,
+    quiet: bool,
+    verbose: bool,
+    **build: Any,
+) -> None:
+    """Build the patched Ollama if needed, start the sidecar, serve.
+
+    Runs until Ctrl-C or SIGTERM: Ollama stores what its models hold, then the sidecar writes it
+    down. Every OLLAMA_* variable is passed on. An installed Ollama is not touched. If it is up
+    already, this says so and ends with exit code 0; if something else has the port, with 9.
+    """
+    from ollama_tiering import config
+    from ollama_tiering.launch import up as launching
+    from ollama_tiering.launch.address import parse_address
+    from ollama_tiering.launch.record import AlreadyUp, Record, claim
+    from ollama_tiering.patchset.report import Report
+
+    report = Report(quiet=quiet, verbose=verbose)
+    address = parse_address(host or os.environ.get("OLLAMA_HOST") or "")
+    settings = config.load_sidecar({"sidecar.socket": socket})
+    request = launching.Request(
+        address, settings.socket_path, models.absolute() if models else None
+    )
+    try:
+        with claim(address) as held:
+            launching.require_free(address)
+            held.write(Record(pid=os.getpid(), url=address.url, socket=str(request.socket)))
+            binary = _binary(report, build)
+            launching.run(request, binary, held, report, lambda: _ready(request, binary, report))
+    except AlreadyUp as already:
+        _already(already.record)
+
+
+def _binary(report: Report, build: dict[str, Any]) -> Path:
+    from ollama_tiering.cli.patch import ensure_binary
+    from ollama_tiering.launch.choose import ENV_BINARY, named_binary
+
+    if named := named_binary():
+        report.say(f"using {named} ({ENV_BINARY})")
+        return named
+    return ensure_binary(report, **build)
+
+
+def _ready(request: Request, binary: Path, report: Report) -> None:
+    from ollama_tiering.launch.address import Address
+    from ollama_tiering.launch.ollama import Api
+
+    where = "" if request.address == Address() else f"OLLAMA_HOST={request.address} "
+    click.echo(f"ready: Ollama {Api(request.address).version()} at {request.address.url}")
+    if not report.quiet:
+        click.echo(f"  use   {where}{binary} run qwen3:0.6b   (or any client)")
+        click.echo("  look  tiering status")
+        click.echo(f"  logs  {request.server_log}  {request.sidecar_log}")
+        click.echo("  stop  Ctrl-C")
+
+
+def _already(record: Record | None) -> None:
+    if record is None:
+        click.echo("already starting")
+    elif record.ready:
+        click.echo(f"already up: {record.url} (process {record.pid}), log {record.server_log}")
+    else:
+        click.echo(f"already starting: {record.url} (process {record.pid})")

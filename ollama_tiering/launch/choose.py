@@ -1,0 +1,62 @@
+"""Which engine runs, and why: a binary that is named, one that can be built without fetching, or
+the numpy engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ollama_tiering.errors import TieringError, UsageError
+
+ENV_BINARY = "OLLAMA_TIERING_BINARY"
+
+OLLAMA, REFERENCE, AUTO = "ollama", "reference", "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`binary` is None for the reference engine."""
+
+    binary: Path | None
+    why: str
+
+    @property
+    def engine(self) -> str:
+        return OLLAMA if self.binary else REFERENCE
+
+
+def named_binary() -> Path | None:
+    """The patched Ollama that the environment names instead of our own build."""
+    name = os.environ.get(ENV_BINARY)
+    if not name:
+        return None
+    path = Path(name).expanduser().absolute()
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise UsageError(f"{ENV_BINARY}={name} is not a program", hint=f"unset {ENV_BINARY}")
+    return path
+
+
+def choose(wanted: str, *, source_cached: Callable[[], bool], build: Callable[[], Path]) -> Choice:
+    """`build` gives the binary, at once when it is up to date.
+
+    With `auto` its failure is an answer, not an error.
+    """
+    if wanted == REFERENCE:
+        return Choice(None, "asked for")
+    if binary := named_binary():
+        return Choice(binary, f"{ENV_BINARY} names it")
+    if wanted == OLLAMA:
+        return Choice(build(), "asked for")
+    if not source_cached():
+        return Choice(
+            None, "Ollama's source is not in the source cache; `tiering fetch` puts it there"
+        )
+    try:
+        return Choice(build(), "built from the cached source")
+    except TieringError as error:
+        reason = error.message.splitlines()[0]
+        cure = f" ({error.hint})" if error.hint else ""
+        return Choice(None, f"Ollama could not be built: {reason}{cure}")

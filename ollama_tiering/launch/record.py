@@ -1,0 +1,84 @@
+"""Which `tiering up` has a port: a locked file that says so, and what it started.
+
+The lock goes with the process, however it ends; content without a lock tells what a killed one
+left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ollama_tiering import config
+from ollama_tiering.launch.address import Address
+
+
+@dataclass(slots=True)
+class Record:
+    """What is said of a running `tiering up`; pids are 0 while there is none."""
+
+    pid: int
+    url: str
+    socket: str = ""
+    binary: str = ""
+    ready: bool = False
+    server_pid: int = 0
+    sidecar_pid: int = 0
+    server_log: str = ""
+    sidecar_log: str = ""
+
+
+class AlreadyUp(Exception):
+    """Another process holds the record; not an error: the work is done, or being done."""
+
+    def __init__(self, record: Record | None) -> None:
+        super().__init__()
+        self.record = record
+
+
+class Claim:
+    """The held record. `write` replaces its content; leaving empties it."""
+
+    def __init__(self, handle: int, left: Record | None) -> None:
+        self._handle = handle
+        self.left = left  # by one that was killed
+
+    def write(self, record: Record) -> None:
+        content = json.dumps(asdict(record), indent=1).encode() + b"\n"
+        os.pwrite(self._handle, content, 0)
+        os.ftruncate(self._handle, len(content))
+
+
+def record_path(address: Address) -> Path:
+    """By port: `localhost` and `127.0.0.1` are one place."""
+    return config.run_dir() / f"up-{address.port}.json"
+
+
+@contextlib.contextmanager
+def claim(address: Address) -> Iterator[Claim]:
+    """Holds the port against another `tiering up`; AlreadyUp where one has it."""
+    path = record_path(address)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyUp(_read(handle)) from None
+        yield Claim(handle, _read(handle))
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _read(handle: int) -> Record | None:
+    """None where nothing, or nothing sensible, stands there."""
+    try:
+        return Record(**json.loads(os.pread(handle, 1 << 16, 0)))
+    except (ValueError, TypeError):
+        return None

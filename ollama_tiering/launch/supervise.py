@@ -1,0 +1,116 @@
+"""Two processes kept together: the server is what is served, the sidecar only helps.
+
+The server's end is the end; a sidecar that dies is started again, with growing pauses, while the
+server goes on. They are stopped in the order that loses nothing: the server first, which stores
+what its models hold, then the sidecar, which writes it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.block_service import BlockService
+from ollama_tiering.launch.ollama import STOP_SECONDS
+from ollama_tiering.launch.process import Child, died
+
+TICK_SECONDS = 0.1
+ASK_EVERY_SECONDS = 5.0  # a sidecar that is not our child
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP: the first asks for an end, the second insists."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def asked(self) -> bool:
+        return self.count > 0
+
+    def insisted(self) -> bool:
+        return self.count > 1
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """For as long as it lasts a signal is counted and raises nothing."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class Pair:
+    """What runs. `say` gets one line for each thing worth knowing."""
+
+    service: BlockService
+    server: Child
+    interrupts: Interrupts
+    say: Callable[[str], None]
+    first_pause_seconds: float = FIRST_PAUSE_SECONDS
+
+    def watch(self) -> None:
+        """Returns when an end is asked for. ServiceError when the server ended by itself."""
+        pause = self.first_pause_seconds
+        ask_at = time.monotonic() + ASK_EVERY_SECONDS
+        while not self.interrupts.asked():
+            if not self.server.running:
+                raise died(self.server)
+            now = time.monotonic()
+            if self.service.child or now >= ask_at:
+                ask_at = now + ASK_EVERY_SECONDS
+                if not self.service.answers:
+                    pause = self._again(pause)
+                    continue
+            time.sleep(TICK_SECONDS)
+
+    def _again(self, pause: float) -> float:
+        """Starts the sidecar after a pause; the next pause, longer where it did not live long."""
+        ended = self.service.obituary() if self.service.child else "the sidecar does not answer"
+        self.say(f"{ended}\nserving goes on without it; starting it again in {pause:g} s")
+        resume_at = time.monotonic() + pause
+        while time.monotonic() < resume_at and not self._over():
+            time.sleep(TICK_SECONDS)
+        if self._over():
+            return pause
+        try:
+            self.service.ensure(self._over)
+        except KeyboardInterrupt:  # `ensure` was told that it is over
+            return pause
+        except ServiceError as error:
+            self.say(error.message)
+        else:
+            self.say("the sidecar runs again")
+            return self.first_pause_seconds
+        return min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _over(self) -> bool:
+        return self.interrupts.asked() or not self.server.running
+
+    def stop_server(self) -> bool:
+        """False: it was killed, before its models' K/V was stored."""
+        polite = self.server.stop(seconds=STOP_SECONDS, hurry=self.interrupts.insisted)
+        if not polite:
+            self.say("ollama serve was killed; what was not stored yet will be computed again")
+        return polite
+
+    def stop_sidecar(self) -> None:
+        insisted = self.interrupts.count
+        if not self.service.child:
+            self.say("the sidecar ran before and stays")
+        elif self.service.stop(lambda: self.interrupts.count > max(1, insisted)):
+            self.say(self.service.last_words() or "sidecar stopped")
+        else:
+            self.say("the sidecar was killed; blocks in RAM stay there until a reboot")

@@ -1,0 +1,157 @@
+"""Everything with one command, from an address to a server that is watched until its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ollama_tiering import __version__, config
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch import block_service, ollama
+from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
+from ollama_tiering.launch.block_service import BlockService
+from ollama_tiering.launch.process import rotate
+from ollama_tiering.launch.record import Claim, Record
+from ollama_tiering.launch.supervise import Interrupts, Pair
+
+_RETIRE_SECONDS = 30.0
+
+
+class Teller(Protocol):
+    """`ollama_tiering.patchset.report.Report` is one."""
+
+    def say(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def stage(self, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    address: Address
+    socket: Path
+    models: Path | None = None
+
+    @property
+    def server_log(self) -> Path:
+        return config.state_dir() / "logs" / f"ollama-{self.address.port}.log"
+
+    @property
+    def sidecar_log(self) -> Path:
+        return config.state_dir() / "logs" / f"sidecar-{self.address.port}.log"
+
+
+def require_free(address: Address) -> None:
+    """ServiceError that says who has the port, and what to do about it."""
+    found = who_listens(address)
+    if found.occupant is Occupant.NOBODY:
+        return
+    beside = f"run beside it: tiering up --host {replace(address, port=address.port + 1)}"
+    by = f" (process {found.pid})" if found.pid else ""
+    if found.occupant is Occupant.OLLAMA:
+        raise ServiceError(
+            f"another Ollama {found.detail} listens on {address} already{by}",
+            hint=f"stop it ({_how_to_stop(found)}), or {beside}",
+        )
+    name = f", {found.detail}" if found.detail else ""
+    raise ServiceError(
+        f"a process that is no Ollama listens on {address}{by}{name}",
+        hint=f"stop that process, or {beside}",
+    )
+
+
+def _how_to_stop(found: Found) -> str:
+    if shutil.which("systemctl") and Path("/etc/systemd/system/ollama.service").exists():
+        return "sudo systemctl stop ollama"
+    return f"kill {found.pid}" if found.pid else "quit the app, or end `ollama serve`"
+
+
+def run(
+    request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[], None]
+) -> None:
+    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for."""
+    interrupts = Interrupts()
+    service = BlockService(request.socket, rotate(request.sidecar_log))
+    record = Record(
+        pid=os.getpid(),
+        url=request.address.url,
+        socket=str(request.socket),
+        binary=str(binary),
+        server_log=str(request.server_log),
+        sidecar_log=str(request.sidecar_log),
+    )
+    with interrupts.listening():
+        _retire_orphan(request.socket, held.left, report)
+        with report.stage("starting the sidecar"):
+            before = service.ensure(interrupts.asked)
+        try:
+            if service.child is None:
+                _say_shared(request.socket, before.version, report)
+            record.sidecar_pid = service.child.pid if service.child else 0
+            held.write(record)
+            with report.stage(f"starting Ollama on {request.address}"):
+                server = ollama.start_server(
+                    binary,
+                    request.address,
+                    log=rotate(request.server_log),
+                    env=ollama.server_environment(request.address, request.socket, request.models),
+                    interrupted=interrupts.asked,
+                    leashed=True,
+                )
+        except BaseException:
+            service.stop(interrupts.insisted)
+            raise
+        pair = Pair(service, server, interrupts, report.say)
+        record.server_pid, record.ready = server.pid, True
+        held.write(record)
+        with _stopping(pair, before.put_blocks, before.put_bytes):
+            ready()
+            pair.watch()
+            report.say("stopping: Ollama stores what its models hold (Ctrl-C again: at once)")
+
+
+@contextlib.contextmanager
+def _stopping(pair: Pair, blocks: int, stored_bytes: int) -> Iterator[None]:
+    """Stops both, whichever way the body ends, and says what was stored meanwhile."""
+    try:
+        yield
+    finally:
+        pair.stop_server()
+        if after := block_service.ask(pair.service.socket):
+            # the counters of a sidecar that was started again begin at 0
+            again = after.put_blocks < blocks
+            new = after.put_blocks - (0 if again else blocks)
+            size = config.format_size(after.put_bytes - (0 if again else stored_bytes))
+            pair.say(f"Ollama stopped; {new} blocks ({size}) were stored")
+        else:
+            pair.say("Ollama stopped")
+        pair.stop_sidecar()
+
+
+def _say_shared(socket: Path, version: str, report: Teller) -> None:
+    pid = block_service.owner(socket)
+    report.say(f"a sidecar runs on {socket} already (process {pid}); it is used and will be left")
+    if version != __version__:
+        report.warn(f"that sidecar is {version}, this is {__version__}: stop it when you can")
+
+
+def _retire_orphan(socket: Path, left: Record | None, report: Teller) -> None:
+    """A `tiering up` that was killed leaves its sidecar; nobody else would ever stop it."""
+    if not left or not left.sidecar_pid or left.sidecar_pid != block_service.owner(socket):
+        return
+    if left.socket != str(socket) or not block_service.ask(socket):
+        return
+    report.say(f"stopping the sidecar that a killed `tiering up` left (process {left.sidecar_pid})")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(left.sidecar_pid, signal.SIGTERM)
+    deadline = time.monotonic() + _RETIRE_SECONDS
+    while socket.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
