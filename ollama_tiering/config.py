@@ -1,7 +1,7 @@
 """Settings: flag > environment > TOML file > default. Sizes are parsed once, here, into bytes.
 
-The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each line of SETTINGS is one key of it. An invalid value is
-a ConfigError that names where it came from (file and line, variable, or flag).
+The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each line of SETTINGS is one key of it. An
+invalid value is a ConfigError that names where it came from (file and line, variable, or flag).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 
 
 def parse_size(value: str | int) -> int:
-    """Bytes of `8GiB`, `500MB`, `1.5g` or a plain number of bytes. ValueError says what is wrong."""
+    """Bytes of `8GiB`, `500MB`, `1.5g` or a plain number. ValueError says what is wrong."""
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a size")
     if isinstance(value, int):
@@ -70,7 +70,7 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-# --- where things are -------------------------------------------------------------------------------------------
+# --- where things are -----------------------------------------------------------------------------
 
 
 def cache_dir() -> Path:
@@ -118,7 +118,7 @@ def _user_dir(kind: str) -> Path:
     return Path(str(getattr(platformdirs, f"user_{kind}_dir")(APP_NAME)))
 
 
-# --- the typed settings -----------------------------------------------------------------------------------------
+# --- the typed settings ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,9 @@ SETTINGS = (
 
 
 def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Config:
-    """All settings. `overrides` are flags by their file key (`sidecar.ram_budget`); None means not given."""
+    """All settings. `overrides` are flags by their file key (`sidecar.ram_budget`); None means not
+    given.
+    """
     file = path or config_file()
     document, text = _read_file(file, required=path is not None)
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
@@ -367,7 +369,9 @@ def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> 
 
 
 def _line_of(text: str, key: str) -> int:
-    """Line of `section.name` or `section` in a TOML text that has parsed; 1 where the spelling is unusual."""
+    """Line of `section.name` or `section` in a TOML text that has parsed; 1 where the spelling is
+    unusual.
+    """
     section, _, name = key.partition(".")
     current = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -376,8 +380,8 @@ def _line_of(text: str, key: str) -> int:
             current = header[1]
             if not name and current == section:
                 return number
-        elif name and current == section and re.match(rf"\s*\"?{re.escape(name)}\"?\s*=", line):
-            return number
-        elif re.match(rf"\s*{re.escape(key)}\s*=", line):
+        elif (
+            name and current == section and re.match(rf"\s*\"?{re.escape(name)}\"?\s*=", line)
+        ) or re.match(rf"\s*{re.escape(key)}\s*=", line):
             return number
     return 1

@@ -1,13 +1,15 @@
-"""Every failure a person can act on. One class, one exit code; the message says cause and place, the hint the cure.
+"""Every failure a person can act on. One class, one exit code; the message says cause and place,
+the hint the cure.
 
-Exit codes are part of the interface and listed in docs/cli.md. Code 2 is also what Click uses for bad usage.
+Exit codes are part of the interface and listed in docs/cli.md. Code 2 is also what Click uses for
+bad usage.
 """
 
 from __future__ import annotations
 
 
 class TieringError(Exception):
-    """Base of all expected failures. Alone it means: something is wrong that no other class names."""
+    """Base of all expected failures. Alone: something is wrong that no other class names."""
 
     exit_code = 1
 

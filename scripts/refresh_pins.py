@@ -1,8 +1,10 @@
-"""Maintainer: write patches/upstream.toml from a source of Ollama: commits, tree hashes, sums of the Go modules.
+"""Maintainer: write patches/upstream.toml from a source of Ollama: commits, tree hashes, sums of
+the Go modules.
 
     .venv/bin/python scripts/refresh_pins.py --source PATH|URL [--first v0.16.0] [--last v0.24.0]
 
-Names of objects come from git, sums from `go mod download -json`; nothing in the file is written by hand.
+Names of objects come from git, sums from `go mod download -json`; nothing in the file is written by
+hand.
 """
 
 from __future__ import annotations
@@ -20,9 +22,23 @@ ROOT = Path(__file__).resolve().parents[1] / "patches"
 URL = "https://github.com/ollama/ollama.git"
 
 # Everything a hook or an overlay file may touch. Folders are pinned as a whole, files one by one.
-FOLDERS = """anthropic api discover envconfig kvcache llama llm middleware ml model/input openai
-runner server version""".split()
-FILES = "CMakeLists.txt CMakePresets.json go.mod go.sum main.go".split()
+FOLDERS = [
+    "anthropic",
+    "api",
+    "discover",
+    "envconfig",
+    "kvcache",
+    "llama",
+    "llm",
+    "middleware",
+    "ml",
+    "model/input",
+    "openai",
+    "runner",
+    "server",
+    "version",
+]
+FILES = ["CMakeLists.txt", "CMakePresets.json", "go.mod", "go.sum", "main.go"]
 GO_REQUIRES = (
     ("google.golang.org/grpc", "v1.66.3"),
     ("google.golang.org/genproto/googleapis/rpc", "v0.0.0-20240604185151-ef581f913117"),
@@ -73,7 +89,7 @@ def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
     tags = stable_tags(source, first, last)
     unpinned = manifest.Patchset(ROOT, URL, {}, (), {}, (), {})
     lines = [
-        "# Which upstream the patch set fits. Written by scripts/refresh_pins.py; do not edit pins by hand.",
+        "# Which upstream the patch set fits. Written by scripts/refresh_pins.py, not by hand.",
         "# Names are git object names of upstream's own commits, trees and files.",
         f'url = "{URL}"',
         "",

@@ -1,7 +1,9 @@
-"""The `tiering` command. Subcommands are imported when they run: a start costs Click and nothing else.
+"""The `tiering` command. Subcommands are imported when they run: a start costs Click and nothing
+else.
 
-COMMANDS is the table of them. A command whose module does not exist is not listed. `main` turns a TieringError into
-`error: ...` and `hint: ...` on stderr and its exit code; anything else is a bug: exit 1, traceback with --debug.
+COMMANDS is the table of them. A command whose module does not exist is not listed. `main` turns a
+TieringError into `error: ...` and `hint: ...` on stderr and its exit code; anything else is a bug:
+exit 1, traceback with --debug.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in COMMANDS and imported on use; `--help` imports none of them."""
+    """A group whose commands are named in COMMANDS and imported on use; `--help` imports none of
+    them.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, (target, _) in COMMANDS.items() if _exists(target)]

@@ -16,8 +16,12 @@ from ollama_tiering.patchset.report import Report
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option("--tag", "tags", multiple=True, help="Version to fetch; may be given more than once.")
 @click.option("--all-tags", is_flag=True, help="Every supported version.")
-@click.option("--source", help="URL, or path of any local clone of Ollama.  [env OLLAMA_TIERING_SOURCE]")
-@click.option("--list", "only_list", is_flag=True, help="List supported versions and which are cached.")
+@click.option(
+    "--source", help="URL, or path of any local clone of Ollama.  [env OLLAMA_TIERING_SOURCE]"
+)
+@click.option(
+    "--list", "only_list", is_flag=True, help="List supported versions and which are cached."
+)
 @click.option("--json", "as_json", is_flag=True, help="With --list: as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command.")
@@ -32,7 +36,8 @@ def fetch(
 ) -> None:
     """Put upstream source into the source cache.
 
-    Without --tag this is the default version. What is cached is not fetched again; after that no network is needed.
+    Without --tag this is the default version. What is cached is not fetched again; after that no
+    network is needed.
     """
     if all_tags and tags:
         raise UsageError("--tag and --all-tags exclude each other")
@@ -42,7 +47,11 @@ def fetch(
         _list(patchset, cache, as_json)
         return
     settings = config.load({"patch.source": source}).patch
-    wanted = list(patchset.pins) if all_tags else [upstream.normal_tag(t) for t in tags or (settings.tag,)]
+    wanted = (
+        list(patchset.pins)
+        if all_tags
+        else [upstream.normal_tag(t) for t in tags or (settings.tag,)]
+    )
     report = Report(quiet=quiet, verbose=verbose)
     new = cache.fetch(wanted, settings.source, patchset, report)
     for tag in wanted:
@@ -52,7 +61,10 @@ def fetch(
 def _list(patchset: manifest.Patchset, cache: upstream.SourceCache, as_json: bool) -> None:
     cached = set(cache.tags())
     if as_json:
-        rows = {tag: {"commit": pin.commit, "cached": tag in cached} for tag, pin in patchset.pins.items()}
+        rows = {
+            tag: {"commit": pin.commit, "cached": tag in cached}
+            for tag, pin in patchset.pins.items()
+        }
         click.echo(json.dumps(rows, indent=1))
         return
     for tag in patchset.pins:

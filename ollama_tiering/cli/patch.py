@@ -1,4 +1,6 @@
-"""`tiering patch`: check, apply, revert, build and look at the patched Ollama; without a subcommand all of it."""
+"""`tiering patch`: check, apply, revert, build and look at the patched Ollama; without a subcommand
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,24 @@ from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
 from ollama_tiering.patchset import gomod, manifest, tools, upstream
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.tree import Tree
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _TAG = click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
-_TREE = click.option("--tree", type=click.Path(path_type=Path), help="A plain source tree instead of our own.")
+_TREE = click.option(
+    "--tree", type=click.Path(path_type=Path), help="A plain source tree instead of our own."
+)
 _SOURCE = click.option("--source", help="URL or local clone, where the version is not cached yet.")
-_UNTESTED = click.option("--allow-untested", is_flag=True, help="Also on a tree that is not a supported version.")
-_CPU = click.option("--cpu", type=click.Choice(["variants", "native"]), help="CPU code.  [default: variants]")
-_CUDA = click.option("--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code.  [default: auto]")
+_UNTESTED = click.option(
+    "--allow-untested", is_flag=True, help="Also on a tree that is not a supported version."
+)
+_CPU = click.option(
+    "--cpu", type=click.Choice(["variants", "native"]), help="CPU code.  [default: variants]"
+)
+_CUDA = click.option(
+    "--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code.  [default: auto]"
+)
 _ARCH = click.option("--cuda-arch", help="CUDA architectures for CMake, such as 90 or native.")
 _JOBS = click.option("-j", "--jobs", type=click.IntRange(min=1), help="Parallel compilations.")
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -49,12 +60,15 @@ _BUILD = _options(_TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED, _QUIET, _
 def patch(ctx: click.Context, /, **given: Any) -> None:
     """Check, apply, revert and build the patched Ollama.
 
-    Without a subcommand: fetch if needed, apply, build. The last line on stdout is the path of the binary.
+    Without a subcommand: fetch if needed, apply, build. The last line on stdout is the path of the
+    binary.
     """
     if ctx.invoked_subcommand is None:
         _build(**given)
     elif any(given.values()):
-        raise UsageError("options go after the subcommand", hint=f"tiering patch {ctx.invoked_subcommand} -h")
+        raise UsageError(
+            "options go after the subcommand", hint=f"tiering patch {ctx.invoked_subcommand} -h"
+        )
 
 
 @patch.command()
@@ -66,7 +80,9 @@ def build(**given: Any) -> None:
 
 @patch.command()
 @_options(_TAG, _TREE, _UNTESTED)
-@click.option("--all-tags", is_flag=True, help="Every supported version that is in the source cache.")
+@click.option(
+    "--all-tags", is_flag=True, help="Every supported version that is in the source cache."
+)
 def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bool) -> None:
     """Would the patch set apply? Changes nothing.
 
@@ -75,7 +91,12 @@ def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bo
     patchset, cache = manifest.load(), upstream.SourceCache()
     if tree is not None:
         found = applying.check(
-            patchset, tree, tag=_tag_of(tag), allow_untested=allow_untested, cache=cache, go=_go(patchset, tree)
+            patchset,
+            tree,
+            tag=_tag_of(tag),
+            allow_untested=allow_untested,
+            cache=cache,
+            go=_go(patchset, tree),
         )
         click.echo(f"{tree}: {found}, applies")
         return
@@ -92,9 +113,14 @@ def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bo
     if absent := [name for name in wanted if name not in cached]:
         click.echo(f"not in the source cache, not checked: {', '.join(absent)}", err=True)
     if failed:
-        raise PatchConflict(f"the patch set does not apply to {', '.join(failed)}", hint="see patches/README.md")
+        raise PatchConflict(
+            f"the patch set does not apply to {', '.join(failed)}", hint="see patches/README.md"
+        )
     if not cached:
-        raise UsageError("nothing to check", hint="run `tiering fetch --all-tags` or `tiering fetch --tag TAG` first")
+        raise UsageError(
+            "nothing to check",
+            hint="run `tiering fetch --all-tags` or `tiering fetch --tag TAG` first",
+        )
 
 
 @patch.command()
@@ -127,16 +153,20 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
 @patch.command()
 @_options(_TAG, _TREE, _CPU, _CUDA)
 @click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
-def revert(tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool) -> None:
+def revert(
+    tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool
+) -> None:
     """Put upstream's own bytes back. Prints the tree."""
     root = tree or building.plan(_build_options(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
-        record = applying.Tree(root).record()
+        record = Tree(root).record()
         count = len(record.changed) + len(record.added) if record else 0
         click.echo(f"would restore {count} files in {root}")
         return
     touched = applying.revert(root)
-    click.echo(f"{len(touched)} files restored" if touched else "not patched, nothing to do", err=True)
+    click.echo(
+        f"{len(touched)} files restored" if touched else "not patched, nothing to do", err=True
+    )
     click.echo(str(root))
 
 
@@ -154,13 +184,19 @@ def status(tree: Path | None, as_json: bool) -> None:
         binary = root / "ollama"
         rows.append(row | {"binary": str(binary) if binary in built else None})
     if as_json:
-        summary = {"digest": patchset.digest, "hooks": len(patchset.hooks), "overlay_files": len(patchset.overlay)}
+        summary = {
+            "digest": patchset.digest,
+            "hooks": len(patchset.hooks),
+            "overlay_files": len(patchset.overlay),
+        }
         click.echo(json.dumps({"patchset": summary, "trees": rows}, indent=1))
         return
     click.echo(f"patch set {patchset.digest[:12]}: {_summary(patchset)}")
     for row in rows:
         remark = row["detail"] or ", ".join(row["edited"])
-        click.echo(f"{row['tree']}: {row['state']} {row['tag'] or ''}{f' ({remark})' if remark else ''}")
+        click.echo(
+            f"{row['tree']}: {row['state']} {row['tag'] or ''}{f' ({remark})' if remark else ''}"
+        )
         if row["binary"]:
             click.echo(f"  built: {row['binary']}")
     if not rows:
@@ -189,10 +225,17 @@ def _build_options(
     jobs: int | None = None,
     allow_untested: bool = False,
 ) -> tuple[str, building.BuildOptions]:
-    flags = {"patch.tag": _tag_of(tag), "patch.source": source, "patch.cpu": cpu, "patch.cuda": cuda}
+    flags = {
+        "patch.tag": _tag_of(tag),
+        "patch.source": source,
+        "patch.cpu": cpu,
+        "patch.cuda": cuda,
+    }
     settings = config.load(flags).patch
     name = upstream.normal_tag(settings.tag)
-    options = building.BuildOptions(name, settings.cpu, settings.cuda, cuda_arch, jobs, allow_untested)
+    options = building.BuildOptions(
+        name, settings.cpu, settings.cuda, cuda_arch, jobs, allow_untested
+    )
     return settings.source, options
 
 

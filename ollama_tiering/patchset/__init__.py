@@ -1,1 +1,3 @@
-"""The patch set: which upstream it fits, how it is applied to a plain tree, and how that tree is built."""
+"""The patch set: which upstream it fits, how it is applied to a plain tree, and how that tree is
+built.
+"""

@@ -1,8 +1,9 @@
-"""From a tag to a patched binary: one build tree per tag and kind of build, kept so that the next build is short.
+"""From a tag to a patched binary: one build tree per tag and kind of build, kept so that the next
+build is short.
 
-`<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's `src/build/`),
-`build.log` and `stamp.json`. The stamp hashes all that decides the result; while it fits, a build does nothing.
-One process builds in a tree at a time (file lock).
+`<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's
+`src/build/`), `build.log` and `stamp.json`. The stamp hashes all that decides the result; while it
+fits, a build does nothing. One process builds in a tree at a time (file lock).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import Finished, stream
+from ollama_tiering.patchset.tree import disk_full
 from ollama_tiering.patchset.upstream import SourceCache
 
 STAMP_FORMAT = 1
@@ -33,7 +35,9 @@ NATIVE_FLAGS = "-O3 -march=native"
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """`cpu`: variants (upstream's CMake build) or native (cgo only, this CPU). `cuda`: auto, on or off."""
+    """`cpu`: variants (upstream's CMake build) or native (cgo only, this CPU). `cuda`: auto, on or
+    off.
+    """
 
     tag: str = config.DEFAULT_TAG
     cpu: str = "variants"
@@ -79,7 +83,9 @@ def plan(options: BuildOptions) -> Plan:
     """Looks for CUDA unless it is off. MissingTool where it is asked for and absent."""
     cuda = tools.find_cuda() if options.cuda != "off" else None
     if options.cuda == "on" and cuda is None:
-        raise MissingTool("nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off")
+        raise MissingTool(
+            "nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off"
+        )
     return Plan(options, cuda)
 
 
@@ -92,11 +98,13 @@ def built_binaries() -> list[Path]:
     """Every finished binary in the cache, newest first; also of earlier states of the patch set."""
     stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
     binaries = (stamp.parent / "src" / "ollama" for stamp in stamps)
-    return sorted((b for b in binaries if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True)
+    return sorted(
+        (b for b in binaries if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True
+    )
 
 
 def go_environment() -> dict[str, str]:
-    """Go's caches go below ours unless the person has set them. The module cache stays removable."""
+    """Go's caches lie below ours unless the person has set them; the module cache is removable."""
     own = config.cache_dir() / "go"
     wanted = {"GOCACHE": str(own / "build"), "GOMODCACHE": str(own / "mod")}
     environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
@@ -106,7 +114,9 @@ def go_environment() -> dict[str, str]:
 
 
 def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build it with."""
+    """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build
+    it with.
+    """
     options = plan.options
     if not plan.tree.is_dir():
         _warn_if_little_space(plan.folder, report)
@@ -115,7 +125,12 @@ def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) 
     go_mod = (plan.tree / gomod.GO_MOD).read_bytes()
     go = tools.find_go(gomod.go_version_wanted(go_mod), report)
     touched = apply.apply(
-        patchset, plan.tree, tag=options.tag, allow_untested=options.allow_untested, go=go, cache=cache
+        patchset,
+        plan.tree,
+        tag=options.tag,
+        allow_untested=options.allow_untested,
+        go=go,
+        cache=cache,
     )
     if touched:
         report.say(f"patched {plan.tree}: {_count(len(touched), 'file')} changed")
@@ -143,16 +158,16 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             _write_stamp(chosen, stamp)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise apply.disk_full(chosen.folder) from None
+            raise disk_full(chosen.folder) from None
         raise
     return chosen.binary
 
 
-# --- the two compilers ------------------------------------------------------------------------------------------
+# --- the two compilers ----------------------------------------------------------------------------
 
 
 def _build_ggml(plan: Plan, report: Report) -> None:
-    """GGML's shared libraries through upstream's presets, into build/lib/ollama beside the binary."""
+    """GGML's libraries through upstream's presets, into build/lib/ollama beside the binary."""
     cmake = tools.find_cmake(report)
     tools.require_make()
     if plan.cuda:
@@ -177,7 +192,9 @@ def _require_preset(plan: Plan, name: str) -> None:
     known = [entry["name"] for entry in presets["configurePresets"]]
     if name not in known:
         cuda = ", ".join(entry for entry in known if entry.startswith("CUDA "))
-        raise UnsupportedUpstream(f"{plan.options.tag} has no preset for {name} (it has {cuda})", hint="use --cuda off")
+        raise UnsupportedUpstream(
+            f"{plan.options.tag} has no preset for {name} (it has {cuda})", hint="use --cuda off"
+        )
 
 
 def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
@@ -185,14 +202,28 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
         "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
         "github.com/ollama/ollama/server.mode": "release",
     }
-    variables |= {name: v.replace("{digest}", patchset.digest) for name, v in patchset.go_ldflags.items()}
+    variables |= {
+        name: v.replace("{digest}", patchset.digest) for name, v in patchset.go_ldflags.items()
+    }
     ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in variables.items())])
-    command: list[str | Path] = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+    command: list[str | Path] = [
+        go,
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        ldflags,
+    ]
     if plan.options.jobs:
         command += ["-p", str(plan.options.jobs)]
     # beside the final name first: a running server keeps its file, a failed link leaves the old one
     fresh = plan.binary.with_name(".ollama.new")
-    environment = {"CGO_CFLAGS": NATIVE_FLAGS, "CGO_CXXFLAGS": NATIVE_FLAGS} if plan.options.cpu == "native" else {}
+    environment = (
+        {"CGO_CFLAGS": NATIVE_FLAGS, "CGO_CXXFLAGS": NATIVE_FLAGS}
+        if plan.options.cpu == "native"
+        else {}
+    )
     environment = {name: value for name, value in environment.items() if not os.environ.get(name)}
     with report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail:
         _step(plan, report, detail, *command, "-o", fresh, ".", environment=environment)
@@ -222,7 +253,7 @@ def _step(
 
 def _failed(plan: Plan, program: str, done: Finished) -> BuildError:
     if done.disk_was_full:
-        return apply.disk_full(plan.folder)
+        return disk_full(plan.folder)
     last = "\n".join(f"  {line}" for line in done.tail[-SHOWN_LINES:])
     return BuildError(
         f"{program} failed with exit code {done.returncode}; log: {plan.log}\n{last}",
@@ -239,15 +270,20 @@ def _cure(done: Finished) -> str:
     return "read the log; to start over delete the folder it lies in"
 
 
-# --- the stamp ------------------------------------------------------------------------------------------------------
+# --- the stamp ------------------------------------------------------------------------------------
 
 
 def _stamp(plan: Plan, patchset: Patchset, go: Path) -> str:
-    toolchain = {name: os.environ.get(name) for name in ("CC", "CXX", "CGO_CFLAGS", "CGO_CXXFLAGS", "GOFLAGS")}
+    toolchain = {
+        name: os.environ.get(name)
+        for name in ("CC", "CXX", "CGO_CFLAGS", "CGO_CXXFLAGS", "GOFLAGS")
+    }
     decisive = {
         "format": STAMP_FORMAT,
         "patchset": patchset.digest,
-        "options": {k: v for k, v in asdict(plan.options).items() if k not in ("jobs", "allow_untested")},
+        "options": {
+            k: v for k, v in asdict(plan.options).items() if k not in ("jobs", "allow_untested")
+        },
         "kind": plan.kind,
         "go": tools.go_version(go),
         "environment": toolchain,
@@ -277,7 +313,9 @@ def _warn_if_little_space(folder: Path, report: Report) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < 3 * config.GIB:
-        report.warn(f"only {config.format_size(free)} free at {folder}; a first build takes about 3 GB")
+        report.warn(
+            f"only {config.format_size(free)} free at {folder}; a first build takes about 3 GB"
+        )
 
 
 def _count(number: int, what: str) -> str:

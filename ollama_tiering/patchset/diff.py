@@ -1,6 +1,8 @@
-"""Strict reader of one hook file: header, trailers, and a unified diff whose hunk counts add up. Pure.
+"""Strict reader of one hook file: header, trailers, and a unified diff whose hunk counts add up.
+Pure.
 
-A hook only adds call sites to files upstream has: no new, deleted, renamed or binary files, no mode changes.
+A hook only adds call sites to files upstream has: no new, deleted, renamed or binary files, no mode
+changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Git object names of plain files and folders, computed without git: the same bytes give the same name as upstream.
+"""Git object names of plain files and folders, computed without git: the same bytes give the same
+name as upstream.
 
 Only regular files and links count, as in git; empty folders do not exist. Pure reading, no state.
 """
@@ -29,7 +30,9 @@ def folder_oid(
     without: frozenset[str] = frozenset(),
     instead: dict[str, Path] | None = None,
 ) -> str | None:
-    """Tree name of `root/folder`. Paths in `without` (relative to root) are not there; `instead` gives other content."""
+    """Tree name of `root/folder`. Paths in `without` (relative to root) are not there; `instead`
+    gives other content.
+    """
     raw = _tree(root, Path(folder), without, instead or {})
     return raw.hex() if raw is not None else None
 

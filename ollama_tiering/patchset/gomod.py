@@ -1,4 +1,6 @@
-"""go.mod through `go mod edit -require`, go.sum by appending pinned sums. Never tidy: it rewrites what is not ours."""
+"""go.mod through `go mod edit -require`, go.sum by appending pinned sums. Never tidy: it rewrites
+what is not ours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files), upstream.toml (pins).
+"""What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files),
+upstream.toml (pins).
 
 Reading it proves the bookkeeping: every file in series exists, every hook is in series, all parse.
 """
@@ -100,7 +101,9 @@ class Patchset:
         return pin
 
     def touched_pins(self, pin: TagPin) -> dict[str, str]:
-        """The pinned folders (and single files) that hold something this patch set touches; all where it is empty."""
+        """The pinned folders (and single files) that hold something this patch set touches; all
+        where it is empty.
+        """
         touched = {
             place
             for path in (*self.hooked, *self.overlay)
@@ -160,7 +163,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _pins(document: dict[str, Any]) -> dict[str, TagPin]:
-    """Folders are written once for each distinct content: `same` names the tag that has the same."""
     pins: dict[str, TagPin] = {}
     for tag, entry in document.get("tags", {}).items():
         pins[tag] = TagPin(

@@ -1,4 +1,5 @@
-"""What the person sees while work goes on: one line a stage on stderr, a live line on a terminal, nothing when quiet.
+"""What the person sees while work goes on: one line a stage on stderr, a live line on a terminal,
+nothing when quiet.
 
 Everything else (each command and its output) goes to the log file that `run` writes.
 """
@@ -31,7 +32,9 @@ class Report:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Prints `text` and, when it went well, the seconds it took. Yields a setter for the live detail."""
+        """Prints `text` and, when it went well, the seconds it took. Yields a setter for the live
+        detail.
+        """
         started = time.monotonic()
         if self.quiet or not sys.stderr.isatty():
             self.say(f"{text} ...")

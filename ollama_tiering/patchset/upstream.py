@@ -1,8 +1,9 @@
-"""The source cache: a bare git repository that holds the fetched tags of stock Ollama, one commit deep each.
+"""The source cache: a bare git repository that holds the fetched tags of stock Ollama, one commit
+deep each.
 
-It is filled from a URL (shallow fetch) or from any local clone: ordinary, bare, a linked worktree, partial, or a git
-directory that lost its config. From a local clone the objects are copied, so the clone may go away afterwards.
-One process fetches at a time (file lock); reading needs no lock.
+It is filled from a URL (shallow fetch) or from any local clone: ordinary, bare, a linked worktree,
+partial, or a git directory that lost its config. From a local clone the objects are copied, so the
+clone may go away afterwards. One process fetches at a time (file lock); reading needs no lock.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ def is_spare(path: str) -> bool:
 
 
 class SourceCache:
-    """Tags by name, their files, their extraction. Safe for concurrent readers; `fetch` takes the lock."""
+    """Tags by name, their files, their extraction. Safe for concurrent readers; `fetch` takes the
+    lock.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or config.cache_dir() / "source.git"
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def tags(self) -> list[str]:
         if not (self.root / "HEAD").is_file():
@@ -111,11 +114,12 @@ class SourceCache:
         ):
             if found != wanted:
                 raise UnsupportedUpstream(
-                    f"{tag} in {self.root} has {what} {str(found)[:12]}, the pinned one is {wanted[:12]}",
-                    hint=f"the tag was moved or the source is a fork; delete {self.root} and fetch from upstream",
+                    f"{tag} in {self.root} has {what} {str(found)[:12]}, pinned is {wanted[:12]}",
+                    hint=f"the tag was moved or the source is a fork; delete {self.root} "
+                    "and fetch from upstream",
                 )
 
-    # --- filling -------------------------------------------------------------------------------------------------
+    # --- filling ----------------------------------------------------------------------------------
 
     def fetch(self, tags: list[str], source: str, patchset: Patchset, report: Report) -> list[str]:
         """Bring `tags` in, verified against the pins. Returns those that were not here before."""
@@ -134,7 +138,7 @@ class SourceCache:
         return wanted
 
     def _admit(self, tag: str, source: str, patchset: Patchset, report: Report) -> None:
-        """The last word on a fetched tag: pins and completeness. A refused tag is forgotten again."""
+        """Last word on a fetched tag: pins and completeness. A refused tag is forgotten."""
         try:
             if pin := patchset.pin(tag):
                 self.verify(tag, pin)
@@ -146,8 +150,9 @@ class SourceCache:
             needed = [path for path in absent if not is_spare(path)]
             if needed:
                 raise FetchError(
-                    f"{source} is a partial clone: {tag} lacks {_some(needed)}, which the build needs",
-                    hint="fetch them there (`git -C CLONE fetch --refetch`) or name a full clone with --source",
+                    f"{source} is a partial clone: {tag} lacks {_some(needed)}, needed to build",
+                    hint="complete it (`git -C CLONE fetch --refetch`), or name a full clone "
+                    "with --source",
                 )
         except (FetchError, UnsupportedUpstream):
             self._git.update_ref("-d", f"refs/tags/{tag}")
@@ -179,11 +184,13 @@ class SourceCache:
                 ) from None
             raise FetchError(
                 f"cannot fetch from {url}: {reason}",
-                hint="without network: --source PATH of any local clone of Ollama (or OLLAMA_TIERING_SOURCE)",
+                hint="without network: --source PATH of a local clone (or OLLAMA_TIERING_SOURCE)",
             ) from None
 
     def _copy_from(self, git_dir: Path, tags: list[str]) -> None:
-        """Copy commits, trees and whatever blobs are there as one pack. Works on clones that git itself cannot clone."""
+        """Copy commits, trees and whatever blobs are there as one pack. Works on clones that git
+        itself cannot clone.
+        """
         other = _git_at(git_dir)
         commits = {}
         for tag in tags:
@@ -225,7 +232,7 @@ class SourceCache:
                 for part in Path(incoming).glob(f"pack-*{suffix}"):
                     part.replace(packs / part.name)
 
-    # --- extracting ----------------------------------------------------------------------------------------------
+    # --- extracting -------------------------------------------------------------------------------
 
     def extract(self, tag: str, target: Path) -> None:
         """A plain tree of the tag at `target`, which must not exist; all of it or nothing."""
@@ -264,7 +271,7 @@ class SourceCache:
         return _git_at(self.root)
 
 
-# --- git, by GitPython ----------------------------------------------------------------------------------------------
+# --- git, by GitPython ----------------------------------------------------------------------------
 
 
 def import_git() -> Any:
@@ -287,7 +294,9 @@ def _git_error() -> type[git.GitCommandError]:
 
 
 def _git_at(git_dir: Path) -> git.Git:
-    """Git bound to one git directory by name, so that neither ownership checks nor discovery get in the way."""
+    """Git bound to one git directory by name, so that neither ownership checks nor discovery get in
+    the way.
+    """
     bound: git.Git = import_git().Git(str(git_dir))
     bound.update_environment(GIT_DIR=str(git_dir), GIT_NO_LAZY_FETCH="1", LC_ALL="C")
     return bound
