@@ -73,6 +73,8 @@ def patch(ctx: click.Context, /, **given: Any) -> None:
 
 @patch.command()
 @_BUILD
+@click.option("--stock", is_flag=True, help="Without the patch set, to compare with.")
+@click.option("--go-tags", multiple=True, help="Go build tag; such a binary lies beside the other.")
 def build(**given: Any) -> None:
     """Fetch if needed, apply and compile; prints the path of the binary last."""
     _build(**given)
@@ -224,6 +226,8 @@ def _build_options(
     cuda_arch: str | None = None,
     jobs: int | None = None,
     allow_untested: bool = False,
+    stock: bool = False,
+    go_tags: tuple[str, ...] = (),
 ) -> tuple[str, building.BuildOptions]:
     flags = {
         "patch.tag": _tag_of(tag),
@@ -234,7 +238,7 @@ def _build_options(
     settings = config.load(flags).patch
     name = upstream.normal_tag(settings.tag)
     options = building.BuildOptions(
-        name, settings.cpu, settings.cuda, cuda_arch, jobs, allow_untested
+        name, settings.cpu, settings.cuda, cuda_arch, jobs, allow_untested, go_tags, stock
     )
     return settings.source, options
 

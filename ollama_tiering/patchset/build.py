@@ -45,6 +45,8 @@ class BuildOptions:
     cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
     jobs: int | None = None
     allow_untested: bool = False
+    go_tags: tuple[str, ...] = ()  # build tags; such a binary lies beside the ordinary one
+    stock: bool = False  # without the patch set: what tests compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        return self.options.cpu + (f"-cuda{self.cuda.major}" if self.cuda else "")
+        cuda = f"-cuda{self.cuda.major}" if self.cuda else ""
+        return self.options.cpu + cuda + ("-stock" if self.options.stock else "")
 
     @property
     def folder(self) -> Path:
@@ -68,7 +71,11 @@ class Plan:
 
     @property
     def binary(self) -> Path:
-        return self.tree / "ollama"
+        return self.tree / "-".join(("ollama", *self.options.go_tags))
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / f"{'-'.join(('stamp', *self.options.go_tags))}.json"
 
     @property
     def log(self) -> Path:
@@ -97,7 +104,8 @@ def binary_path(options: BuildOptions) -> Path:
 def built_binaries() -> list[Path]:
     """Every finished binary in the cache, newest first; also of earlier states of the patch set."""
     stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
-    binaries = (stamp.parent / "src" / "ollama" for stamp in stamps)
+    folders = (stamp.parent for stamp in stamps if not stamp.parent.name.endswith("-stock"))
+    binaries = (folder / "src" / "ollama" for folder in folders)
     return sorted(
         (b for b in binaries if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True
     )
@@ -141,6 +149,8 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
     """Patch and compile; returns the binary. The tag must be in the source cache."""
     if not options.allow_untested:
         patchset.require_pin(options.tag)
+    if options.stock:
+        patchset = patchset.emptied()
     tools.require_compiler()
     chosen = plan(options)
     try:
@@ -150,7 +160,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             if _is_current(chosen, stamp):
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
-            (chosen.folder / "stamp.json").unlink(missing_ok=True)
+            chosen.stamp.unlink(missing_ok=True)
             chosen.log.write_text("", encoding="utf-8")
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
@@ -215,10 +225,12 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
         "-ldflags",
         ldflags,
     ]
+    if plan.options.go_tags:
+        command += ["-tags", ",".join(plan.options.go_tags)]
     if plan.options.jobs:
         command += ["-p", str(plan.options.jobs)]
     # beside the final name first: a running server keeps its file, a failed link leaves the old one
-    fresh = plan.binary.with_name(".ollama.new")
+    fresh = plan.binary.with_name(f".{plan.binary.name}.new")
     environment = (
         {"CGO_CFLAGS": NATIVE_FLAGS, "CGO_CXXFLAGS": NATIVE_FLAGS}
         if plan.options.cpu == "native"
@@ -293,7 +305,7 @@ def _stamp(plan: Plan, patchset: Patchset, go: Path) -> str:
 
 def _is_current(plan: Plan, stamp: str) -> bool:
     try:
-        saved = json.loads((plan.folder / "stamp.json").read_text(encoding="utf-8"))
+        saved = json.loads(plan.stamp.read_text(encoding="utf-8"))
         return bool(saved == {"stamp": stamp, "binary": _fingerprint(plan.binary)})
     except (OSError, ValueError):
         return False
@@ -301,7 +313,7 @@ def _is_current(plan: Plan, stamp: str) -> bool:
 
 def _write_stamp(plan: Plan, stamp: str) -> None:
     content = json.dumps({"stamp": stamp, "binary": _fingerprint(plan.binary)})
-    (plan.folder / "stamp.json").write_text(content, encoding="utf-8")
+    plan.stamp.write_text(content, encoding="utf-8")
 
 
 def _fingerprint(binary: Path) -> list[int]:

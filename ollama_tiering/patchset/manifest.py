@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -54,7 +54,7 @@ class Patchset:
     url: str
     pins: dict[str, TagPin]
     hooks: tuple[Hook, ...]
-    overlay: dict[str, Path]  # path in the tree -> file here
+    overlay: dict[str, bytes]  # path in the tree -> content, read once
     go_requires: tuple[GoRequire, ...]
     go_ldflags: dict[str, str]
 
@@ -64,8 +64,8 @@ class Patchset:
         state = hashlib.sha256(b"ollama-tiering patchset 1\0")
         for hook in self.hooks:
             _feed(state, "hook", hook.name, hook.text.encode())
-        for name, path in sorted(self.overlay.items()):
-            _feed(state, "overlay", name, path.read_bytes())
+        for name, content in sorted(self.overlay.items()):
+            _feed(state, "overlay", name, content)
         for need in self.go_requires:
             _feed(
                 state,
@@ -85,6 +85,10 @@ class Patchset:
     @property
     def added_hook_lines(self) -> int:
         return sum(hook.diff.added_lines for hook in self.hooks)
+
+    def emptied(self) -> Patchset:
+        """The same pins with nothing to apply: stock."""
+        return replace(self, hooks=(), overlay={}, go_requires=(), go_ldflags={})
 
     def pin(self, tag: str) -> TagPin | None:
         return self.pins.get(tag)
@@ -214,8 +218,8 @@ def _hooks(root: Path) -> tuple[Hook, ...]:
     return tuple(hooks)
 
 
-def _overlay(root: Path) -> dict[str, Path]:
-    files: dict[str, Path] = {}
+def _overlay(root: Path) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
         if IGNORED_NAMES & set(relative.parts) or path.name.endswith(
@@ -227,5 +231,5 @@ def _overlay(root: Path) -> dict[str, Path]:
                 f"{path}: a link cannot be an overlay file", hint="put the file itself there"
             )
         if path.is_file():
-            files[relative.as_posix()] = path
+            files[relative.as_posix()] = path.read_bytes()
     return files

@@ -15,7 +15,7 @@ def render(patchset: Patchset, upstream_kind: Kind) -> dict[str, bytes]:
     """Content of every overlay file. PatchConflict names the first that upstream has too."""
     for path in patchset.overlay:
         _refuse_collision(path, upstream_kind)
-    return {path: source.read_bytes() for path, source in patchset.overlay.items()}
+    return dict(patchset.overlay)
 
 
 def _refuse_collision(path: str, upstream_kind: Kind) -> None:
