@@ -53,12 +53,13 @@ class Interrupts:
 
 @dataclass(slots=True)
 class Pair:
-    """What runs. `say` gets one line for each thing worth knowing."""
+    """What runs. `say` gets what is worth knowing; `changed` is called when a process is new."""
 
     service: BlockService
     server: Child
     interrupts: Interrupts
     say: Callable[[str], None]
+    changed: Callable[[], None] = lambda: None
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
 
     def watch(self) -> None:
@@ -92,6 +93,7 @@ class Pair:
         except ServiceError as error:
             self.say(error.message)
         else:
+            self.changed()
             self.say("the sidecar runs again")
             return self.first_pause_seconds
         return min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -88,6 +88,11 @@ def run(
         server_log=str(request.server_log),
         sidecar_log=str(request.sidecar_log),
     )
+
+    def note() -> None:
+        record.sidecar_pid = service.child.pid if service.child else 0
+        held.write(record)
+
     with interrupts.listening():
         _retire_orphan(request.socket, held.left, report)
         with report.stage("starting the sidecar"):
@@ -95,8 +100,7 @@ def run(
         try:
             if service.child is None:
                 _say_shared(request.socket, before.version, report)
-            record.sidecar_pid = service.child.pid if service.child else 0
-            held.write(record)
+            note()
             with report.stage(f"starting Ollama on {request.address}"):
                 server = ollama.start_server(
                     binary,
@@ -109,9 +113,9 @@ def run(
         except BaseException:
             service.stop(interrupts.insisted)
             raise
-        pair = Pair(service, server, interrupts, report.say)
         record.server_pid, record.ready = server.pid, True
-        held.write(record)
+        note()
+        pair = Pair(service, server, interrupts, report.say, note)
         with _stopping(pair, before.put_blocks, before.put_bytes):
             ready()
             pair.watch()
