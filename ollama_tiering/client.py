@@ -99,6 +99,7 @@ class BlockClient:
                 ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )

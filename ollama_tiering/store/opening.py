@@ -7,7 +7,8 @@ it; without a row that fits, the header is read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.blockfile import read_meta
@@ -19,6 +20,8 @@ from ollama_tiering.store.tier import StoredBlock
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
+
+_ROWS_PER_HOLD: Final = 1000  # of the lock: lookups must not wait for longer
 
 
 def load(state: StoreState, index: BlockIndex | None) -> None:
@@ -59,19 +62,28 @@ def save(state: StoreState, index: BlockIndex) -> None:
             state.index_changed.update(record.key for record in state.tree)
             index.rebuilt = False
         changed, state.index_changed = state.index_changed, set()
-        rows = []
-        for key in changed:
-            record = state.tree.get(key)
-            if record is not None:
-                rows += [_row(record, state.levels[i]) for i in record.levels]
         speeds = [
             (int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels
         ]
-    if changed and not index.save(rows, list(changed)):
-        with state.lock:
-            state.index_changed |= changed
-    if changed:
+    keys = list(changed)
+    for start in range(0, len(keys), _ROWS_PER_HOLD):
+        part = keys[start : start + _ROWS_PER_HOLD]
+        if not index.save(_rows(state, part), part):
+            with state.lock:
+                state.index_changed.update(keys[start:])
+            return
+    if keys:
         index.save_speeds(speeds)
+
+
+def _rows(state: StoreState, keys: Sequence[BlockKey]) -> list[IndexRow]:
+    rows = []
+    with state.lock:
+        for key in keys:
+            record = state.tree.get(key)
+            if record is not None:
+                rows += [_row(record, state.levels[i]) for i in record.levels]
+    return rows
 
 
 def _record(

@@ -1,0 +1,165 @@
+"""`tiering status`: what the sidecar holds, what it found, and which runners use it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ollama_tiering import config
+from ollama_tiering.config import format_size
+from ollama_tiering.errors import ServiceError
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.pb import block_store_pb2 as pb
+
+
+@click.command()
+@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def status(socket: Path | None, as_json: bool) -> None:
+    """Show tiers, hits and runners of the running sidecar.
+
+    Exit code 9 when none runs.
+    """
+    path = config.load_sidecar({"sidecar.socket": socket}).socket_path
+    try:
+        answer = _ask(path)
+    except ServiceError as error:
+        if as_json:
+            document = {"running": False, "socket": str(path), "error": error.message}
+            click.echo(json.dumps(document, indent=1))
+        raise
+    if as_json:
+        click.echo(json.dumps(_document(path, answer), indent=1))
+    else:
+        click.echo("\n".join(_lines(path, answer)))
+
+
+def _ask(path: Path) -> pb.StatResponse:
+    if not path.is_socket():
+        raise ServiceError(
+            f"no sidecar runs: {path} is not there", hint="start one: tiering sidecar"
+        )
+    from ollama_tiering.client import BlockClient  # gRPC is slow to import: not for --help
+
+    with BlockClient(path, lookup_seconds=5) as client:
+        try:
+            return client.stat()
+        except ServiceError as error:
+            raise ServiceError(
+                f"no sidecar answers on {path} ({error.message})",
+                hint="start one: tiering sidecar",
+            ) from None
+
+
+def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
+    return {
+        "running": True,
+        "socket": str(path),
+        "version": answer.version,
+        "started_unix_seconds": answer.started_unix_seconds,
+        "tiers": [
+            {
+                "tier": _tier_name(tier),
+                "directory": tier.directory,
+                "budget_bytes": tier.budget_bytes,
+                "used_bytes": tier.used_bytes,
+                "reserved_bytes": tier.reserved_bytes,
+                "blocks": tier.blocks,
+                "evicted_blocks": tier.evicted_blocks,
+                "demoted_blocks": tier.demoted_blocks,
+                "quarantined_blocks": tier.quarantined_blocks,
+                "read_bytes_per_second": tier.read_bytes_per_second,
+                "write_bytes_per_second": tier.write_bytes_per_second,
+            }
+            for tier in answer.tiers
+        ],
+        "has_calls": answer.has_calls,
+        "asked_tokens": answer.asked_tokens,
+        "matched_tokens": answer.matched_tokens,
+        "put_blocks": answer.put_blocks,
+        "put_bytes": answer.put_bytes,
+        "get_blocks": answer.get_blocks,
+        "get_bytes": answer.get_bytes,
+        "misses": dict(answer.misses),
+        "open_leases": answer.open_leases,
+        "queued_demotions": answer.queued_demotions,
+        "runners": [
+            {
+                "pid": runner.pid,
+                "engine": runner.engine,
+                "model": runner.model,
+                "tiered": runner.tiered,
+                "reason": runner.reason,
+                "namespace": runner.namespace.hex(),
+                "requests": runner.requests,
+                "prompt_tokens": runner.prompt_tokens,
+                "memory_tokens": runner.memory_tokens,
+                "restored_tokens": runner.restored_tokens,
+                "recomputed_tokens": runner.recomputed_tokens,
+                "prefill_tokens_per_second": runner.prefill_tokens_per_second,
+                "snapshot_blocks": runner.snapshot_blocks,
+                "skipped_by_gate": runner.skipped_by_gate,
+                "failures": runner.failures,
+            }
+            for runner in answer.runners
+        ],
+    }
+
+
+def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.started_unix_seconds))
+    yield f"sidecar {answer.version} on {path}, since {since}"
+    for tier in answer.tiers:
+        share = 100 * tier.used_bytes / tier.budget_bytes if tier.budget_bytes else 0
+        yield (
+            f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
+            f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
+            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
+        )
+    if answer.queued_demotions:
+        yield f"  {answer.queued_demotions} blocks are still to be written to disk"
+    yield (
+        f"lookups {answer.has_calls}: {answer.matched_tokens} of {answer.asked_tokens} prompt "
+        "tokens were in the store"
+    )
+    if answer.misses:
+        misses = ", ".join(f"{count} {reason}" for reason, count in sorted(answer.misses.items()))
+        yield f"misses: {misses}"
+    if not answer.runners:
+        yield "runners: none has reported"
+    for runner in answer.runners:
+        yield from _runner_lines(runner)
+
+
+def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
+    model = Path(runner.model).name or "?"
+    if not runner.tiered:
+        yield f"runner {runner.pid} {model}: not tiered: {runner.reason or 'no reason given'}"
+        return
+    yield f"runner {runner.pid} {model}: tiered, {runner.engine}"
+    yield (
+        f"  {runner.requests} requests, {runner.prompt_tokens} prompt tokens: "
+        f"{runner.memory_tokens} in memory, {runner.restored_tokens} restored, "
+        f"{runner.recomputed_tokens} recomputed"
+    )
+    if runner.failures:
+        yield f"  {runner.failures} calls to the sidecar failed"
+
+
+def _tier_name(tier: pb.TierStat) -> str:
+    names = {1: "ram", 2: "local", 3: "remote"}
+    return names.get(tier.tier, "unknown")
+
+
+def _damaged(tier: pb.TierStat) -> str:
+    return f", {tier.quarantined_blocks} damaged" if tier.quarantined_blocks else ""
+
+
+def _speed(bytes_per_second: float) -> str:
+    return f"{format_size(int(bytes_per_second))}/s" if bytes_per_second else "not measured"

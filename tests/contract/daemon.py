@@ -1,0 +1,185 @@
+"""A real sidecar in a process of its own, for tests. Ended by its own process id."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import samples
+from ollama_tiering.store.key import Namespace
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+
+
+class Daemon:
+    """`root` holds socket, tiers and log. A context manager; start and stop as often as needed."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        ram_gb: float = 0.05,
+        local_gb: float = 0.1,
+        ram_dir: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.root = root
+        self.socket = root / "run" / "s"
+        self.ram_dir = ram_dir or root / "ram"
+        self.local_dir = root / "local"
+        self.budgets = (ram_gb, local_gb)
+        self.env = env or {}
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: list[str] = []
+
+    def command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "ollama_tiering", "sidecar", "--log-level", "info"),
+            *("--socket", str(self.socket), "--ram-dir", str(self.ram_dir)),
+            *("--local", str(self.local_dir), "--ram-gb", str(self.budgets[0])),
+            *("--local-gb", str(self.budgets[1])),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        paths = os.pathsep.join(filter(None, sys.path))
+        config = self.root / "no-config"
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")},
+            "PYTHONPATH": paths,
+            "XDG_CONFIG_HOME": str(config),
+            **self.env,
+        }
+
+    def start(self) -> Daemon:
+        self.lines = []
+        process = subprocess.Popen(
+            self.command(),
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.process = process
+        ready = threading.Event()
+
+        def read() -> None:
+            assert process.stdout is not None
+            with process.stdout as output:
+                for line in output:
+                    self.lines.append(line)
+                    if "sidecar ready" in line:
+                        ready.set()
+            ready.set()
+
+        self.reader = threading.Thread(target=read, daemon=True)
+        self.reader.start()
+        assert ready.wait(START_SECONDS), self.log
+        assert "sidecar ready" in self.log, self.log
+        return self
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(STOP_SECONDS)
+        self.reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def __enter__(self) -> Daemon:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(f"unix:{self.socket}")
+
+    def stat(self) -> pb.StatResponse:
+        with self.channel() as channel:
+            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
+        return answer
+
+    def wait(self, condition: Any, what: str, seconds: float = 15.0) -> pb.StatResponse:
+        """Asks until the answer of Stat fulfils the condition."""
+        end = time.monotonic() + seconds
+        while True:
+            answer = self.stat()
+            if condition(answer):
+                return answer
+            assert time.monotonic() < end, f"{what}\n{answer}\n{self.log}"
+            time.sleep(0.02)
+
+    def wait_written(self) -> pb.StatResponse:
+        return self.wait(lambda stat: stat.queued_demotions == 0, "all blocks are written down")
+
+
+class PutStream:
+    """One raw Put stream."""
+
+    def __init__(self, stub: Any, ns: Namespace) -> None:
+        self.outgoing: queue.SimpleQueue[pb.PutRequest | None] = queue.SimpleQueue()
+        self.answers = stub.Put(iter(self.outgoing.get, None), timeout=30)
+        fields = [pb.NamespaceField(name=name, value=value) for name, value in ns.fields()]
+        self.outgoing.put(
+            pb.PutRequest(
+                open=pb.PutOpen(
+                    namespace=ns.digest(),
+                    description=pb.Namespace(fields=fields),
+                    block_tokens=int(ns.block_tokens),
+                )
+            )
+        )
+
+    def call(self, **op: Any) -> pb.PutResponse:
+        self.outgoing.put(pb.PutRequest(**op))
+        answer: pb.PutResponse = next(self.answers)
+        return answer
+
+    def reserve(self, blocks: list[samples.SampleBlock]) -> list[pb.Reservation]:
+        claims = [
+            pb.BlockClaim(key=b.key, parent=b.parent, file_bytes=len(b.data), tail=b.tail)
+            for b in blocks
+        ]
+        return list(self.call(reserve=pb.PutReserve(claims=claims)).reserved.reservations)
+
+    def commit(self, ids: list[int]) -> list[pb.Committed]:
+        return list(self.call(commit=pb.PutCommit(reservation_ids=ids)).committed.results)
+
+    def put(self, blocks: list[samples.SampleBlock]) -> list[pb.Committed]:
+        """Stores those of the blocks that are not there yet."""
+        ids = []
+        for block, reservation in zip(blocks, self.reserve(blocks), strict=True):
+            if reservation.path:
+                Path(reservation.path).write_bytes(block.data)
+                ids.append(reservation.id)
+        return self.commit(ids)
+
+    def close(self) -> None:
+        self.outgoing.put(None)
+        for _ in self.answers:
+            pass
