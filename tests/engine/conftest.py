@@ -1,0 +1,118 @@
+"""Binaries, models and folders for the engine tests.
+
+OLLAMA_TIERING_TEST_BINARY     a patched ollama; else it is built from the product's source cache
+OLLAMA_TIERING_TEST_STOCK      stock ollama of the same tag, built with the same flags
+OLLAMA_TIERING_TEST_NO_PENDING the patched ollama built with -tags kvtier_no_pending_rule
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering import config
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.models.make import make_model
+from ollama_tiering.models.shapes import make_shape
+from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.upstream import SourceCache
+from tests.engine.harness import Server, Sidecar
+
+MODELS = {
+    "g2": make_shape("qwen3-tiny"),
+    "g5": make_shape("qwen3-tiny", heads=10, kv_heads=2),
+    "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=1536),
+    "sliding": make_shape("gemma3-tiny"),
+    "llama": make_shape("llama-tiny"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+            # The limit is for a test, not for the build that the first one may have to wait for.
+            seconds = next((mark.args[0] for mark in item.iter_markers("timeout")), 120)
+            item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
+
+
+def _given(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    binary = Path(value)
+    if not os.access(binary, os.X_OK):
+        pytest.fail(f"{variable}={value} is not an executable file")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def binary() -> Path:
+    """The patched Ollama."""
+    if given := _given("OLLAMA_TIERING_TEST_BINARY"):
+        return given
+    patchset, cache = manifest.load(), SourceCache()
+    if not cache.has(config.DEFAULT_TAG):
+        pytest.skip(
+            f"no patched ollama: {config.DEFAULT_TAG} is not in the source cache {cache.root} "
+            "(run `tiering fetch`) and OLLAMA_TIERING_TEST_BINARY is not set"
+        )
+    try:
+        return build.build(build.BuildOptions(cpu="native", cuda="off"), patchset, cache, Report())
+    except MissingTool as missing:
+        pytest.skip(f"no patched ollama: {missing}")
+
+
+@pytest.fixture(scope="session")
+def stock_binary() -> Path:
+    if given := _given("OLLAMA_TIERING_TEST_STOCK"):
+        return given
+    pytest.skip("no stock ollama to compare with: OLLAMA_TIERING_TEST_STOCK is not set")
+
+
+@pytest.fixture(scope="session")
+def no_pending_binary() -> Path:
+    if given := _given("OLLAMA_TIERING_TEST_NO_PENDING"):
+        return given
+    pytest.skip(
+        "no ollama without the rule under test: OLLAMA_TIERING_TEST_NO_PENDING is not set "
+        "(a build with -tags kvtier_no_pending_rule)"
+    )
+
+
+@pytest.fixture(scope="session")
+def models(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with all of MODELS, for any number of servers."""
+    folder = tmp_path_factory.mktemp("models")
+    with Server(binary, folder / "maker", folder / "store") as server:
+        for name, shape in MODELS.items():
+            gguf = folder / f"{name}.gguf"
+            make_model(shape, gguf)
+            server.create(name, gguf)
+            gguf.unlink()
+    return folder / "store"
+
+
+def make_fast() -> Path:
+    """A short path on tmpfs, for the RAM tier and the socket."""
+    shm = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="kvt-", dir=shm if os.access(shm, os.W_OK) else None))
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    folder = make_fast()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path, fast: Path) -> Iterator[Sidecar]:
+    with Sidecar(tmp_path / "sidecar", fast) as running:
+        yield running

@@ -1,0 +1,448 @@
+"""Real processes for the engine tests: the patched Ollama and the sidecar, in folders of their own.
+
+`Server` and `Sidecar` are context managers; each starts one process in a session of its own and ends
+it, by pid, when left. Everything is on loopback or a Unix socket. One printable character is one
+token (`ollama_tiering.models.vocab`), so lengths of prompts are numbers of tokens.
+
+Greedy answers are compared with what the same engine gives at the same resume position from memory,
+bit for bit: a cold run differs from a hit in the last bits by stock's own nature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import re
+import signal
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import psutil
+
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+BLOCK_TOKENS = 64
+START_SECONDS = 60.0
+ANSWER_SECONDS = 90.0
+PREDICT = 16
+
+# The server's environment is made, not inherited: nothing of the person who runs the tests gets in.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG")
+
+_LOAD = re.compile(
+    r'msg="loading cache slot" id=(\d+) cache=(\d+) prompt=(\d+) used=(\d+) remaining=(\d+)'
+)
+_RESTORE = re.compile(r'msg="kv restored" slot=(\d+) from=(\d+) tokens=(\d+)')
+_LISTENS = re.compile(r"Listening on 127\.0\.0\.1:(\d+)")
+
+
+class TokenLogprobs(NamedTuple):
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+class SlotLoad(NamedTuple):
+    """The runner's own line about a request: `used` of `prompt` tokens need not be computed."""
+
+    slot: int
+    cache: int
+    prompt: int
+    used: int
+    remaining: int
+
+
+class Restore(NamedTuple):
+    slot: int
+    first: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer. `resumed` is the position from which the prompt was computed."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_tokens: int
+    reason: str
+    resumed: int
+    seconds: float  # as the client saw it
+    prompt_seconds: float  # as the runner says
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return tuple(step.token for step in self.logprobs)
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    blob: Path
+
+
+def text(tokens: int, seed: object) -> str:
+    """So many tokens, each printable; other seeds differ from the first few tokens on."""
+    rng = random.Random(repr(seed))
+    return "".join(rng.choices(string.ascii_letters + string.digits + "     ", k=tokens))
+
+
+def wait_until(what: str, done: Callable[[], Any], timeout_seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + timeout_seconds
+    while not (found := done()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_seconds:g} s: {what}")
+        time.sleep(0.01)
+    return found
+
+
+def assert_same(got: Result, reference: Result, what: object = "") -> None:
+    """Bit for bit: tokens, their logprobs, the top logprobs, and where the prompt was resumed."""
+    assert got.resumed == reference.resumed, f"{what}: resumed at {got.resumed}, not {reference.resumed}"
+    assert got.text == reference.text, f"{what}: {got.text!r} instead of {reference.text!r}"
+    for step, (mine, theirs) in enumerate(zip(got.logprobs, reference.logprobs, strict=True)):
+        assert mine == theirs, f"{what}: token {step} differs: {mine} instead of {theirs}"
+
+
+class _Process:
+    """A child in its own session, its output in a file."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+        with self.log.open("ab") as sink:
+            self._child = subprocess.Popen(
+                [str(part) for part in command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "not started"
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def signal(self, number: int) -> None:
+        if self.running:
+            os.kill(self.pid, number)
+
+    def stop(self, timeout_seconds: float = 30.0) -> None:
+        """SIGTERM to the process itself; SIGKILL only when it does not end."""
+        self._end(signal.SIGTERM, timeout_seconds)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL, 10)
+
+    def _end(self, number: int, timeout_seconds: float) -> None:
+        if self._child is None:
+            return
+        self.signal(number)
+        try:
+            self._child.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+            raise
+        finally:
+            self._child = None
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join(line[:300] for line in self.log_text().splitlines()[-lines:])
+
+
+class Server(_Process):
+    """`ollama serve` with tiering on where `socket` is given, off where it is not."""
+
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        models: Path,
+        *,
+        socket: Path | None = None,
+        env: Mapping[str, str | int] | None = None,
+        threads: int = 1,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "server.log")
+        self.binary = binary
+        self.threads = threads
+        self.requests_of: dict[int, int] = {}  # by pid of the runner that served them
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
+        self.environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self.environment |= {
+            "HOME": str(home),
+            "OLLAMA_HOST": "127.0.0.1:0",
+            "OLLAMA_MODELS": str(models),
+            "OLLAMA_NOPRUNE": "1",
+            "OLLAMA_DEBUG": "1",
+            "OLLAMA_NUM_PARALLEL": "1",
+            "OLLAMA_KEEP_ALIVE": "30m",
+            "NO_PROXY": "*",
+        }
+        if socket is not None:
+            self.environment |= {
+                "OLLAMA_KV_TIERING": "1",
+                "OLLAMA_KV_TIER_SOCKET": str(socket),
+                "OLLAMA_KV_TIER_GATE": "restore",
+            }
+        self.environment |= {name: str(value) for name, value in (env or {}).items()}
+        self.http = httpx.Client(timeout=ANSWER_SECONDS, trust_env=False)
+        self.url = ""
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self.http.close()
+
+    def start(self) -> None:
+        before = len(self.log_text())
+        self._start([self.binary, "serve"], self.environment)
+
+        def port() -> str | None:
+            if not self.running:
+                raise AssertionError(f"server ended at its start\n{self.log_tail()}")
+            found = _LISTENS.search(self.log_text(), before)
+            return found and found[1]
+
+        self.url = "http://127.0.0.1:" + wait_until("the server listens", port, START_SECONDS)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    # --- models ----------------------------------------------------------------------------------
+
+    def create(self, name: str, gguf: Path, **parameters: Any) -> None:
+        digest = "sha256:" + hashlib.sha256(gguf.read_bytes()).hexdigest()
+        self.post(f"/api/blobs/{digest}", content=gguf.read_bytes())
+        request = {"model": name, "files": {gguf.name: digest}, "stream": False, **parameters}
+        self.post("/api/create", json=request)
+
+    def unload(self, model: str) -> None:
+        """keep_alive 0: returns when the runner has gone."""
+        pid = self.runner_pid(model)
+        self.post("/api/generate", json={"model": model, "keep_alive": 0, "stream": False})
+        wait_until("the runner ends", lambda: pid not in self.runners())
+
+    def blob(self, model: str) -> str:
+        shown = self.post("/api/show", json={"model": model})
+        return next(
+            line.rpartition("/")[2]
+            for line in shown["modelfile"].splitlines()
+            if line.startswith("FROM ")
+        )
+
+    # --- runners ---------------------------------------------------------------------------------
+
+    def runners(self) -> dict[int, list[str]]:
+        """pid -> command line of every runner that has a model."""
+        found = {}
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    command = child.cmdline()
+                    if "runner" in command and "--model" in command:
+                        found[child.pid] = command
+        return found
+
+    def runner_pid(self, model: str | None = None) -> int | None:
+        blob = self.blob(model) if model else ""
+        for pid, command in self.runners().items():
+            if blob in command[command.index("--model") + 1]:
+                return pid
+        return None
+
+    def kill_runner(self, model: str | None = None) -> None:
+        pid = self.runner_pid(model)
+        assert pid is not None, "no runner to kill"
+        os.kill(pid, signal.SIGKILL)
+        wait_until("the runner is gone", lambda: pid not in self.runners())
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def post(self, path: str, **request: Any) -> dict[str, Any]:
+        response = self.http.post(self.url + path, **request)
+        if response.status_code >= 400:
+            raise AssertionError(f"{path}: {response.status_code} {response.text}\n{self.log_tail()}")
+        return response.json() if response.content else {}
+
+    def body(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        predict: int = PREDICT,
+        num_ctx: int = 2048,
+        keep_alive: str | int = "30m",
+        logprobs: bool = True,
+        **options: Any,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": prompt,
+            "raw": True,
+            "stream": False,
+            "keep_alive": keep_alive,
+            "options": {
+                "temperature": 0,
+                "seed": 1,
+                "num_predict": predict,
+                "num_ctx": num_ctx,
+                "num_thread": self.threads,
+                **options,
+            },
+        }
+        if logprobs:
+            body |= {"logprobs": True, "top_logprobs": 5}
+        return body
+
+    def generate(self, model: str, prompt: str, **options: Any) -> Result:
+        """One request while no other is in progress; `resumed` comes from the runner's log."""
+        before = len(self.loads())
+        start = time.monotonic()
+        answer = self.post("/api/generate", json=self.body(model, prompt, **options))
+        seconds = time.monotonic() - start
+        load = wait_until("the runner's line", lambda: self.loads()[before:], 5.0)[-1]
+        pid = self.runner_pid(model)
+        if pid is not None:
+            self.requests_of[pid] = self.requests_of.get(pid, 0) + 1
+        return result_of(answer, load.used, seconds)
+
+    # --- the runner's log ------------------------------------------------------------------------
+
+    def loads(self) -> list[SlotLoad]:
+        return [SlotLoad(*map(int, match)) for match in _LOAD.findall(self.log_text())]
+
+    def pauses(self) -> int:
+        return self.log_text().count("kv tiering paused")
+
+    def restores(self) -> list[Restore]:
+        return [Restore(*map(int, match)) for match in _RESTORE.findall(self.log_text())]
+
+
+def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result:
+    return Result(
+        text=answer["response"],
+        logprobs=tuple(
+            TokenLogprobs(
+                step["token"],
+                step["logprob"],
+                tuple((top["token"], top["logprob"]) for top in step["top_logprobs"]),
+            )
+            for step in answer.get("logprobs", ())
+        ),
+        prompt_tokens=answer["prompt_eval_count"],
+        reason=answer["done_reason"],
+        resumed=resumed,
+        seconds=seconds,
+        prompt_seconds=answer.get("prompt_eval_duration", 0) / 1e9,
+    )
+
+
+class Sidecar(_Process):
+    """The product's own sidecar over a RAM tier and a local tier in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fast: Path,
+        *,
+        ram_gb: float = 1.0,
+        local_gb: float = 2.0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`fast` is a short path on tmpfs: a socket's path has at most 107 bytes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "sidecar.log")
+        self.socket = fast / "run" / "s"
+        self.ram_dir = fast / "ram"
+        self.local_dir = folder / "local"
+        self.budgets = {"ram": ram_gb, "local": local_gb}
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
+        self.environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self.environment |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.environment |= env or {}
+
+    def __enter__(self) -> Sidecar:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        before = self.log_text().count("sidecar ready")
+        options: list[str | Path] = ["--socket", self.socket, "--log-level", "info"]
+        options += ["--ram-dir", self.ram_dir, "--ram-gb", str(self.budgets["ram"])]
+        options += ["--local", self.local_dir, "--local-gb", str(self.budgets["local"])]
+        self._start([sys.executable, "-m", "ollama_tiering", "sidecar", *options], self.environment)
+
+        def ready() -> bool:
+            if not self.running:
+                raise AssertionError(f"sidecar ended at its start\n{self.log_tail()}")
+            return self.log_text().count("sidecar ready") > before
+
+        wait_until("the sidecar is ready", ready, START_SECONDS)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def stat(self) -> pb.StatResponse:
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
+        return answer
+
+    def report(self, pid: int | None) -> pb.RunnerReport:
+        """What this runner last reported; an empty report when it has not."""
+        return next((r for r in self.stat().runners if r.pid == pid), pb.RunnerReport())
+
+    def settle(self, server: Server, model: str) -> pb.RunnerReport:
+        """Waits until the runner has stored and reported all its requests."""
+        pid = server.runner_pid(model)
+        assert pid is not None, "no runner"
+        sent = server.requests_of.get(pid, 0)
+        seen: list[pb.RunnerReport] = []
+
+        def reported() -> bool:
+            seen.append(self.report(pid))
+            return seen[-1].requests >= sent
+
+        wait_until(f"the runner reports {sent} requests", reported)
+        return seen[-1]
+
+    def block_files(self, directory: Path | None = None) -> list[Path]:
+        """Every block file of the tiers, or of one directory."""
+        folders = [directory] if directory else [self.ram_dir, self.local_dir]
+        return sorted(file for folder in folders for file in folder.glob("v1/*/*/*.kvb"))

@@ -1,0 +1,222 @@
+"""Restored K/V gives the answer of stock's own in-memory hit, bit for bit.
+
+Every check: the reference server (tiering off) is driven so that the probing request finds its
+prefix in memory; the tested server stores the same beginnings, loses its memory, and must answer the
+probing request with the same tokens and logprobs, resumed at the same position, every resumed token
+restored. Prompts differ from check to check: what one probe leaves in the store helps no other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import make_fast
+from tests.engine.harness import (
+    BLOCK_TOKENS,
+    PREDICT,
+    Restore,
+    Result,
+    Server,
+    Sidecar,
+    assert_same,
+    text,
+)
+
+Event = Callable[["Rig", str], None]
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a conversation is before the probing request, and that request, given the answers."""
+
+    name: str
+    start: Callable[[str], str]
+    turns: Sequence[Callable[[str, list[str]], str]]  # (first prompt, answers so far) -> prompt
+    options: dict[str, Any] = field(default_factory=dict)  # of the probing request
+
+    def run(self, server: Server, model: str, seed: str) -> tuple[str, list[Result]]:
+        """Sends everything before the probe; returns the probing prompt."""
+        first = self.start(seed)
+        answers = [server.generate(model, first)]
+        for turn in self.turns[:-1]:
+            answers.append(server.generate(model, turn(first, [a.text for a in answers])))
+        return self.turns[-1](first, [a.text for a in answers]), answers
+
+    def probe(self, server: Server, model: str, prompt: str) -> Result:
+        return server.generate(model, prompt, **self.options)
+
+
+EXCHANGES = (
+    Exchange("same prompt", lambda s: text(300, s), [lambda p, a: p]),
+    Exchange("same prompt of whole blocks", lambda s: text(5 * BLOCK_TOKENS, s), [lambda p, a: p]),
+    Exchange("last 3 tokens differ", lambda s: text(700, s), [lambda p, a: p[:-3] + "\n\n\n"]),
+    Exchange("middle differs", lambda s: text(257, s), [lambda p, a: p[:130] + "\n" + p[131:]]),
+    Exchange(
+        "continued by a turn",
+        lambda s: text(180, s),
+        [lambda p, a: p + a[0] + text(40, ("turn", p))],
+    ),
+    Exchange(
+        "regenerated answer",
+        lambda s: text(200, s),
+        [lambda p, a: p + a[0] + text(50, ("turn", p))] * 2,
+        {"temperature": 0.9, "seed": 7},
+    ),
+)
+
+
+class LookupTooSlow(Exception):
+    """On a busy machine the sidecar's answer can miss its deadline: stock's answer, but no check."""
+
+
+@dataclass
+class Rig:
+    """A tested and a reference server that differ in nothing but the tiering."""
+
+    sidecar: Sidecar
+    server: Server
+    reference: Server
+
+    def displace(self, model: str, seed: object) -> None:
+        """Another prompt takes the slot, so that memory holds nothing of what was before."""
+        self.server.generate(model, "\n" + text(80, seed))
+        self.sidecar.settle(self.server, model)
+
+    def check(self, what: object, reference: Result, probe: Callable[[], Result]) -> Restore:
+        """The probe's answer is the reference's, and what it did not compute was restored."""
+        before, pauses = len(self.server.restores()), self.server.pauses()
+        answer = probe()
+        if answer.resumed != reference.resumed and self.server.pauses() > pauses:
+            raise LookupTooSlow
+        assert_same(answer, reference, what)
+        (restore,) = self.server.restores()[before:]
+        assert restore.first + restore.tokens == reference.resumed
+        assert restore.tokens >= BLOCK_TOKENS
+        return restore
+
+
+@pytest.fixture(scope="module", params=[(1, 1), (0, 1), (1, 4), (0, 4)], ids="fa{0[0]}-slots{0[1]}".format)
+def rig(
+    request: pytest.FixtureRequest,
+    binary: Path,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Rig]:
+    flash_attention, slots = request.param
+    folder, fast = tmp_path_factory.mktemp("restore"), make_fast()
+    env = {
+        "OLLAMA_FLASH_ATTENTION": flash_attention,
+        "OLLAMA_NUM_PARALLEL": slots,
+        "OLLAMA_MAX_LOADED_MODELS": 2,
+    }
+    try:
+        with (
+            Sidecar(folder / "sidecar", fast) as sidecar,
+            Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
+            Server(binary, folder / "reference", models, env=env) as reference,
+        ):
+            yield Rig(sidecar, server, reference)
+    finally:
+        shutil.rmtree(fast)
+
+
+def keep_alive_0(rig: Rig, model: str) -> None:
+    rig.server.unload(model)
+
+
+def restart_of_the_server(rig: Rig, model: str) -> None:
+    rig.server.restart()
+
+
+def kill_of_the_runner(rig: Rig, model: str) -> None:
+    rig.server.kill_runner(model)
+
+
+def restart_of_the_sidecar(rig: Rig, model: str) -> None:
+    rig.sidecar.restart()
+    rig.displace(model, "the runner has found the sidecar again")
+
+
+def kill_of_the_sidecar(rig: Rig, model: str) -> None:
+    rig.sidecar.kill()
+    rig.sidecar.start()
+    rig.displace(model, "the runner has found the sidecar again")
+
+
+EVENTS = (
+    keep_alive_0,
+    restart_of_the_server,
+    kill_of_the_runner,
+    restart_of_the_sidecar,
+    kill_of_the_sidecar,
+)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("model", ["g2", "g5"])
+def test_restored_answer_is_the_in_memory_answer(rig: Rig, model: str, event: Event) -> None:
+    left = EXCHANGES
+    for attempt in range(ATTEMPTS):
+        seeds = [f"{exchange.name} {model} {event.__name__} {attempt}" for exchange in left]
+        prompts, expected = [], []
+        for exchange, seed in zip(left, seeds, strict=True):
+            prompt, answers = exchange.run(rig.reference, model, seed)
+            expected.append(exchange.probe(rig.reference, model, prompt))
+            again, stored = exchange.run(rig.server, model, seed)
+            for answer, reference in zip(stored, answers, strict=True):
+                assert_same(answer, reference, f"{exchange.name}, before")
+            assert again == prompt
+            prompts.append(prompt)
+        rig.displace(model, event.__name__)
+        event(rig, model)
+        unheard = []
+        for exchange, prompt, reference in zip(left, prompts, expected, strict=True):
+            assert len(reference.tokens) == PREDICT
+            try:
+                rig.check(exchange.name, reference, lambda: exchange.probe(rig.server, model, prompt))
+            except LookupTooSlow:
+                unheard.append(exchange)
+        left = tuple(unheard)
+        if not left:
+            return
+    pytest.fail(f"in {ATTEMPTS} attempts the sidecar's answer was always late")
+
+
+@pytest.mark.parametrize("model", ["g2", "g5"])
+def test_what_memory_has_is_kept_and_the_rest_is_restored(rig: Rig, model: str) -> None:
+    for shared in (50, 64, 130):
+        prompt = text(400, (model, shared))
+        rig.reference.generate(model, prompt)
+        expected = rig.reference.generate(model, prompt)
+        rig.server.generate(model, prompt)
+        rig.displace(model, (model, shared))
+        rig.server.generate(model, prompt[:shared] + "\n" + text(60, "else"))
+        restore = rig.check(shared, expected, lambda: rig.server.generate(model, prompt))
+        assert restore.first == shared
+
+
+@pytest.mark.parametrize("model", ["g2", "g5"])
+def test_an_answer_after_a_restored_one_is_the_in_memory_answer(rig: Rig, model: str) -> None:
+    """What is stored after a restore, partly from restored rows, is as good as computed."""
+    prompt = text(210, model)
+    expected = []
+    for _ in range(4):
+        expected.append(rig.reference.generate(model, prompt))
+        prompt += expected[-1].text + text(45, prompt)
+    prompt = text(210, model)
+    for turn, reference in enumerate(expected):
+        if turn:
+            rig.displace(model, (turn, model))
+            rig.server.unload(model)
+            rig.check(turn, reference, lambda: rig.server.generate(model, prompt))
+        else:
+            assert_same(rig.server.generate(model, prompt), reference)
+        prompt += reference.text + text(45, prompt)
