@@ -1,0 +1,63 @@
+"""Which engine runs, and the reason that is given."""
+
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import BuildError, UsageError
+from ollama_tiering.launch.choose import ENV_BINARY, choose
+
+BUILT = Path("/built/ollama")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENV_BINARY, raising=False)
+
+
+def build() -> Path:
+    return BUILT
+
+
+def no_build() -> Path:
+    raise BuildError("go failed with exit code 1\nand more", hint="read the log")
+
+
+def test_a_named_binary_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "ollama"
+    program.touch(mode=0o755)
+    monkeypatch.setenv(ENV_BINARY, str(program))
+    assert choose("auto", source_cached=lambda: False, build=no_build).binary == program
+
+
+def test_a_named_binary_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ENV_BINARY, str(tmp_path / "nothing"))
+    with pytest.raises(UsageError):
+        choose("auto", source_cached=lambda: True, build=build)
+
+
+def test_auto_builds_from_the_cached_source() -> None:
+    assert choose("auto", source_cached=lambda: True, build=build).binary == BUILT
+
+
+def test_auto_never_fetches() -> None:
+    choice = choose("auto", source_cached=lambda: False, build=build)
+    assert choice.engine == "reference"
+    assert "tiering fetch" in choice.why
+
+
+def test_auto_falls_back_where_the_build_fails_and_says_why() -> None:
+    choice = choose("auto", source_cached=lambda: True, build=no_build)
+    assert choice.engine == "reference"
+    assert choice.why == "Ollama could not be built: go failed with exit code 1 (read the log)"
+
+
+def test_asked_for_ollama_a_failed_build_is_an_error() -> None:
+    with pytest.raises(BuildError):
+        choose("ollama", source_cached=lambda: True, build=no_build)
+
+
+def test_asked_for_the_reference_nothing_is_built() -> None:
+    assert choose("reference", source_cached=lambda: True, build=no_build).engine == "reference"

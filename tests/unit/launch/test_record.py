@@ -1,0 +1,52 @@
+"""One `tiering up` for a port; the next one learns who has it."""
+
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.launch.address import Address
+from ollama_tiering.launch.record import AlreadyUp, Record, claim, record_path
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_a_held_port_tells_who_has_it() -> None:
+    record = Record(pid=7, url="http://127.0.0.1:1", ready=True)
+    with claim(Address(port=1)) as held:
+        held.write(Record(pid=7, url="x" * 200))
+        held.write(record)
+        with pytest.raises(AlreadyUp) as caught, claim(Address("localhost", 1)):
+            pass
+    assert caught.value.record == record
+
+
+def test_other_ports_are_other_records() -> None:
+    with claim(Address(port=1)), claim(Address(port=2)) as held:
+        assert held.left is None
+
+
+def test_an_orderly_end_leaves_nothing() -> None:
+    with claim(Address(port=1)) as held:
+        held.write(Record(pid=7, url=""))
+    with claim(Address(port=1)) as held:
+        assert held.left is None
+
+
+def test_what_a_killed_one_left_is_told() -> None:
+    with claim(Address(port=1)):
+        pass
+    record_path(Address(port=1)).write_text('{"pid": 7, "url": "u", "sidecar_pid": 8}')
+    with claim(Address(port=1)) as held:
+        assert held.left == Record(pid=7, url="u", sidecar_pid=8)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"unknown": 1}', "null"])
+def test_a_record_that_makes_no_sense_is_none(content: str) -> None:
+    with claim(Address(port=1)):
+        pass
+    record_path(Address(port=1)).write_text(content)
+    with claim(Address(port=1)) as held:
+        assert held.left is None
