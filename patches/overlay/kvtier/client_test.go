@@ -1,0 +1,218 @@
+package kvtier
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// client returns a client of the running sidecar that KVTIER_TEST_SOCKET names.
+func client(t *testing.T) *Client {
+	t.Helper()
+	socket := os.Getenv("KVTIER_TEST_SOCKET")
+	if socket == "" {
+		t.Skip("KVTIER_TEST_SOCKET does not name the socket of a running sidecar")
+	}
+	c, err := NewClient(socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	c.WaitFirst()
+	if !c.Up() {
+		t.Fatalf("the sidecar on %s does not answer", socket)
+	}
+	return c
+}
+
+// put stores the whole blocks and the tail of ids and returns the keys.
+func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
+	t.Helper()
+	ns := NamespaceOf(d)
+	session, err := c.Put(ns, d, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	var keys []Key
+	parent, encoded := Key(ns), TokenBytes(ids)
+	for first := 0; first < len(ids); first += BlockTokens {
+		rows := min(BlockTokens, len(ids)-first)
+		l, tokens := NewLayout(testLayers, rows, 2), encoded[4*first:4*(first+rows)]
+		key := BlockKey(parent, tokens, nil)
+		r, err := session.Reserve([]*tierpb.BlockClaim{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r[0].Outcome == tierpb.Reservation_OUTCOME_RESERVED {
+			file, err := MapForWrite(r[0].Path, l.FileBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range l.Segments {
+				copy(file.Data[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{byte(first), 7}, s.Bytes/2))
+			}
+			if err := l.Seal(file.Data, ns, key, parent, first, tokens, "f16"); err != nil {
+				t.Fatal(err)
+			}
+			file.Close()
+			done, err := session.Commit([]uint64{r[0].Id})
+			if err != nil || !done[0].Stored {
+				t.Fatalf("commit: %v %v", done, err)
+			}
+		} else if r[0].Outcome != tierpb.Reservation_OUTCOME_PRESENT {
+			t.Fatalf("reserve: %v", r[0])
+		}
+		keys, parent = append(keys, key), key
+	}
+	return keys
+}
+
+func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
+	c := client(t)
+	d := Description{Model: t.Name(), Engine: time.Now().String(), Layers: testLayers, CacheDType: "f16"}.Proto()
+	ns := NamespaceOf(d)
+	ids := make([]int32, 2*BlockTokens+10)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	keys := put(t, c, d, ids)
+
+	prompt := append([]int32{}, ids...)
+	prompt[len(prompt)-3] = -1 // differs inside the tail
+	encoded := TokenBytes(prompt)
+	has, err := c.Has(context.Background(), ns, Chain(ns, encoded), encoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(has.Blocks) != 3 || has.MatchedTokens != uint64(len(ids)-3) || has.Blocks[2].Rows != 7 || has.Blocks[2].BlockRows != 10 {
+		t.Fatalf("matched %d tokens in %v", has.MatchedTokens, has.Blocks)
+	}
+	seen := 0
+	release, err := c.Get(context.Background(), ns, keys, time.Second, func(r *tierpb.GetResponse) error {
+		open := ReadFile
+		if r.Tier == tierpb.Tier_TIER_RAM {
+			open = MapForRead
+		}
+		file, err := open(r.Path, int(r.FileBytes))
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		b, err := Open(file.Data)
+		if err != nil {
+			return err
+		}
+		rows := min(BlockTokens, len(ids)-seen*BlockTokens)
+		if err := b.Matches(ns, keys[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, 2, "f16"); err != nil {
+			return err
+		}
+		if got := b.Segment(1)[:2]; !bytes.Equal(got, []byte{byte(seen * BlockTokens), 7}) {
+			t.Errorf("block %d starts with %v", seen, got)
+		}
+		seen++
+		return b.Verify()
+	})
+	release()
+	if err != nil || seen != 3 {
+		t.Fatalf("%d blocks, %v", seen, err)
+	}
+}
+
+func TestUnknownPromptIsAMissNotAnError(t *testing.T) {
+	c := client(t)
+	tokens := TokenBytes(make([]int32, 200))
+	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens), tokens)
+	if err != nil || len(has.Blocks) != 0 {
+		t.Errorf("%v, %v", has, err)
+	}
+}
+
+func TestAbsentSidecarCostsNoTime(t *testing.T) {
+	c, err := NewClient(filepath.Join(t.TempDir(), "none.sock"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.WaitFirst()
+	start := time.Now()
+	for range 1000 {
+		if _, err := c.Has(context.Background(), Namespace{}, nil, nil); !errors.Is(err, ErrDown) {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(start); took > 20*time.Millisecond {
+		t.Errorf("1000 calls took %v", took)
+	}
+}
+
+func TestSilentSidecarCostsOneTimeout(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "hung.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close() // accepted, never answered
+		}
+	}()
+	c, err := NewClient(socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	start := time.Now()
+	c.WaitFirst()
+	if took := time.Since(start); took > LookupTimeout+50*time.Millisecond {
+		t.Errorf("waiting for the first answer took %v", took)
+	}
+	c.up.Store(true) // as if it had become silent after it answered
+	start = time.Now()
+	for range 10 {
+		_, _ = c.Has(context.Background(), Namespace{}, nil, nil)
+	}
+	if took := time.Since(start); took > LookupTimeout+50*time.Millisecond {
+		t.Errorf("10 look-ups took %v in all", took)
+	}
+}
+
+func TestReservationOfABrokenSessionIsReleased(t *testing.T) {
+	c := client(t)
+	d := Description{Model: t.Name(), Engine: time.Now().String(), Layers: testLayers}.Proto()
+	ns := NamespaceOf(d)
+	claim := &tierpb.BlockClaim{Key: bytes.Repeat([]byte{3}, 32), Parent: ns[:], FileBytes: 8192}
+	for i := range 2 {
+		session, err := c.Put(ns, d, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.Now().Add(time.Second)
+		for {
+			r, err := session.Reserve([]*tierpb.BlockClaim{claim})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r[0].Outcome == tierpb.Reservation_OUTCOME_RESERVED {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("session %d: %v", i, r[0].Outcome)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		session.Close() // without commit
+	}
+}
