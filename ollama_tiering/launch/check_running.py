@@ -1,0 +1,80 @@
+"""What runs now: the sidecar, whoever has Ollama's port, and what the runners report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ollama_tiering import __version__
+from ollama_tiering.config import SidecarConfig
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch import block_service
+from ollama_tiering.launch.address import Address, parse_address
+from ollama_tiering.launch.check import Check, fail, ok, warn
+from ollama_tiering.launch.record import running
+from ollama_tiering.launch.up import require_free
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+
+def checks(settings: SidecarConfig) -> Iterator[Check]:
+    answer = block_service.ask(settings.socket_path)
+    yield _sidecar(settings.socket_path, answer)
+    yield _port(parse_address(os.environ.get("OLLAMA_HOST", "")))
+    if answer:
+        for report in answer.runners:
+            yield from runner(report)
+
+
+def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
+    name = "sidecar"
+    if answer is None:
+        if socket.exists():
+            finding = f"{socket} is there, but none answers"
+            return warn(name, finding, "start one (tiering up): it replaces a dead socket")
+        return ok(name, f"none runs on {socket}; `tiering up` starts one")
+    pid = block_service.owner(socket)
+    if answer.version != __version__:
+        finding = f"process {pid} is version {answer.version}, this is {__version__}"
+        return warn(name, finding, f"start it anew: kill {pid}, then tiering up")
+    damaged = sum(tier.quarantined_blocks for tier in answer.tiers)
+    if damaged:
+        finding = f"process {pid} found {damaged} damaged blocks and put them aside"
+        return warn(name, finding, "check the disk; the blocks end in .bad and are not used")
+    return ok(name, f"process {pid}, version {answer.version}, on {socket}")
+
+
+def _port(address: Address) -> Check:
+    name = f"port {address.port}"
+    if record := running(address):
+        return ok(name, f"`tiering up` serves there (process {record.pid})")
+    try:
+        require_free(address)
+    except ServiceError as error:
+        return warn(name, error.message, error.hint or "")
+    return ok(name, f"{address} is free")
+
+
+def runner(report: pb.RunnerReport) -> Iterator[Check]:
+    """Is its model tiered, and if so, does that do anything?"""
+    name = f"runner {report.pid}"
+    model = f"{report.model.removeprefix('sha256-')[:12]} ({report.engine})"
+    if not report.tiered:
+        cure = ""
+        if "llama.cpp" in report.reason:
+            cure = "start with OLLAMA_NEW_ENGINE=1: models the Go engine knows are tiered then"
+        yield warn(name, f"{model} is not tiered: {report.reason}", cure)
+        return
+    counts = (
+        f"{model}: {report.requests} requests, {report.restored_tokens} tokens restored, "
+        f"{report.memory_tokens} from memory, {report.recomputed_tokens} recomputed"
+    )
+    if report.failures:
+        counts += f"; {report.failures} calls to the sidecar failed"
+        yield warn(name, counts, "read the sidecar's log")
+    else:
+        yield ok(name, counts)
+
+
+def broken_settings(error: str, hint: str) -> Check:
+    return fail("settings", error, hint)
