@@ -86,12 +86,6 @@ class Result:
         return tuple(step.token for step in self.logprobs)
 
 
-@dataclass(frozen=True)
-class Model:
-    name: str
-    blob: Path
-
-
 def text(tokens: int, seed: object) -> str:
     """So many tokens, each printable; other seeds differ from the first few tokens on."""
     rng = random.Random(repr(seed))
@@ -120,6 +114,8 @@ class _Process:
 
     def __init__(self, log: Path) -> None:
         self.log = log
+        self._lines: list[str] = []
+        self._read = 0
         self._child: subprocess.Popen[bytes] | None = None
 
     def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
@@ -166,11 +162,21 @@ class _Process:
         finally:
             self._child = None
 
+    def lines(self) -> list[str]:
+        """The complete lines of the log so far; each is read once."""
+        if self.log.exists():
+            with self.log.open("rb") as file:
+                file.seek(self._read)
+                new, end, _ = file.read().rpartition(b"\n")
+            self._read += len(new + end)
+            self._lines += new.decode(errors="replace").splitlines()
+        return self._lines
+
     def log_text(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(self.lines())
 
     def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(line[:300] for line in self.log_text().splitlines()[-lines:])
+        return "\n".join(line[:300] for line in self.lines()[-lines:])
 
 
 class Server(_Process):
@@ -188,6 +194,10 @@ class Server(_Process):
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder / "server.log")
+        self._loads: list[SlotLoad] = []
+        self._restores: list[Restore] = []
+        self._pauses = 0
+        self._blobs: dict[str, str] = {}
         self.binary = binary
         self.threads = threads
         self.requests_of: dict[int, int] = {}  # by pid of the runner that served them
@@ -225,14 +235,14 @@ class Server(_Process):
             self.http.close()
 
     def start(self) -> None:
-        before = len(self.log_text())
+        before = len(self.lines())
         self._start([self.binary, "serve"], self.environment)
 
         def port() -> str | None:
             if not self.running:
                 raise AssertionError(f"server ended at its start\n{self.log_tail()}")
-            found = _LISTENS.search(self.log_text(), before)
-            return found and found[1]
+            found = map(_LISTENS.search, self.lines()[before:])
+            return next((match[1] for match in found if match), None)
 
         self.url = "http://127.0.0.1:" + wait_until("the server listens", port, START_SECONDS)
 
@@ -255,12 +265,13 @@ class Server(_Process):
         wait_until("the runner ends", lambda: pid not in self.runners())
 
     def blob(self, model: str) -> str:
-        shown = self.post("/api/show", json={"model": model})
-        return next(
-            line.rpartition("/")[2]
-            for line in shown["modelfile"].splitlines()
-            if line.startswith("FROM ")
-        )
+        """File name of the model's weights."""
+        if model not in self._blobs:
+            shown = self.post("/api/show", json={"model": model})
+            lines = shown["modelfile"].splitlines()
+            path = next(line for line in lines if line.startswith("FROM "))
+            self._blobs[model] = path.rpartition("/")[2]
+        return self._blobs[model]
 
     # --- runners ---------------------------------------------------------------------------------
 
@@ -333,21 +344,35 @@ class Server(_Process):
         answer = self.post("/api/generate", json=self.body(model, prompt, **options))
         seconds = time.monotonic() - start
         load = wait_until("the runner's line", lambda: self.loads()[before:], 5.0)[-1]
-        pid = self.runner_pid(model)
-        if pid is not None:
+        if pid := self.runner_pid(model):
             self.requests_of[pid] = self.requests_of.get(pid, 0) + 1
         return result_of(answer, load.used, seconds)
 
     # --- the runner's log ------------------------------------------------------------------------
 
-    def loads(self) -> list[SlotLoad]:
-        return [SlotLoad(*map(int, match)) for match in _LOAD.findall(self.log_text())]
+    def lines(self) -> list[str]:
+        known = len(self._lines)
+        for line in super().lines()[known:]:
+            if match := _LOAD.search(line):
+                self._loads.append(SlotLoad(*map(int, match.groups())))
+            elif match := _RESTORE.search(line):
+                self._restores.append(Restore(*map(int, match.groups())))
+            elif "kv tiering paused" in line:
+                self._pauses += 1
+        return self._lines
 
-    def pauses(self) -> int:
-        return self.log_text().count("kv tiering paused")
+    def loads(self) -> list[SlotLoad]:
+        self.lines()
+        return self._loads
 
     def restores(self) -> list[Restore]:
-        return [Restore(*map(int, match)) for match in _RESTORE.findall(self.log_text())]
+        self.lines()
+        return self._restores
+
+    def pauses(self) -> int:
+        """How often a call to the sidecar failed."""
+        self.lines()
+        return self._pauses
 
 
 def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result:
@@ -402,7 +427,7 @@ class Sidecar(_Process):
         self.stop()
 
     def start(self) -> None:
-        before = self.log_text().count("sidecar ready")
+        before = len(self.lines())
         options: list[str | Path] = ["--socket", self.socket, "--log-level", "info"]
         options += ["--ram-dir", self.ram_dir, "--ram-gb", str(self.budgets["ram"])]
         options += ["--local", self.local_dir, "--local-gb", str(self.budgets["local"])]
@@ -411,7 +436,7 @@ class Sidecar(_Process):
         def ready() -> bool:
             if not self.running:
                 raise AssertionError(f"sidecar ended at its start\n{self.log_tail()}")
-            return self.log_text().count("sidecar ready") > before
+            return any("sidecar ready" in line for line in self.lines()[before:])
 
         wait_until("the sidecar is ready", ready, START_SECONDS)
 
