@@ -93,6 +93,9 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 		f.close()
 		return nil
 	}
+	if t.config.Measure {
+		f.report.MemcpySeconds = measureMemcpy(f)
+	}
 	t.settle()
 	return f
 }
@@ -266,11 +269,13 @@ func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int3
 		return numPast
 	}
 	f.report.Tokens = uint64(len(cells))
-	t.stats.restored(t, f, len(cells))
+	t.stats.restored(f)
 	slog.Info("kv restored", "slot", slot.Id, "from", numPast, "tokens", len(cells), "bytes", f.report.Bytes,
-		"fetch", time.Duration(f.report.FetchSeconds*1e9), "locked", time.Since(start))
+		"fetch", seconds(f.report.FetchSeconds), "copy", seconds(f.report.CopySeconds), "locked", time.Since(start))
 	return resume
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // copyIn writes the rows from position from on into cells, layers shared out over a few goroutines.
 func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) error {

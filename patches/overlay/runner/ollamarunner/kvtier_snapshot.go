@@ -2,7 +2,9 @@ package ollamarunner
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -71,14 +73,25 @@ func (t *kvTier) snapshotLoop() {
 		if activeTier.Load() != t {
 			continue
 		}
-		func() {
-			defer tierGuard("snapshot")
-			if err := t.snapshot(l); err != nil && !errors.Is(err, kvtier.ErrDown) {
-				slog.Warn("kv snapshot skipped", "slot", l.slot, "error", err)
-			}
-		}()
+		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) {
+			slog.Warn("kv snapshot skipped", "slot", l.slot, "error", err)
+		}
 		t.stats.report(t)
 	}
+}
+
+// snapshotGuarded turns a memory fault, as when a disk fills up under a mapped file, into an error.
+func (t *kvTier) snapshotGuarded(l *tierLineage) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			t.server.mu.Lock()
+			defer t.server.mu.Unlock()
+			l.blocks, l.saved, l.tail = nil, 0, 0
+		}
+	}()
+	return t.snapshot(l)
 }
 
 // snapshot stores the blocks of a lineage that are not stored yet.
@@ -167,11 +180,7 @@ reserved:
 	}
 	t.fill(l, fill)
 	committed, sealErr := t.seal(session, fill)
-	for done < ready && (done < len(blocks)) {
-		b := blocks[done]
-		if b.mapped != nil && !slices.Contains(committed, b) {
-			break
-		}
+	for done < ready && (blocks[done].mapped == nil || slices.Contains(committed, blocks[done])) {
 		done++
 	}
 	return done, errors.Join(err, sealErr)
@@ -179,22 +188,31 @@ reserved:
 
 // fill copies blocks out of the cells into their files, a bounded number of bytes per hold of the lock.
 func (t *kvTier) fill(l *tierLineage, blocks []*tierBlock) {
-	for i := 0; i < len(blocks); {
-		t.server.mu.Lock()
-		if !t.onHost {
-			t.quiesce()
-		}
-		for bytes := 0; i < len(blocks) && bytes < tierHoldBytes; i++ {
-			b := blocks[i]
-			if b.copied || b.lost {
-				continue // the discard hook was first
-			}
-			b.file = b.mapped.Data
-			t.export(l, b)
-			bytes += b.layout.FileBytes
-		}
-		t.server.mu.Unlock()
+	for len(blocks) > 0 {
+		blocks = t.fillSome(l, blocks)
 	}
+}
+
+// fillSome holds the lock once and returns the blocks that are still to be copied.
+func (t *kvTier) fillSome(l *tierLineage, blocks []*tierBlock) []*tierBlock {
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
+	if !t.onHost {
+		t.quiesce()
+	}
+	bytes := 0
+	for i, b := range blocks {
+		if bytes >= tierHoldBytes {
+			return blocks[i:]
+		}
+		if b.copied || b.lost {
+			continue // the discard hook was first
+		}
+		b.file = b.mapped.Data
+		t.export(l, b)
+		bytes += b.layout.FileBytes
+	}
+	return nil
 }
 
 // seal writes the headers of the blocks that were copied, commits them, and returns those that are stored.

@@ -91,10 +91,7 @@ func (s *tierStats) request(t *kvTier, ts *tierSlot, seq *Sequence, _ llm.DoneRe
 }
 
 // restored records what a restore took.
-func (s *tierStats) restored(t *kvTier, f *tierFetch, tokens int) {
-	if t.config.Measure {
-		f.report.MemcpySeconds = measureMemcpy(f)
-	}
+func (s *tierStats) restored(f *tierFetch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts.LastRestore = proto.Clone(&f.report).(*tierpb.RestoreReport)
