@@ -15,6 +15,7 @@ down, slow or full, nor for a damaged block: the answer is a miss, and `failures
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -322,10 +323,9 @@ class BlockClient:
     def _release(self, lease: list[int]) -> None:
         if lease:
             request = pb.ReleaseRequest(lease_id=lease.pop())
-            try:  # nobody waits for the answer; the lease ends by itself too
-                self._stub.Release.future(request, timeout=self._lookup_seconds)
-            except ValueError:  # the channel is closed
-                return
+            # A lease ends by itself too: that it could not be given back is no failure.
+            with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: channel closed
+                self._stub.Release(request, timeout=self._lookup_seconds)
 
     def _report_corrupt(self, ns: Namespace, key: BlockKey, detail: str) -> None:
         log.warning("block damaged: key=%s detail=%s", key.hex(), detail)

@@ -102,10 +102,11 @@ def claim_socket(path: Path) -> Iterator[None]:
     lock = lock_file(path.with_name(path.name + ".lock"), f"socket {path}")
     try:
         _remove_dead_socket(path)
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
         os.close(lock)
 
 

@@ -128,8 +128,11 @@ class ByteLru(Generic[K]):
         need_bytes: int,
         may_evict: Callable[[K], bool],
         unblocks: Callable[[K], K | None],
+        *,
+        partial: bool = False,
     ) -> list[K]:
-        """Oldest entries that free at least `need_bytes`; empty when that cannot be reached.
+        """Oldest entries that free at least `need_bytes`; if that cannot be reached, none of them,
+        or all there are with `partial`.
 
         `may_evict` is asked with the victims so far taken as gone. An entry it refused is asked
         again once `unblocks` names it as freed by a later victim (a parent by its last child), so
@@ -151,4 +154,4 @@ class ByteLru(Generic[K]):
                 candidate = follow if follow in passed else None
             if freed >= need_bytes:
                 return chosen
-        return []
+        return chosen if partial else []

@@ -32,26 +32,30 @@ class Mover:
         self._state = state
         self._high = high_watermark
         self._low = low_watermark
+        self._trimming: set[int] = set()  # levels on their way from high to low
 
     def step(self) -> bool:
         """The most urgent piece of work; False when there is none that could be done now."""
         return self.trim() or self.promote_one() or self.write_down_one()
 
     def trim(self) -> bool:
-        """Empties a tier that has one below it from the high to the low watermark."""
+        """Empties a tier with one below it from the high to the low watermark.
+
+        Once begun it goes on over several steps: what is not written down yet has to be first.
+        """
         state = self._state
         trimmed = False
-        for level in state.levels:
-            if state.below(level) is None:
-                continue
+        for level in state.levels[:-1]:
             budget = level.lru.budget_bytes
             with state.lock:
-                if level.lru.claimed_bytes <= self._high * budget:
-                    continue
+                if level.lru.claimed_bytes > self._high * budget:
+                    self._trimming.add(level.index)
                 surplus = level.lru.claimed_bytes - int(self._low * budget)
-                doomed = state.take_victims(level, surplus) or state.take_victims(
-                    level, level.lru.claimed_bytes - int(self._high * budget)
-                )
+                if surplus <= 0:
+                    self._trimming.discard(level.index)
+                if level.index not in self._trimming:
+                    continue
+                doomed = state.take_victims(level, surplus, partial=True)
             room.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed

@@ -168,8 +168,9 @@ class StoreState:
 
     # --- eviction ------------------------------------------------------------------------------
 
-    def take_victims(self, level: Level, need_bytes: int) -> list[Doomed]:
-        """Least recently used copies that free `need_bytes`; none if that cannot be reached.
+    def take_victims(self, level: Level, need_bytes: int, *, partial: bool = False) -> list[Doomed]:
+        """Least recently used copies that free `need_bytes`; none if that cannot be reached, or as
+        many as possible with `partial`.
 
         A chain has no holes: the last copy of a block goes only after all of its children. A block
         not yet written down a level stays, unless that level is failing.
@@ -196,7 +197,7 @@ class StoreState:
             gone_children[record.parent] = gone_children.get(record.parent, 0) + 1
             return BlockKey(record.parent)
 
-        victims = level.lru.victims(need_bytes, may_evict, unblocks)
+        victims = level.lru.victims(need_bytes, may_evict, unblocks, partial=partial)
         taken = [doomed for key in victims if (doomed := self.drop_copy(level, key))]
         for doomed in taken:
             if doomed.key in self.tree:

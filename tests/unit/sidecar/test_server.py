@@ -1,0 +1,238 @@
+"""The sidecar as a process: one per socket and directory, private, gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import samples
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from tests.contract.daemon import Daemon, PutStream
+
+NS = samples.namespace()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path) as running:
+        yield running
+
+
+def put(daemon: Daemon, tokens: list[int]) -> list[samples.SampleBlock]:
+    blocks = samples.sequence(NS, tokens)
+    with daemon.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), NS)
+        assert all(result.stored for result in stream.put(blocks))
+        stream.close()
+    return blocks
+
+
+def refused(daemon: Daemon) -> str:
+    """Starts a second sidecar that must not come up; what it says."""
+    finished = subprocess.run(
+        daemon.command(),
+        env=daemon.environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert finished.returncode == 9, finished
+    assert "hint: " in finished.stderr
+    return finished.stderr
+
+
+def test_socket_and_directories_are_private(daemon: Daemon) -> None:
+    put(daemon, [1, 2, 3])
+    daemon.wait_written()
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
+    for directory in (daemon.socket.parent, daemon.ram_dir, daemon.local_dir):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        for path in directory.rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_second_sidecar_on_the_socket_is_refused(daemon: Daemon) -> None:
+    assert "in use by process" in refused(daemon)
+    assert daemon.stat().has_calls == 0
+
+
+def test_a_second_sidecar_on_a_directory_is_refused(daemon: Daemon) -> None:
+    other = Daemon(daemon.root)
+    other.socket = daemon.root / "run2" / "s"
+    assert str(daemon.ram_dir) in refused(other)
+
+
+def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.socket.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(daemon.socket))
+    with daemon:
+        assert daemon.stat().version
+
+
+def test_a_socket_somebody_else_listens_on_is_refused(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.socket.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(daemon.socket))
+        listener.listen()
+        assert "listens on" in refused(daemon)
+
+
+def test_a_file_in_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.socket.parent.mkdir(mode=0o700)
+    daemon.socket.write_text("precious")
+    assert "not a socket" in refused(daemon)
+    assert daemon.socket.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["run", "ram", "local"])
+def test_a_directory_others_can_write_to_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name).chmod(0o770)
+    assert "writable by others" in refused(Daemon(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["run", "ram", "local"])
+def test_a_link_in_place_of_a_directory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    refused(Daemon(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["run", "ram", "local"])
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    (tmp_path / name).mkdir(mode=0o700)
+    os.chown(tmp_path / name, 65534, 65534)
+    assert "belongs to user 65534" in refused(Daemon(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_drains_and_leaves_no_socket(tmp_path: Path, number: signal.Signals) -> None:
+    daemon = Daemon(tmp_path).start()
+    blocks = put(daemon, list(range(30)))
+    assert daemon.stop(number) == 0
+    assert "sidecar stopped: everything is on disk" in daemon.log
+    assert not daemon.socket.exists()
+    stored = {path.stem for path in daemon.local_dir.rglob("*.kvb")}
+    assert stored == {block.key.hex() for block in blocks}
+
+
+def test_a_stop_does_not_wait_for_an_idle_stream(daemon: Daemon) -> None:
+    with daemon.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), NS)
+        stream.reserve(samples.sequence(NS, [1]))
+        start = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - start < 10
+    assert not list(daemon.root.rglob("*.tmp"))
+
+
+def test_what_was_stored_is_there_after_a_restart(daemon: Daemon) -> None:
+    blocks = put(daemon, list(range(30)))
+    daemon.stop()
+    daemon.start()
+    stat = daemon.stat()
+    assert [tier.blocks for tier in stat.tiers] == [len(blocks)] * 2
+    size = sum(len(block.data) for block in blocks)
+    assert all(tier.used_bytes >= size for tier in stat.tiers)
+
+
+def test_after_a_kill_tmpfs_and_disk_are_found_again(daemon: Daemon) -> None:
+    blocks = put(daemon, list(range(30)))
+    daemon.kill()
+    assert daemon.socket.exists()
+    daemon.start()
+    assert daemon.stat().tiers[0].blocks == len(blocks)
+    assert daemon.wait_written().tiers[1].blocks == len(blocks)
+
+
+def test_the_service_manager_is_told(tmp_path: Path) -> None:
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(20)
+        environment = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "200000"}
+        with Daemon(tmp_path / "d", env=environment) as daemon:
+            messages = {manager.recv(100).decode() for _ in range(3)}
+            assert messages == {"READY=1", "WATCHDOG=1"}
+            daemon.stop()
+            while "STOPPING=1" not in messages:
+                messages.add(manager.recv(100).decode())
+
+
+def test_a_setting_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[sidecar]\nadmission = "second-touch"\n')
+    finished = subprocess.run(
+        [*Daemon(tmp_path).command(), "--config", str(config)],
+        env=Daemon(tmp_path).environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert finished.returncode == 10
+    assert "second-touch" in finished.stderr
+
+
+def test_status_shows_tiers_and_runners(daemon: Daemon) -> None:
+    put(daemon, [1, 2, 3])
+    with daemon.channel() as channel:
+        report = pb.RunnerReport(pid=os.getpid(), model="/m/sha256-abc", reason="recurrent")
+        rpc.BlockStoreStub(channel).ReportRunner(report, timeout=10)
+    command = [*daemon.command()[:3], "status", "--socket", str(daemon.socket)]
+    run = {"env": daemon.environment(), "timeout": 30, "check": True, "text": True}
+    text = subprocess.run(command, capture_output=True, **run).stdout  # type: ignore[call-overload]
+    assert "1 blocks" in text
+    assert "sha256-abc: not tiered: recurrent" in text
+    output = subprocess.run([*command, "--json"], capture_output=True, **run).stdout  # type: ignore[call-overload]
+    document = json.loads(output)
+    assert document["running"] is True
+    assert document["tiers"][0]["blocks"] == 1
+    assert document["runners"][0]["reason"] == "recurrent"
+
+
+def test_status_without_a_sidecar_says_so_and_exits_9(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    command = [*daemon.command()[:3], "status", "--json", "--socket", str(daemon.socket)]
+    finished = subprocess.run(
+        command,
+        env=daemon.environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert finished.returncode == 9
+    assert json.loads(finished.stdout)["running"] is False
+    assert "hint: start one: tiering sidecar" in finished.stderr
+
+
+def test_help_does_not_import_grpc(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from ollama_tiering.cli import cli\n"
+        "for name in ('sidecar', 'status'):\n"
+        "    try: cli([name, '-h'])\n"
+        "    except SystemExit: pass\n"
+        "assert 'grpc' not in sys.modules\n"
+    )
+    environment = Daemon(tmp_path).environment()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=30)
