@@ -2151,7 +2151,7 @@ type RestoreReport struct {
 	Bytes         uint64  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	LookupSeconds float64 `protobuf:"fixed64,3,opt,name=lookup_seconds,json=lookupSeconds,proto3" json:"lookup_seconds,omitempty"` // Has
 	FetchSeconds  float64 `protobuf:"fixed64,4,opt,name=fetch_seconds,json=fetchSeconds,proto3" json:"fetch_seconds,omitempty"`    // Get, open, map
-	VerifySeconds float64 `protobuf:"fixed64,5,opt,name=verify_seconds,json=verifySeconds,proto3" json:"verify_seconds,omitempty"` // CRC
+	VerifySeconds float64 `protobuf:"fixed64,5,opt,name=verify_seconds,json=verifySeconds,proto3" json:"verify_seconds,omitempty"` // CRC, within fetch_seconds; summed over the threads that did it
 	CopySeconds   float64 `protobuf:"fixed64,6,opt,name=copy_seconds,json=copySeconds,proto3" json:"copy_seconds,omitempty"`       // under the runner's lock
 	MemcpySeconds float64 `protobuf:"fixed64,7,opt,name=memcpy_seconds,json=memcpySeconds,proto3" json:"memcpy_seconds,omitempty"` // memcpy of the same bytes, measured only when asked for
 }

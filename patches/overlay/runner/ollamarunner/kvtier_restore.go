@@ -41,6 +41,7 @@ type tierFetched struct {
 	rows  int // that match the prompt
 	file  *kvtier.File
 	block *kvtier.Block
+	check time.Duration // what its checksums took
 }
 
 func (f *tierFetch) close() {
@@ -207,6 +208,7 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens
 	for i := range f.blocks {
 		f.rows = f.blocks[i].first + f.blocks[i].rows
 		f.report.Bytes += uint64(f.blocks[i].rows) * t.rowBytes()
+		f.report.VerifySeconds += f.blocks[i].check.Seconds()
 	}
 }
 
@@ -237,7 +239,10 @@ func (t *kvTier) openBlock(r *tierpb.GetResponse, key kvtier.Key, first, rows in
 	if err = b.block.Matches(t.namespace, key, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
 		return b, err
 	}
-	return b, b.block.Verify()
+	start := time.Now()
+	err = b.block.Verify()
+	b.check = time.Since(start)
+	return b, err
 }
 
 // restore copies rows [numPast, f.rows) into free cells of the slot and returns the position to resume from. The caller
