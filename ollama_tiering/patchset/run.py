@@ -98,7 +98,7 @@ def stream(
     command = [str(arg) for arg in args]
     report.command(shlex.join(command))
     tail: deque[str] = deque(maxlen=KEPT_LINES)
-    with log.open("a", encoding="utf-8", errors="replace") as sink:
+    with log.open("a", encoding="utf-8", errors="replace", buffering=1) as sink:
         sink.write(f"+ {shlex.join(command)}\n")
         sink.flush()
         try:
@@ -119,6 +119,7 @@ def stream(
                 tail.append(line)
                 sink.write(line + "\n")
                 on_line(line)
+            process.stdout.close()
             process.wait()
         except BaseException:
             _end(process)

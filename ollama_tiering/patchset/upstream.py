@@ -146,7 +146,7 @@ class SourceCache:
                 report.warn(
                     f"{tag} is not one of the pinned versions; patching it needs --allow-untested"
                 )
-            absent = self.absent(tag)
+            absent = self._absent_in(tag, source)
             needed = [path for path in absent if not is_spare(path)]
             if needed:
                 raise FetchError(
@@ -159,6 +159,15 @@ class SourceCache:
             raise
         if absent:
             report.say(f"{tag}: partial clone, without {_some(absent)} (not needed to build)")
+
+    def _absent_in(self, tag: str, source: str) -> list[str]:
+        try:
+            return self.absent(tag)
+        except _git_error() as error:
+            raise FetchError(
+                f"cannot read {tag} from {source}: {_reason(str(error.stderr))}",
+                hint="the clone is damaged (`git fsck`); name another one with --source",
+            ) from None
 
     def _create(self) -> None:
         if (self.root / "HEAD").is_file():

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
+from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.upstream import SourceCache
+from tests.unit.patchset.conftest import FakeTools
+
+NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
+VARIANTS = replace(NATIVE, cpu="variants")
+
+
+def test_native_needs_no_cmake_and_compiles_for_this_cpu(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    fake_tools.remove("cmake")
+    binary = build.build(NATIVE, patchset, cache, report)
+    assert binary == build.binary_path(NATIVE)
+    assert binary.read_text() == "built with -O3 -march=native\n"
+    assert "tierInit" in (binary.parent / "kvcache/causal.go").read_text()
+    (command,) = fake_tools.calls("go build")
+    assert "-mod=readonly" in command
+    assert "-X=github.com/ollama/ollama/version.Version=0.16.0" in command
+
+
+def test_variants_run_upstreams_presets_first(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    binary = build.build(VARIANTS, patchset, cache, report)
+    assert fake_tools.calls("cmake --") == [
+        "cmake --version",
+        "cmake --preset CPU -DCMAKE_CUDA_COMPILER=NOTFOUND",
+        f"cmake --build --preset CPU --parallel {os.cpu_count()}",
+    ]
+    assert binary.read_text() == "built with \n"
+    assert binary != build.binary_path(NATIVE)
+
+
+def test_nothing_changed_compiles_nothing_and_is_quick(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    build.build(VARIANTS, patchset, cache, report)
+    count = len(fake_tools.calls("go build")) + len(fake_tools.calls("cmake"))
+    started = time.monotonic()
+    build.build(VARIANTS, patchset, cache, report)
+    assert time.monotonic() - started < 5
+    assert len(fake_tools.calls("go build")) + len(fake_tools.calls("cmake")) == count
+
+
+def test_a_changed_overlay_file_compiles_again_in_the_same_tree(
+    patches: Path, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    first = build.build(NATIVE, manifest.load(patches), cache, report)
+    kept = (first.parent / "main.go").stat()
+    (patches / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
+    assert build.build(NATIVE, manifest.load(patches), cache, report) == first
+    assert len(fake_tools.calls("go build")) == 2
+    assert (first.parent / "main.go").stat().st_mtime_ns == kept.st_mtime_ns
+    assert (first.parent / "kvcache/tier.go").read_text() == "package kvcache // new\n"
+
+
+@pytest.mark.parametrize("damage", ["deleted", "overwritten"])
+def test_a_lost_binary_is_built_again(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools, damage: str
+) -> None:
+    binary = build.build(NATIVE, patchset, cache, report)
+    wanted = binary.read_text()
+    binary.unlink()
+    if damage == "overwritten":
+        binary.write_text("")
+    assert build.build(NATIVE, patchset, cache, report).read_text() == wanted
+
+
+def test_other_flags_or_another_go_compile_again(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build.build(NATIVE, patchset, cache, report)
+    monkeypatch.setenv("CGO_CFLAGS", "-O1")
+    assert build.build(NATIVE, patchset, cache, report).read_text() == "built with -O1\n"
+    assert len(fake_tools.calls("go build")) == 2
+
+
+def test_stock_is_built_beside_without_the_patch_set(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    patched = build.build(NATIVE, patchset, cache, report)
+    stock = build.build(replace(NATIVE, stock=True), patchset, cache, report)
+    assert "tierInit" not in (stock.parent / "kvcache/causal.go").read_text()
+    assert build.built_binaries() == [patched]
+
+
+def test_build_tags_make_a_binary_beside_the_ordinary_one(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    plain = build.build(NATIVE, patchset, cache, report)
+    tagged = build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
+    assert (tagged.parent, tagged.name) == (plain.parent, "ollama-x")
+    assert "-tags x" in fake_tools.calls("go build")[1]
+    build.build(NATIVE, patchset, cache, report)
+    assert len(fake_tools.calls("go build")) == 2
+
+
+def test_a_compile_failure_names_the_log_and_its_last_lines(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_GO_FAILS", "kvcache/tier.go:3: undefined: nonsense")
+    with pytest.raises(BuildError, match=r"exit code 1; log: .*build\.log") as caught:
+        build.build(NATIVE, patchset, cache, report)
+    assert caught.value.exit_code == 7
+    assert "undefined: nonsense" in caught.value.message
+    log = build.plan(NATIVE).log.read_text()
+    assert log.startswith("+ ")
+    assert "undefined: nonsense" in log
+    monkeypatch.delenv("FAKE_GO_FAILS")
+    assert build.build(NATIVE, patchset, cache, report).is_file()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("write /x: No space left on device", "no space left"),
+        ("g++: fatal error: Killed signal terminated program", "--jobs 1"),
+        ("dial tcp: lookup proxy: no such host", "GOPROXY"),
+    ],
+)
+def test_known_causes_get_their_cure(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("FAKE_GO_FAILS", output)
+    with pytest.raises(BuildError) as caught:
+        build.build(NATIVE, patchset, cache, report)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(("gone", "said"), [("gcc", "C compiler"), ("g++", r"C\+\+ compiler")])
+def test_a_missing_compiler_says_how_to_install_one(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    gone: str,
+    said: str,
+) -> None:
+    fake_tools.remove(gone)
+    fake_tools.add("apt-get", "")
+    with pytest.raises(MissingTool, match=said) as caught:
+        build.build(NATIVE, patchset, cache, report)
+    assert caught.value.exit_code == 6
+    assert "apt-get install build-essential" in str(caught.value.hint)
+
+
+def test_cuda_on_without_nvcc_is_a_missing_tool(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    if Path("/usr/local/cuda/bin/nvcc").exists():
+        pytest.skip("this machine has a CUDA toolkit at the usual place")
+    with pytest.raises(MissingTool, match="nvcc"):
+        build.build(replace(NATIVE, cuda="on"), patchset, cache, report)
+
+
+def test_cuda_goes_through_the_preset_of_its_version(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    fake_tools.add("nvcc", 'echo "Cuda compilation tools, release 12.8, V12.8.93"')
+    options = replace(VARIANTS, cuda="auto", cuda_arch="90")
+    binary = build.build(options, patchset, cache, report)
+    assert binary.parents[1].name == "v0.16.0-variants-cuda12"
+    calls = fake_tools.calls("cmake --")
+    nvcc = fake_tools.bin / "nvcc"
+    assert calls[1] == (
+        f"cmake --preset CUDA 12 -DCMAKE_CUDA_COMPILER={nvcc} -DCMAKE_CUDA_ARCHITECTURES=90"
+    )
+    assert [call.split("--preset ")[1].split(" --")[0] for call in calls[2:]] == ["CPU", "CUDA 12"]
+
+
+def test_a_cuda_without_preset_is_unsupported(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    fake_tools.add("nvcc", 'echo "release 10.2"')
+    with pytest.raises(UnsupportedUpstream, match="no preset for CUDA 10"):
+        build.build(replace(NATIVE, cuda="on"), patchset, cache, report)
+
+
+def test_an_unpinned_tag_needs_allow_untested(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    upstream_repo: Path,
+) -> None:
+    options = replace(NATIVE, tag="v0.18.0")
+    with pytest.raises(UnsupportedUpstream):
+        build.build(options, patchset, cache, report)
+
+
+def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = build.go_environment()
+    assert environment["GOCACHE"].startswith(os.environ["OLLAMA_TIERING_CACHE"])
+    assert environment["GOFLAGS"] == "-modcacherw"
+    monkeypatch.setenv("GOCACHE", "/mine")
+    monkeypatch.setenv("GOFLAGS", "-p=1")
+    environment = build.go_environment()
+    assert "GOCACHE" not in environment
+    assert environment["GOFLAGS"] == "-p=1 -modcacherw"
