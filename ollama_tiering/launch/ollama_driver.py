@@ -43,6 +43,7 @@ class OllamaDriver:
         self._options: dict[str, Any] = {"num_ctx": ctx}
         self._env = dict(env or {})
         self._sidecar = scratch.sidecar() if tiered else None
+        self._asked = 0  # of this runner
         self._server: Child | None = None
         self._address = Address()
         self._log = scratch.root / f"ollama{'' if tiered else '-untiered'}.log"
@@ -56,7 +57,7 @@ class OllamaDriver:
         if version := self.api.version():
             self.name = f"Ollama {version} ({self._binary})"
         self.api.create(MODEL, self._scratch.model_file)
-        self.api.load(MODEL, **self._options)
+        self._load()
 
     def _start(self) -> None:
         if self._sidecar:
@@ -70,11 +71,9 @@ class OllamaDriver:
         )
 
     def ask(self, prompt: str, new_tokens: int) -> Answer:
-        before = self._reports()
+        old = self.last_report or pb.RunnerReport()
         done = self.generate(prompt, new_tokens)
-        report = self._report_after(before)
-        old = before.get(report.pid, pb.RunnerReport())
-        self.last_report = report
+        report = self.settle()
         return Answer(
             tokens=tuple(done.tokens),
             logprobs=tuple(tuple(best) for best in done.logprobs),
@@ -87,46 +86,18 @@ class OllamaDriver:
 
     def generate(self, prompt: str, new_tokens: int) -> ollama.Generated:
         """The request alone, without what the sidecar knows of it."""
+        self._asked += 1
         return self.api.generate(MODEL, prompt, num_predict=new_tokens, **self._options)
 
-    def unload(self) -> None:
-        runners = set(self._reports())
-        self.api.unload(MODEL)
-        deadline = time.monotonic() + _UNLOAD_SECONDS
-        while self.api.loaded() or runners & set(self._reports()):
-            if time.monotonic() > deadline:
-                raise ServiceError("Ollama did not unload the model", hint=f"read {self._log}")
-            time.sleep(_POLL_SECONDS)
-        self.api.load(MODEL, **self._options)
-
-    def restart(self) -> None:
-        self._stop()
-        self._start()
-        self.api.load(MODEL, **self._options)
-
-    def close(self) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        """Server first: it flushes into the sidecar."""
-        if self._server:
-            self._server.stop(seconds=ollama.STOP_SECONDS)
-            self._server = None
-        if self._sidecar:
-            self._sidecar.stop()
-
-    def _reports(self) -> dict[int, pb.RunnerReport]:
-        answer = ask(self._sidecar.socket) if self._sidecar else None
-        return {report.pid: report for report in answer.runners} if answer else {}
-
-    def _report_after(self, before: Mapping[int, pb.RunnerReport]) -> pb.RunnerReport:
-        """The runner reports when it has stored what it computed; that is the moment to go on."""
+    def settle(self) -> pb.RunnerReport:
+        """A runner reports when it has stored what it computed; that is the moment to go on."""
         deadline = time.monotonic() + _REPORT_SECONDS
         while True:
-            for pid, report in self._reports().items():
+            for report in self._runners():
                 if not report.tiered:
                     raise ServiceError(f"the runner does not tier this model: {report.reason}")
-                if report.requests > before.get(pid, pb.RunnerReport()).requests:
+                if report.requests >= self._asked:
+                    self.last_report = report
                     return report
             if time.monotonic() > deadline:
                 raise ServiceError(
@@ -134,3 +105,41 @@ class OllamaDriver:
                     hint=f"read {self._log}",
                 )
             time.sleep(_POLL_SECONDS)
+
+    def unload(self) -> None:
+        runners = {report.pid for report in self._runners()}
+        self.api.unload(MODEL)
+        deadline = time.monotonic() + _UNLOAD_SECONDS
+        while self.api.loaded() or runners & {report.pid for report in self._runners()}:
+            if time.monotonic() > deadline:
+                raise ServiceError("Ollama did not unload the model", hint=f"read {self._log}")
+            time.sleep(_POLL_SECONDS)
+        self._load()
+
+    def restart(self) -> None:
+        self.stop()
+        self.resume()
+
+    def close(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Server first: it flushes into the sidecar."""
+        if self._server:
+            self._server.stop(seconds=ollama.STOP_SECONDS)
+            self._server = None
+        if self._sidecar:
+            self._sidecar.stop()
+
+    def resume(self) -> None:
+        self._start()
+        self._load()
+
+    def _load(self) -> None:
+        """A new runner: it counts from 0."""
+        self.api.load(MODEL, **self._options)
+        self._asked, self.last_report = 0, None
+
+    def _runners(self) -> list[pb.RunnerReport]:
+        answer = ask(self._sidecar.socket) if self._sidecar else None
+        return list(answer.runners) if answer else []

@@ -1,0 +1,4 @@
+"""Benchmarks.
+
+Every number stands beside one that was measured in the same run on the same machine.
+"""

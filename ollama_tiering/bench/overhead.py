@@ -1,0 +1,160 @@
+"""What tiering costs when there is nothing to restore: the same requests to two servers of one
+binary.
+
+One server has tiering on, the other not. Every prompt is new, so nothing is found. Requests go in
+pairs, the order turning each time; a number is the median of the ratios of the pairs. Between two
+measured requests the tiered server has finished storing, or its work would be counted against the
+other one; what storing costs while requests go on is the business of the bursts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ollama_tiering.bench.table import Table, seconds
+
+
+class Generated(Protocol):
+    @property
+    def seconds_to_first_token(self) -> float: ...
+    @property
+    def decode_tokens_per_second(self) -> float: ...
+
+
+class Server(Protocol):
+    def generate(self, prompt: str, new_tokens: int) -> Generated: ...
+
+    def settle(self) -> object:
+        """Returns when nothing goes on in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same measure with tiering on and off."""
+
+    on: float
+    off: float
+
+    @property
+    def ratio(self) -> float:
+        return self.on / self.off
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    name: str
+    unit: str
+    better: str  # "lower" or "higher"
+    pairs: tuple[Pair, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(pair.ratio for pair in self.pairs)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        ratios = [pair.ratio for pair in self.pairs]
+        if len(ratios) < 2:
+            return ratios[0], ratios[0]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return low, high
+
+    def as_json(self) -> dict[str, Any]:
+        pairs = [[pair.on, pair.off] for pair in self.pairs]
+        low, high = self.quartiles
+        return {
+            "measure": self.name,
+            "median_ratio_on_off": self.median,
+            "quartiles": [low, high],
+            "pairs_on_off": pairs,
+        }
+
+
+def measure(
+    on: Server,
+    off: Server,
+    prompts: Callable[[int], str],
+    say: Callable[[str], None],
+    *,
+    pairs: int,
+    bursts: int,
+    burst_requests: int,
+    new_tokens: int,
+) -> list[Measure]:
+    """`prompts(i)` gives a text that shares no beginning with any other."""
+    number = 0
+
+    def prompt() -> str:
+        nonlocal number
+        number += 1
+        return prompts(number)
+
+    for server in (on, off):  # the first request reads the weights
+        server.generate(prompt(), new_tokens)
+        server.settle()
+    firsts, decodes = [], []
+    for index in range(pairs):
+        say(f"pair {index + 1} of {pairs}")
+        text, found = prompt(), {}
+        for server in _turning(on, off, index):
+            found[server is on] = server.generate(text, new_tokens)
+            server.settle()
+        firsts.append(_pair(found, lambda g: g.seconds_to_first_token))
+        decodes.append(_pair(found, lambda g: g.decode_tokens_per_second))
+    walls = []
+    for index in range(bursts):
+        say(f"burst {index + 1} of {bursts}")
+        texts, taken = [prompt() for _ in range(burst_requests)], {}
+        for server in _turning(on, off, index):
+            started = time.perf_counter()
+            for text in texts:
+                server.generate(text, new_tokens)
+            taken[server is on] = time.perf_counter() - started
+            server.settle()
+        walls.append(Pair(taken[True], taken[False]))
+    measures = [
+        Measure("time to first token", "s", "lower", tuple(firsts)),
+        Measure("decode, tokens/s", "tokens/s", "higher", tuple(decodes)),
+    ]
+    if walls:
+        name = f"{burst_requests} requests without a pause"
+        measures.append(Measure(name, "s", "lower", tuple(walls)))
+    return measures
+
+
+def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
+    return (on, off) if index % 2 == 0 else (off, on)
+
+
+def _pair(found: dict[bool, Generated], of: Callable[[Generated], float]) -> Pair:
+    return Pair(of(found[True]), of(found[False]))
+
+
+def table(shape: str, prompt_tokens: int, new_tokens: int, measures: list[Measure]) -> Table:
+    rows = []
+    for one in measures:
+        low, high = one.quartiles
+        on, off = (statistics.median(getattr(p, side) for p in one.pairs) for side in ("on", "off"))
+        rows.append(
+            [
+                one.name,
+                f"{one.median:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                str(len(one.pairs)),
+                seconds(on) if one.unit == "s" else f"{on:.2f}",
+                seconds(off) if one.unit == "s" else f"{off:.2f}",
+                one.better,
+            ]
+        )
+    headings = ["", "tiering on ÷ off", "quartiles", "pairs", "on", "off", "better is"]
+    notes = [
+        f"Prompts of {prompt_tokens:,} tokens that nothing is stored of, {new_tokens} new tokens.",
+        "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
+        "of the pairs' ratios.",
+        "In a burst the tiered server stores one answer while it computes the next.",
+    ]
+    return Table(f"Cost of tiering with nothing to restore, {shape}", headings, rows, notes)

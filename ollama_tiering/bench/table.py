@@ -1,0 +1,44 @@
+"""Results as Markdown: a heading, where they come from, one table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ollama_tiering.bench.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells are text already; `notes` say how it was measured."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def markdown(self, machine: Machine, engine: str, command: str) -> str:
+        lines = [f"# {self.title}", ""]
+        lines += [f"- Machine: {machine}"]
+        lines += [f"- Measured: {machine.date}, commit {machine.code}, {engine}"]
+        lines += [f"- Command: `{command}`", ""]
+        lines += [_row(self.headings), _row(["---"] * len(self.headings))]
+        lines += [_row(row) for row in self.rows]
+        lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 10 else f"{value:.3f} s"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.0f}x" if value >= 10 else f"{value:.2f}x"
+
+
+def rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.2f} GB/s"

@@ -1,0 +1,73 @@
+"""The patched Ollama as benchmarks want it: reboots, a memcpy beside a restore, a twin without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.drivers import Scratch
+from ollama_tiering.launch.ollama_driver import OllamaDriver
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+_MEASURE = "OLLAMA_KV_TIER_MEASURE"
+_GATE = "OLLAMA_KV_TIER_GATE"
+_FLASH = "OLLAMA_FLASH_ATTENTION"
+
+
+class BenchDriver(OllamaDriver):
+    """Always restores what can be restored: what the gate would say is not the question."""
+
+    def __init__(
+        self,
+        binary: Path,
+        scratch: Scratch,
+        *,
+        ctx: int,
+        flash: bool | None = None,
+        tiered: bool = True,
+    ) -> None:
+        env: dict[str, str | None] = {_GATE: "restore", "OLLAMA_NOPRUNE": "1"}
+        env |= {_FLASH: str(int(flash))} if flash is not None else {}
+        super().__init__(binary, scratch, ctx=ctx, env=env, tiered=tiered)
+
+    def again(self, *, reboot: bool, measure: bool) -> None:
+        """Restarts both; `reboot` empties the RAM tier and the page cache of the local tier."""
+        self.stop()
+        self._env[_MEASURE] = "1" if measure else None
+        if reboot:
+            _empty(self._scratch.ram)
+            _drop_from_page_cache(self._scratch.root / "blocks")
+        self.resume()
+
+    def last_restore(self) -> pb.RestoreReport:
+        if self.last_report is None or not self.last_report.HasField("last_restore"):
+            raise ServiceError("the runner reported no restore")
+        return self.last_report.last_restore
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _drop_from_page_cache(directory: Path) -> None:
+    """Only clean pages can be dropped, so what is not on the disk yet is written first."""
+    os.sync()
+    for path in directory.rglob("*.kvb"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+class Untiered(BenchDriver):
+    """The same binary with tiering off. It has no sidecar, and nothing to settle."""
+
+    def __init__(self, binary: Path, scratch: Scratch, *, ctx: int) -> None:
+        super().__init__(binary, scratch, ctx=ctx, tiered=False)
+
+    def settle(self) -> pb.RunnerReport:
+        return pb.RunnerReport()
