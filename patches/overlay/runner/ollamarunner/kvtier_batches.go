@@ -69,9 +69,9 @@ func (b *tierBatches) waitNoneRunning() {
 	}
 }
 
-// waitIdle waits until no batch is built or being computed, at most for the given time. With other requests in progress
-// that may never be; then pending says which cells to avoid.
-func (b *tierBatches) waitIdle(timeout time.Duration) {
+// settle waits until the batches that are built now have been computed, at most for the given time. It does not wait for
+// those that other sequences go on to build; pending says which cells of theirs to avoid.
+func (b *tierBatches) settle(timeout time.Duration) {
 	deadline := time.Now().Add(timeout) // before the timer starts: when it fires, the deadline has passed
 	timer := time.AfterFunc(timeout, func() {
 		b.mu.Lock()
@@ -81,7 +81,9 @@ func (b *tierBatches) waitIdle(timeout time.Duration) {
 	defer timer.Stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.cells) > 0 && time.Now().Before(deadline) {
+	ids := slices.Collect(maps.Keys(b.cells))
+	open := func(id int) bool { _, ok := b.cells[id]; return ok }
+	for slices.ContainsFunc(ids, open) && time.Now().Before(deadline) {
 		b.cond.Wait()
 	}
 }

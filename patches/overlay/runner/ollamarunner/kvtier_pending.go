@@ -5,7 +5,7 @@ package ollamarunner
 // settle waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
 // computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
 func (t *kvTier) settle() {
-	t.batches.waitIdle(tierIdleWait)
+	t.batches.settle(tierSettleWait)
 }
 
 // avoid returns the cells that a restore must not use: a batch that is built and not yet computed will write them.

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// tierIdleWait bounds the wait for batches in progress: with other requests there is always one.
-	tierIdleWait = 500 * time.Millisecond
+	// tierSettleWait bounds the wait for the batches that are built when a restore is about to happen: with a long
+	// prompt of another request, one may take seconds.
+	tierSettleWait = 500 * time.Millisecond
 
 	tierGetTimeout = 20 * time.Second
 	tierPeekWait   = 200 * time.Millisecond

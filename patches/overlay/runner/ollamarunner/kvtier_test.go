@@ -285,14 +285,21 @@ func TestTierBatchesPendingCellsAreThoseNotYetComputed(t *testing.T) {
 	}
 	b.waitNoneRunning() // batch 2 is built only: returns at once
 	start := time.Now()
-	b.waitIdle(30 * time.Millisecond)
+	b.settle(30 * time.Millisecond)
 	if took := time.Since(start); took < 30*time.Millisecond || took > time.Second {
 		t.Errorf("waited %v for a batch that never ends", took)
 	}
 	b.begin(2)
 	go func() { time.Sleep(10 * time.Millisecond); b.end(2) }()
 	b.wait([]int{2})
-	b.waitIdle(time.Hour)
+	b.settle(time.Hour) // nothing is built: returns at once
+	b.built(3, []int32{1})
+	go func() {
+		time.Sleep(10 * time.Millisecond)
+		b.built(4, []int32{2}) // built while waiting: not waited for
+		b.end(3)
+	}()
+	b.settle(time.Hour)
 }
 
 func TestTierRestoreAvoidsPendingCellsAndFillsTheSlot(t *testing.T) {
