@@ -11,7 +11,8 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +67,10 @@ class IndexRow:
         )
 
 
+_COLUMNS: Final = tuple(field.name for field in fields(IndexRow))
+_values = attrgetter(*_COLUMNS)
+
+
 class BlockIndex:
     """A failure of the database is logged and answered by starting over; none reaches the store."""
 
@@ -76,7 +81,7 @@ class BlockIndex:
 
     def load(self) -> Iterator[IndexRow]:
         try:
-            rows = self._connection.execute("SELECT * FROM blocks").fetchall()
+            rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM blocks").fetchall()
         except sqlite3.Error as error:
             self._start_over(error)
             return
@@ -93,21 +98,7 @@ class BlockIndex:
             with self._connection:
                 self._connection.executemany("DELETE FROM blocks WHERE key = ?", keys)
                 self._connection.executemany(
-                    "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (
-                            row.key,
-                            row.tier,
-                            row.namespace,
-                            row.parent,
-                            row.tokens,
-                            row.plain_rows,
-                            row.file_bytes,
-                            row.stored_bytes,
-                            row.last_use,
-                        )
-                        for row in entries
-                    ],
+                    "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, entries)
                 )
         except sqlite3.DatabaseError as error:
             self._start_over(error)
@@ -164,6 +155,8 @@ class BlockIndex:
             if not tables:
                 connection.executescript(_SCHEMA)
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
+            connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM blocks LIMIT 0")
+            connection.execute("SELECT tier, read, write FROM speeds LIMIT 0")
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(f"index damaged: {verdict}")

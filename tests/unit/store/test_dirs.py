@@ -1,0 +1,127 @@
+"""Directories, page cache and speeds: the helpers below the tiers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.store import pagecache
+from ollama_tiering.store.dirs import (
+    filesystem_type,
+    in_memory,
+    lock_file,
+    open_below,
+    secure_directory,
+)
+from ollama_tiering.store.errors import UnsafeDirectory
+from ollama_tiering.store.speed import SpeedMeter, measure_directory
+from ollama_tiering.store.tier import TierKind
+
+
+def test_a_missing_directory_is_made_private(tmp_path: Path) -> None:
+    made = secure_directory(tmp_path / "a" / "b")
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnsafeDirectory):
+        secure_directory(tmp_path / "file")
+
+
+def test_a_lock_is_held_once_and_names_its_owner(tmp_path: Path) -> None:
+    fd = lock_file(tmp_path / "lock", "the thing")
+    with pytest.raises(ServiceError, match=f"the thing is in use by process {os.getpid()}"):
+        lock_file(tmp_path / "lock", "the thing")
+    os.close(fd)
+    os.close(lock_file(tmp_path / "lock", "the thing"))
+
+
+def test_a_walk_does_not_follow_links(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    with open_below(tmp_path, ("real", "deep")) as fd:
+        assert os.fstat(fd).st_ino == (tmp_path / "real" / "deep").stat().st_ino
+    with pytest.raises(OSError, match=r"link|directory"), open_below(tmp_path, ("link", "deep")):
+        pass
+    with open_below(tmp_path, ("new", "er"), create=True):
+        assert (tmp_path / "new" / "er").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_walk_leaks_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(20):
+        with open_below(tmp_path, ("a", "b"), create=True):
+            pass
+        with pytest.raises(FileNotFoundError), open_below(tmp_path, ("a", "none")):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_tmpfs_is_memory() -> None:
+    shm = Path("/dev/shm")
+    if filesystem_type(shm) != "tmpfs":
+        pytest.skip("no tmpfs at /dev/shm")
+    assert in_memory(shm)
+    assert filesystem_type(Path("/proc")) == "proc"
+    assert not in_memory(Path("/proc"))
+
+
+def test_speeds_move_with_samples_and_ignore_tiny_ones() -> None:
+    meter = SpeedMeter(TierKind.LOCAL)
+    per_block, per_byte = meter.expectation()
+    assert meter.read == 0  # not measured: a default stands in, but nobody is told it is a figure
+    assert per_block > 0
+    assert per_byte > 0
+    meter.add_read(100, 1.0)
+    assert meter.read == 0
+    meter.add_read(1_000_000, 1.0)
+    assert meter.read == 1e6
+    meter.add_read(2_000_000, 1.0)
+    assert 1e6 < meter.read < 2e6
+    assert meter.expectation()[1] == 1 / meter.read
+    meter.add_read(1_000_000, 0.0)
+    assert 1e6 < meter.read < 2e6
+
+
+class FakeBlock:
+    file_bytes = 1 << 20
+
+    def __init__(self, resident: bool | None) -> None:
+        self._resident = resident
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return bytes(length)
+
+    def resident(self) -> bool | None:
+        return self._resident
+
+
+def test_reads_from_the_page_cache_say_nothing_about_a_disk() -> None:
+    disk, ram = SpeedMeter(TierKind.LOCAL), SpeedMeter(TierKind.RAM)
+    assert [disk.counts(FakeBlock(state)) for state in (True, None, False)] == [False, False, True]
+    assert ram.counts(FakeBlock(True))
+
+
+def test_a_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
+    meter = SpeedMeter(TierKind.LOCAL)
+    measure_directory(tmp_path, meter, in_memory=in_memory(tmp_path))
+    assert meter.write > 0
+    assert meter.read >= 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_just_read_is_resident(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    path.read_bytes()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert pagecache.resident(fd, 1 << 20) in (True, None)
+        assert pagecache.resident(fd, 0) is None
+        pagecache.forget(fd)
+    finally:
+        os.close(fd)

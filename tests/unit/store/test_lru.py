@@ -1,0 +1,135 @@
+"""ByteLru: budgets, order, pins, victims."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ollama_tiering.store.lru import ByteLru
+
+
+def lru(budget: int = 100, **entries: int) -> ByteLru[str]:
+    made: ByteLru[str] = ByteLru(budget)
+    for key, stored_bytes in entries.items():
+        made.add(key, stored_bytes)
+    return made
+
+
+def victims(made: ByteLru[str], need: int, *, partial: bool = False) -> list[str]:
+    return made.victims(need, lambda key: True, lambda key: None, partial=partial)
+
+
+def test_a_reservation_at_capacity_is_refused() -> None:
+    made = lru(100, a=60)
+    assert made.reserve(41) is None
+    claim = made.reserve(40)
+    assert claim is not None
+    assert made.reserve(1) is None
+
+
+def test_leaving_without_commit_releases() -> None:
+    made = lru()
+    claim = made.reserve(70)
+    assert claim is not None
+    with claim:
+        assert made.claimed_bytes == 70
+    assert made.claimed_bytes == 0
+    claim.release()
+    claim.commit("a", 10)
+    assert made.claimed_bytes == 0
+
+
+def test_commit_counts_what_was_stored() -> None:
+    made = lru()
+    claim = made.reserve(70)
+    assert claim is not None
+    with claim:
+        claim.commit("a", 50)
+    assert (made.used_bytes, made.reserved_bytes) == (50, 0)
+
+
+def test_adding_a_key_again_replaces_its_size() -> None:
+    made = lru(a=30)
+    made.add("a", 20)
+    assert made.used_bytes == 20
+    assert made.remove("a") == 20
+    assert made.remove("a") == 0
+    assert made.used_bytes == 0
+
+
+def test_retired_bytes_stay_claimed_until_released() -> None:
+    made = lru(a=30)
+    claim = made.retire("a")
+    assert "a" not in made
+    assert made.claimed_bytes == 30
+    claim.release()
+    assert made.claimed_bytes == 0
+
+
+def test_overhead_counts_against_the_budget() -> None:
+    made = lru(100)
+    made.overhead_bytes = 60
+    assert made.reserve(41) is None
+    assert made.shortfall_bytes(41) == 1
+    made.add("a", 50)
+    assert made.excess_bytes == 10
+
+
+def test_the_oldest_are_the_victims_and_touch_makes_young() -> None:
+    made = lru(a=10, b=10, c=10)
+    made.touch("a")
+    made.touch("unknown")
+    assert victims(made, 15) == ["b", "c"]
+    assert list(made) == ["b", "c", "a"]
+
+
+def test_no_victims_when_not_enough_can_be_freed() -> None:
+    made = lru(a=10, b=10)
+    made.pin("a")
+    assert victims(made, 15) == []
+    assert victims(made, 15, partial=True) == ["b"]
+
+
+def test_pins_count() -> None:
+    made = lru(a=10)
+    made.pin("a")
+    made.pin("a")
+    made.unpin("a")
+    assert made.pinned("a")
+    made.unpin("a")
+    made.unpin("a")
+    assert not made.pinned("a")
+    assert victims(made, 5) == ["a"]
+
+
+def test_what_a_victim_unblocks_is_taken_in_the_same_pass() -> None:
+    made = lru(a=10, b=10, c=10, x=10)  # a is the parent of b, b of c
+    parents = {"c": "b", "b": "a"}
+    gone: set[str] = set()
+
+    def may_evict(key: str) -> bool:
+        return all(child in gone for child, parent in parents.items() if parent == key)
+
+    def unblocks(key: str) -> str | None:
+        gone.add(key)
+        return parents.get(key)
+
+    assert made.victims(25, may_evict, unblocks) == ["c", "b", "a"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 50)), max_size=30),
+    st.integers(0, 120),
+)
+def test_reservations_never_exceed_the_budget(steps: list[tuple[str, int]], budget: int) -> None:
+    made: ByteLru[str] = ByteLru(budget)
+    for key, need in steps:
+        claim = made.reserve(need)
+        if claim is None:
+            for victim in victims(made, made.shortfall_bytes(need)):
+                made.remove(victim)
+            claim = made.reserve(need)
+        if claim is not None:
+            claim.commit(key, need)
+        assert made.claimed_bytes <= budget
+    assert made.used_bytes == sum(made.stored_bytes(key) for key in made)
