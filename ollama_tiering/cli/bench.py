@@ -167,11 +167,10 @@ def _ctx(tokens: int) -> int:
 
 
 def _binary(tag: str | None, cpu: str | None, quiet: bool) -> Path:
-    from ollama_tiering.cli.patch import ensure_binary
-    from ollama_tiering.launch.choose import named_binary
+    from ollama_tiering.cli.up import patched_binary
     from ollama_tiering.patchset.report import Report
 
-    return named_binary() or ensure_binary(Report(quiet=quiet), tag=tag, cpu=cpu)
+    return patched_binary(Report(quiet=quiet), tag=tag, cpu=cpu)
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:

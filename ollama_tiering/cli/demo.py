@@ -81,7 +81,7 @@ def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -
 
 
 def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
-    from ollama_tiering.cli.patch import ensure_binary
+    from ollama_tiering.cli.up import own_build
     from ollama_tiering.config import load
     from ollama_tiering.launch.choose import choose
     from ollama_tiering.patchset.report import Report
@@ -91,7 +91,7 @@ def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
     return choose(
         engine,
         source_cached=lambda: SourceCache().has(wanted),
-        build=lambda: ensure_binary(Report(quiet=quiet), tag=wanted),
+        build=lambda: own_build(Report(quiet=quiet), tag=wanted),
     )
 
 

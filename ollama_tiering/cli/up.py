@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ def up(
     from ollama_tiering.launch.record import AlreadyUp, Record, claim
     from ollama_tiering.patchset.report import Report
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
     address = parse_address(host or os.environ.get("OLLAMA_HOST") or "")
     settings = config.load_sidecar({"sidecar.socket": socket})
@@ -60,19 +62,34 @@ def up(
         with claim(address) as held:
             launching.require_free(address)
             held.write(Record(pid=os.getpid(), url=address.url, socket=str(request.socket)))
-            binary = _binary(report, build)
+            binary = patched_binary(report, **build)
             launching.run(request, binary, held, report, lambda: _ready(request, binary, report))
     except AlreadyUp as already:
         _already(already.record)
 
 
-def _binary(report: Report, build: dict[str, Any]) -> Path:
-    from ollama_tiering.cli.patch import ensure_binary
+def patched_binary(report: Report, **build: Any) -> Path:
+    """The binary that the environment names, or our own build: fetched and built if needed."""
     from ollama_tiering.launch.choose import ENV_BINARY, named_binary
 
     if named := named_binary():
         report.say(f"using {named} ({ENV_BINARY})")
         return named
+    return own_build(report, **build)
+
+
+def own_build(report: Report, **build: Any) -> Path:
+    """Unless told otherwise the kind that is built already, not a second one beside it."""
+    from ollama_tiering.cli.patch import ensure_binary
+    from ollama_tiering.config import PatchConfig, load
+    from ollama_tiering.launch.choose import cpu_of_newest
+    from ollama_tiering.patchset.build import built_binaries
+    from ollama_tiering.patchset.upstream import normal_tag
+
+    settings = load().patch
+    if not build.get("cpu") and settings.cpu == PatchConfig().cpu:
+        tag = normal_tag(build.get("tag") or settings.tag)
+        build["cpu"] = cpu_of_newest(tag, built_binaries())
     return ensure_binary(report, **build)
 
 

@@ -5,7 +5,7 @@ the numpy engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,18 @@ def named_binary() -> Path | None:
     if not path.is_file() or not os.access(path, os.X_OK):
         raise UsageError(f"{ENV_BINARY}={name} is not a program", hint=f"unset {ENV_BINARY}")
     return path
+
+
+def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
+    """Kind of CPU code of the newest build of a version, so that no second kind is built beside it.
+
+    A binary lies in `<cache>/trees/<tag>-<cpu>[-cuda<major>]/src/`.
+    """
+    for binary in binaries:
+        name = binary.parent.parent.name
+        if name.startswith(f"{tag}-"):
+            return name.removeprefix(f"{tag}-").partition("-")[0]
+    return None
 
 
 def choose(wanted: str, *, source_cached: Callable[[], bool], build: Callable[[], Path]) -> Choice:

@@ -20,7 +20,7 @@ from ollama_tiering.launch.ollama import STOP_SECONDS
 from ollama_tiering.launch.process import Child, died
 
 TICK_SECONDS = 0.1
-ASK_EVERY_SECONDS = 5.0  # a sidecar that is not our child
+ASK_EVERY_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
@@ -60,6 +60,7 @@ class Pair:
     interrupts: Interrupts
     say: Callable[[str], None]
     changed: Callable[[], None] = lambda: None
+    look: Callable[[], None] = lambda: None  # now and then
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
 
     def watch(self) -> None:
@@ -69,12 +70,13 @@ class Pair:
         while not self.interrupts.asked():
             if not self.server.running:
                 raise died(self.server)
-            now = time.monotonic()
-            if self.service.child or now >= ask_at:
-                ask_at = now + ASK_EVERY_SECONDS
-                if not self.service.answers:
-                    pause = self._again(pause)
-                    continue
+            due = time.monotonic() >= ask_at
+            if (self.service.child or due) and not self.service.answers:
+                pause = self._again(pause)
+                continue
+            if due:
+                ask_at = time.monotonic() + ASK_EVERY_SECONDS
+                self.look()
             time.sleep(TICK_SECONDS)
 
     def _again(self, pause: float) -> float:

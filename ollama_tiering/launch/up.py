@@ -17,6 +17,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
+from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import Claim, Record
 from ollama_tiering.launch.supervise import Interrupts, Pair
@@ -115,7 +116,8 @@ def run(
             raise
         record.server_pid, record.ready = server.pid, True
         note()
-        pair = Pair(service, server, interrupts, report.say, note)
+        news = RunnerNews(request.socket, report.say)
+        pair = Pair(service, server, interrupts, report.say, note, news)
         with _stopping(pair, before.put_blocks, before.put_bytes):
             ready()
             pair.watch()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError, UsageError
-from ollama_tiering.launch.choose import ENV_BINARY, choose
+from ollama_tiering.launch.choose import ENV_BINARY, choose, cpu_of_newest
 
 BUILT = Path("/built/ollama")
 
@@ -61,3 +61,11 @@ def test_asked_for_ollama_a_failed_build_is_an_error() -> None:
 
 def test_asked_for_the_reference_nothing_is_built() -> None:
     assert choose("reference", source_cached=lambda: True, build=no_build).engine == "reference"
+
+
+def test_the_kind_of_the_newest_build_of_a_version_is_used_again() -> None:
+    names = ("v0.24.0-variants", "v0.16.3-native-cuda12", "v0.16.3-variants")
+    built = [Path("/cache/trees") / name / "src" / "ollama" for name in names]
+    assert cpu_of_newest("v0.16.3", built) == "native"
+    assert cpu_of_newest("v0.24.0", built) == "variants"
+    assert cpu_of_newest("v0.16", built) is None
