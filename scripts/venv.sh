@@ -4,6 +4,7 @@
 # A marker left by an interrupted install makes the next run start over; a file lock lets the second of two starters wait.
 
 venv="$repo/.venv"
+marker="$repo/.venv.installing"
 
 find_python() {
     local name
@@ -20,7 +21,7 @@ find_python() {
 
 venv_is_current() {
     python="$venv/bin/python"
-    [ -x "$python" ] && [ ! -e "$venv/.installing" ] && cmp -s "$1" "$venv/.${1##*/}"
+    [ -x "$python" ] && [ ! -e "$marker" ] && cmp -s "$1" "$venv/.${1##*/}"
 }
 
 link_package() { # makes `import ollama_tiering` work; also after the repository was moved
@@ -34,15 +35,16 @@ link_package() { # makes `import ollama_tiering` work; also after the repository
 install_venv() { # holds the file lock
     local lock=$1 base
     venv_is_current "$lock" && return
-    if [ -e "$venv/.installing" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    if [ -e "$marker" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
         base=$(find_python) || exit $?
+        : >"$marker"
         echo "tiering: making $venv with $base" >&2
         if ! "$base" -m venv --clear "$venv" >&2; then
             echo "error: $base cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2
             exit 6
         fi
     fi
-    : >"$venv/.installing"
+    : >"$marker"
     echo "tiering: installing the packages of ${lock##*/}, once" >&2
     if ! "$venv/bin/python" -m pip install --disable-pip-version-check --require-hashes --progress-bar on \
         -r "$lock" >&2; then
@@ -52,7 +54,7 @@ install_venv() { # holds the file lock
     # the developers' lock holds the other one too
     [ "${lock##*/}" = requirements-dev.lock ] && cp "$repo/requirements.lock" "$venv/.requirements.lock"
     cp "$lock" "$venv/.${lock##*/}"
-    rm -f "$venv/.installing"
+    rm -f "$marker"
 }
 
 ensure_venv() {

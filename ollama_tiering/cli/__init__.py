@@ -104,34 +104,35 @@ def _run(arguments: list[str], debug: bool) -> int:
         click.echo(error.format_message(), err=True)
         return UsageError.exit_code
     except click.ClickException as error:
-        hint = (
-            f"{error.ctx.command_path} -h"
-            if isinstance(error, click.UsageError) and error.ctx
-            else None
-        )
-        _complain(error.format_message(), hint)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        _complain(error.format_message(), f"{context.command_path} -h" if context else None)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted", None)
         return 130
-    except (
-        BrokenPipeError
-    ):  # the reader of our output has gone; keep the interpreter's last flush quiet
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _silence_stdout()
         return 141
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}", "check that path, its owner and free space")
+        return 1
     except Exception as error:
         if debug:
             traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
-        _complain(
-            f"unexpected {type(error).__name__} at {where}: {error}",
-            None
-            if debug
-            else "this is a bug; run again with `tiering --debug …` and report what it prints",
-        )
+        cure = "this is a bug; run again with `tiering --debug …` and report what it prints"
+        _complain(f"unexpected {type(error).__name__} at {where}: {error}", None if debug else cure)
         return 1
     return outcome if isinstance(outcome, int) else 0
+
+
+def _silence_stdout() -> None:
+    """The reader of our output has gone; keep the interpreter's last flush quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, hint: str | None) -> None:

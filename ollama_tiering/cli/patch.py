@@ -13,7 +13,7 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.errors import PatchConflict, TieringError, UsageError
+from ollama_tiering.errors import PatchConflict, UsageError
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
 from ollama_tiering.patchset import gomod, manifest, tools, upstream
@@ -250,8 +250,8 @@ def _ensure_source(
     options: building.BuildOptions,
     report: Report,
 ) -> None:
-    if not options.allow_untested and not patchset.pins:
-        raise TieringError("patches/upstream.toml pins no version")
+    if not options.allow_untested:
+        patchset.require_pin(options.tag)
     if not cache.has(options.tag):
         cache.fetch([options.tag], source, patchset, report)
 

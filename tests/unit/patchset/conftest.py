@@ -107,7 +107,7 @@ def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def upstream_repo(tmp_path: Path) -> Path:
-    """v0.16.0, v0.16.1 (other docs), v0.17.0 (other cache, hooks still fit), v0.18.0 (they do not)."""
+    """v0.16.0, v0.16.1 (other docs), v0.17.0 (other cache, hooks fit), v0.18.0 (they do not)."""
     repo = tmp_path / "upstream"
     repo.mkdir()
     git("init", "-q", "-b", "main", cwd=repo)
@@ -136,9 +136,13 @@ def write_pins(root: Path, repo: Path, tags: list[str]) -> None:
             f'tree = "{git("rev-parse", tag + "^{tree}", cwd=repo)}"',
             f'[tags."{tag}".folders]',
         ]
-        lines += [f'"{f}" = "{git("rev-parse", f"{tag}:{f}", cwd=repo)}"' for f in ("kvcache", "runner")]
+        lines += [
+            f'"{f}" = "{git("rev-parse", f"{tag}:{f}", cwd=repo)}"' for f in ("kvcache", "runner")
+        ]
         lines += [f'[tags."{tag}".files]']
-        lines += [f'"{f}" = "{git("rev-parse", f"{tag}:{f}", cwd=repo)}"' for f in ("go.mod", "go.sum")]
+        lines += [
+            f'"{f}" = "{git("rev-parse", f"{tag}:{f}", cwd=repo)}"' for f in ("go.mod", "go.sum")
+        ]
     (root / "upstream.toml").write_text("\n".join(lines) + "\n")
 
 
@@ -228,7 +232,9 @@ def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
     for name in ("gcc", "g++", "make"):
         tools.add(name, "")
     for name in ("git", "sh", "env", "cat"):
-        real = next(Path(d) / name for d in os.environ["PATH"].split(":") if (Path(d) / name).exists())
+        real = next(
+            Path(d) / name for d in os.environ["PATH"].split(":") if (Path(d) / name).exists()
+        )
         (folder / name).symlink_to(real)
     monkeypatch.setenv("PATH", str(folder))
     return tools

@@ -19,7 +19,9 @@ def apply_to(patchset: Patchset, root: Path, **given: Any) -> list[str]:
     return apply.apply(patchset, root, **options)
 
 
-def test_apply_changes_and_adds_exactly_what_the_patch_set_says(patchset: Patchset, tree: Path) -> None:
+def test_apply_changes_and_adds_exactly_what_the_patch_set_says(
+    patchset: Patchset, tree: Path
+) -> None:
     before = snapshot(tree)
     touched = apply_to(patchset, tree)
     assert touched == [
@@ -96,7 +98,9 @@ def test_a_conflict_names_the_hook_and_leaves_the_tree_alone(
     assert snapshot(plain) == before
 
 
-def test_a_later_conflict_undoes_nothing_because_nothing_was_done(patches: Path, tree: Path) -> None:
+def test_a_later_conflict_undoes_nothing_because_nothing_was_done(
+    patches: Path, tree: Path
+) -> None:
     hook = patches / "hooks/go/restore.patch"
     hook.write_text(hook.read_text().replace(" \tserve()", " \tsomething()"))
     before = snapshot(tree)
@@ -145,7 +149,9 @@ def test_without_a_tag_the_tree_is_recognised(
     patchset: Patchset, tmp_path: Path, cache: SourceCache
 ) -> None:
     cache.extract("v0.17.0", tmp_path / "seventeen")
-    assert apply.check(patchset, tmp_path / "seventeen", tag=None, allow_untested=False) == "v0.17.0"
+    assert (
+        apply.check(patchset, tmp_path / "seventeen", tag=None, allow_untested=False) == "v0.17.0"
+    )
     with pytest.raises(UnsupportedUpstream, match=r"is not v0\.16\.0"):
         apply.check(patchset, tmp_path / "seventeen", tag="v0.16.0", allow_untested=False)
 

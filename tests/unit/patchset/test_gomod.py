@@ -29,7 +29,8 @@ def test_another_sum_for_the_same_module_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [(b"module x\n\ngo 1.24.1\n", (1, 24, 1)), (b"go 1.26\n", (1, 26)), (b"", (0,))]
+    ("text", "wanted"),
+    [(b"module x\n\ngo 1.24.1\n", (1, 24, 1)), (b"go 1.26\n", (1, 26)), (b"", (0,))],
 )
 def test_the_go_line_is_read(text: bytes, wanted: tuple[int, ...]) -> None:
     assert gomod.go_version_wanted(text) == wanted

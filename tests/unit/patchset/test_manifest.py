@@ -9,7 +9,10 @@ from ollama_tiering.patchset import manifest
 
 
 def test_series_gives_the_order_and_comments_do_not_count(patchset: manifest.Patchset) -> None:
-    assert [hook.name for hook in patchset.hooks] == ["hooks/go/cells.patch", "hooks/go/restore.patch"]
+    assert [hook.name for hook in patchset.hooks] == [
+        "hooks/go/cells.patch",
+        "hooks/go/restore.patch",
+    ]
     assert patchset.hooked == ("kvcache/causal.go", "runner/runner.go")
     assert patchset.added_hook_lines == 2
     assert sorted(patchset.overlay) == ["kvcache/tier.go", "tier/deep/proto.go"]
@@ -37,7 +40,7 @@ def test_a_hook_missing_in_series_is_named(patches: Path) -> None:
 def test_a_double_or_outside_entry_is_refused(patches: Path, line: str) -> None:
     with (patches / "series").open("a") as series:
         series.write(line + "\n")
-    with pytest.raises(PatchConflict, match="twice|outside"):
+    with pytest.raises(PatchConflict, match=r"twice|outside"):
         manifest.load(patches)
 
 
@@ -60,7 +63,9 @@ def test_digest_follows_every_byte_that_decides(patches: Path) -> None:
         path.write_text(path.read_text().replace("tierInit", "tierBegin"))
         digests.append(manifest.load(patches).digest)
     with (patches / "upstream.toml").open("a") as pins:
-        pins.write('[go.require."example.org/m"]\nversion = "v1.0.0"\nsum = "h1:a="\nmod_sum = "h1:b="\n')
+        pins.write(
+            '[go.require."example.org/m"]\nversion = "v1.0.0"\nsum = "h1:a="\nmod_sum = "h1:b="\n'
+        )
     digests.append(manifest.load(patches).digest)
     assert len(set(digests)) == 4
     assert manifest.load(patches).digest == digests[-1]
@@ -90,4 +95,9 @@ def test_broken_pins_name_the_file(patches: Path) -> None:
 
 def test_versions_sort_as_numbers() -> None:
     tags = ["v0.16.10", "v0.9.0", "v0.16.2", "v0.16.3-rc1"]
-    assert sorted(tags, key=manifest.version_key) == ["v0.16.3-rc1", "v0.9.0", "v0.16.2", "v0.16.10"]
+    assert sorted(tags, key=manifest.version_key) == [
+        "v0.16.3-rc1",
+        "v0.9.0",
+        "v0.16.2",
+        "v0.16.10",
+    ]

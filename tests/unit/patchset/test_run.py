@@ -77,9 +77,7 @@ def test_an_interrupt_takes_the_command_along(tmp_path: Path) -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_the_lock_makes_the_second_wait(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_lock_makes_the_second_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import fcntl, sys, time\n"
         f"f = open('{tmp_path}/lock', 'a')\n"

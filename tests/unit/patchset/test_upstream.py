@@ -47,7 +47,9 @@ def test_every_shape_of_a_local_clone_serves(
     assert not (tmp_path / "plain/.git").exists()
 
 
-def test_a_second_fetch_needs_no_source(cache: SourceCache, patchset: Patchset, report: Report) -> None:
+def test_a_second_fetch_needs_no_source(
+    cache: SourceCache, patchset: Patchset, report: Report
+) -> None:
     assert cache.fetch(["v0.16.0"], "/nowhere/at/all", patchset, report) == []
 
 

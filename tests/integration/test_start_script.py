@@ -1,0 +1,116 @@
+"""scripts/tiering from a plain checkout: first, interrupted and simultaneous starts. No network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a lock that asks for nothing and a package that says its arguments."""
+    root = tmp_path / "check out"
+    shutil.copytree(REPO / "scripts", root / "scripts")
+    (root / "requirements.lock").write_text("# nothing\n")
+    (root / "ollama_tiering").mkdir()
+    (root / "ollama_tiering/__init__.py").write_text("")
+    (root / "ollama_tiering/__main__.py").write_text("import sys; print(sys.argv[1:])\n")
+    return root
+
+
+def start(root: Path, *args: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ({"PATH": path} if path else {})
+    environment.pop("TIERING_PYTHON", None)
+    script = [str(root / "scripts/tiering"), *args]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_first_start_installs_and_the_second_is_quick(checkout: Path) -> None:
+    first = start(checkout, "a b", "c")
+    assert (first.returncode, first.stdout) == (0, "['a b', 'c']\n")
+    assert "installing the packages" in first.stderr
+    started = time.monotonic()
+    second = start(checkout, "a b", "c")
+    assert time.monotonic() - started < 1
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+
+
+def test_a_changed_lock_installs_again_and_a_moved_checkout_works(checkout: Path) -> None:
+    start(checkout)
+    (checkout / "requirements.lock").write_text("# nothing new\n")
+    assert "installing" in start(checkout).stderr
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert start(moved, "x").stdout == "['x']\n"
+
+
+def test_an_interrupted_install_is_repaired(checkout: Path) -> None:
+    start(checkout)
+    (checkout / ".venv.installing").write_text("")
+    again = start(checkout)
+    assert again.returncode == 0
+    assert "making" in again.stderr
+    assert not (checkout / ".venv.installing").exists()
+
+
+def test_a_venv_whose_python_is_gone_is_made_again(checkout: Path) -> None:
+    start(checkout)
+    (checkout / ".venv/bin/python").unlink()
+    assert start(checkout, "x").stdout == "['x']\n"
+
+
+def test_two_starts_at_once_install_once(checkout: Path) -> None:
+    script = [str(checkout / "scripts/tiering"), "x"]
+    both = [
+        subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate() for process in both]
+    assert [out for out, _ in said] == ["['x']\n"] * 2
+    assert sum("installing the packages" in err for _, err in said) == 1
+
+
+def test_a_link_to_the_script_works(checkout: Path, tmp_path: Path) -> None:
+    start(checkout)
+    link = tmp_path / "tiering"
+    link.symlink_to(checkout / "scripts/tiering")
+    done = subprocess.run([link, "x"], capture_output=True, text=True, check=True)
+    assert done.stdout == "['x']\n"
+
+
+def test_without_python_it_says_so_in_one_line(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname", "readlink", "cmp"):
+        found = shutil.which(name)
+        assert found
+        (tools / name).symlink_to(found)
+    (tools / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "python3").chmod(0o755)
+    done = start(checkout, path=str(tools))
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: Python 3.11 or later is needed")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_developers_lock_holds_the_users_lock() -> None:
+    def pins(name: str) -> set[str]:
+        lines = (REPO / name).read_text().splitlines()
+        return {line.removesuffix(" \\") for line in lines if "==" in line and line[0] != " "}
+
+    assert pins("requirements.lock") <= pins("requirements-dev.lock")
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_locks_name_no_index(name: str) -> None:
+    text = (REPO / name).read_text()
+    assert "index-url" not in text
+    assert "://" not in text
