@@ -88,7 +88,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 	prompt := append([]int32{}, ids...)
 	prompt[len(prompt)-3] = -1 // differs inside the tail
 	encoded := TokenBytes(prompt)
-	has, err := c.Has(context.Background(), ns, Chain(ns, encoded), encoded)
+	has, err := c.Has(context.Background(), ns, Chain(ns, encoded), encoded, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 func TestUnknownPromptIsAMissNotAnError(t *testing.T) {
 	c := client(t)
 	tokens := TokenBytes(make([]int32, 200))
-	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens), tokens)
+	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens), tokens, time.Second)
 	if err != nil || len(has.Blocks) != 0 {
 		t.Errorf("%v, %v", has, err)
 	}
@@ -144,7 +144,7 @@ func TestAbsentSidecarCostsNoTime(t *testing.T) {
 	c.WaitFirst()
 	start := time.Now()
 	for range 1000 {
-		if _, err := c.Has(context.Background(), Namespace{}, nil, nil); !errors.Is(err, ErrDown) {
+		if _, err := c.Has(context.Background(), Namespace{}, nil, nil, LookupTimeout); !errors.Is(err, ErrDown) {
 			t.Fatal(err)
 		}
 	}
@@ -182,7 +182,7 @@ func TestSilentSidecarCostsOneTimeout(t *testing.T) {
 	c.up.Store(true) // as if it had become silent after it answered
 	start = time.Now()
 	for range 10 {
-		_, _ = c.Has(context.Background(), Namespace{}, nil, nil)
+		_, _ = c.Has(context.Background(), Namespace{}, nil, nil, LookupTimeout)
 	}
 	if took := time.Since(start); took > LookupTimeout+50*time.Millisecond {
 		t.Errorf("10 look-ups took %v in all", took)

@@ -2,9 +2,11 @@
 
 package ollamarunner
 
-// This build lacks the rule about pending cells, so that a test can show what it prevents.
+// This build does not know of batches that are built and not yet computed, so that a test can show what that would do.
 
 func (t *kvTier) settle() {}
+
+func (t *kvTier) beforeRestore() {}
 
 func (t *kvTier) avoid() map[int32]struct{} {
 	return nil

@@ -77,7 +77,7 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	}
 	encoded := kvtier.TokenBytes(tokens)
 	start := time.Now()
-	has, err := t.client.Has(ctx, t.namespace, kvtier.Chain(t.namespace, encoded), encoded)
+	has, err := t.client.Has(ctx, t.namespace, kvtier.Chain(t.namespace, encoded), encoded, t.stats.lookupTimeout(most-memory))
 	if err != nil || len(has.Blocks) == 0 {
 		return nil
 	}
@@ -256,7 +256,7 @@ func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int3
 		return numPast // what is in memory is not what the tokens alone would give: stay with it, as stock does
 	}
 	start := time.Now()
-	t.quiesce()
+	t.beforeRestore()
 	cells := t.cache.KVTierFreeCells(f.rows-int(numPast), t.avoid())
 	if len(cells) < t.config.MinTokens {
 		return numPast

@@ -19,6 +19,11 @@ const (
 	// tierRateTokens is the least number of recomputed tokens whose time says something about the speed of prefill.
 	tierRateTokens = 32
 
+	// tierLookupShare of the time that computing the tokens would take may be spent on asking for them, at most
+	// tierLookupMost: on a machine whose cores are all busy the sidecar may need longer than usual to answer.
+	tierLookupShare = 0.05
+	tierLookupMost  = time.Second
+
 	// tierDefaultCopyRate (bytes/s) stands in for the speed of checksum and copy until the first restore measured it.
 	tierDefaultCopyRate = 2e9
 )
@@ -67,6 +72,17 @@ func (s *tierStats) restorePays(tokens int, bytes uint64, tierSeconds float64) b
 	}
 	slog.Debug("kv tiering gate", "tokens", tokens, "restore_seconds", restore, "recompute_seconds", recompute, "restore", pays)
 	return pays
+}
+
+// lookupTimeout is how long a look-up of so many tokens may take.
+func (s *tierStats) lookupTimeout(tokens int) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.prefillRate == 0 {
+		return kvtier.LookupTimeout
+	}
+	share := seconds(tierLookupShare * float64(tokens) / s.prefillRate)
+	return min(max(share, kvtier.LookupTimeout), tierLookupMost)
 }
 
 // request counts a request that has ended and measures prefill.

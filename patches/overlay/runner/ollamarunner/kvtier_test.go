@@ -416,3 +416,16 @@ func TestTierGateComparesMeasuredSpeeds(t *testing.T) {
 		t.Error("the switch does not force restoring")
 	}
 }
+
+func TestTierLookupMayTakeLongerWhenRecomputingTakesVeryLong(t *testing.T) {
+	s := tierStats{}
+	if got := s.lookupTimeout(30000); got != kvtier.LookupTimeout {
+		t.Errorf("nothing measured: %v", got)
+	}
+	s.prefillRate = 100
+	for tokens, want := range map[int]time.Duration{100: kvtier.LookupTimeout, 1000: 500 * time.Millisecond, 30000: tierLookupMost} {
+		if got := s.lookupTimeout(tokens); got != want {
+			t.Errorf("%d tokens at 100/s: %v, want %v", tokens, got, want)
+		}
+	}
+}
