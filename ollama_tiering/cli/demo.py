@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 LAYERS = 8  # of the made model: enough that computing the prompt is felt
 
 _NOTE = (
-    "Seconds are to the first token, with the model loaded. Identical: {tokens} tokens and the "
-    "top 5 log probabilities of each, against the in-memory hit. A cold run computes the prompt "
-    "in other batches, so its last bits may differ without any tiering."
+    "Seconds are to the first token, with the model loaded; the prompt's tokens were recomputed, "
+    "found in memory or restored. Identical: {tokens} tokens and the top 5 log probabilities of "
+    "each, against the in-memory hit. A cold run computes the prompt in other batches, so its "
+    "last bits may differ without any tiering."
 )
 
 
@@ -132,7 +133,7 @@ def _table(outcome: Outcome) -> Table:
     prompt = outcome.rows[0].answer.prompt_tokens
     table = Table(title=f"{outcome.engine}, a prompt of {prompt} tokens", title_justify="left")
     table.add_column("")
-    for heading in ("seconds", "tokens recomputed", "tokens from memory", "tokens restored"):
+    for heading in ("seconds", "recomputed", "from memory", "restored"):
         table.add_column(heading, justify="right")
     table.add_column("identical")
     for row in outcome.rows:
