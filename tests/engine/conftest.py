@@ -27,7 +27,7 @@ from tests.engine.harness import Server, Sidecar
 MODELS = {
     "g2": make_shape("qwen3-tiny"),
     "g5": make_shape("qwen3-tiny", heads=10, kv_heads=2),
-    "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=1536),
+    "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=4096),
     "sliding": make_shape("gemma3-tiny"),
     "llama": make_shape("llama-tiny"),
 }
