@@ -36,7 +36,29 @@ class Mover:
 
     def step(self) -> bool:
         """The most urgent piece of work; False when there is none that could be done now."""
-        return self.trim() or self.promote_one() or self.write_down_one()
+        return self.sample() or self.trim() or self.promote_one() or self.write_down_one()
+
+    def sample(self) -> bool:
+        """Times a short read of a block that a client is about to read, if it is still on the disk.
+
+        The client has the path and reads without the sidecar: this is what the disk gives then.
+        """
+        state = self._state
+        with state.lock:
+            record = state.tree.get(state.to_sample.pop()) if state.to_sample else None
+            if record is None or not record.levels:
+                return False
+            level = state.levels[min(record.levels)]
+        try:
+            with level.tier.open(record.namespace, record.key) as block:
+                if level.speed.counts(block):
+                    length = min(_PART_BYTES, block.file_bytes)
+                    start = time.perf_counter()
+                    block.read_at(block.file_bytes - length, length)
+                    level.speed.add_read(length, time.perf_counter() - start)
+        except OSError as error:
+            log.debug("not sampled: key=%s error=%s", record.key.hex(), error)
+        return True
 
     def trim(self) -> bool:
         """Empties a tier with one below it from the high to the low watermark.

@@ -19,7 +19,7 @@ from ollama_tiering.store.tier import OpenBlock, TierKind
 
 PROBE_PREFIX: Final = ".probe-"
 
-_WEIGHT: Final = 0.2
+_WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
 _PROBE_BYTES: Final = 16 << 20
 _PART_BYTES: Final = 1 << 20

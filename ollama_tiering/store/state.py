@@ -22,6 +22,7 @@ from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
 
+_PROMOTABLE_BLOCKS = 1024
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
 
@@ -86,6 +87,7 @@ class StoreState:
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
         self.unsaved: OrderedDict[BlockKey, None] = OrderedDict()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
+        self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.index_changed: set[BlockKey] = set()
         self.work = threading.Event()  # something for the background
 
@@ -163,8 +165,22 @@ class StoreState:
                 levels[index].lru.touch(record.key)
 
     def expire(self) -> None:
-        for key in self.leases.expire(self.clock()):
+        self.end_use(self.leases.expire(self.clock()))
+
+    def end_use(self, keys: Iterable[BlockKey]) -> None:
+        """What was leased and read is unpinned, and worth having in the fastest tier.
+
+        Not sooner: a promotion while the client reads would compete with it for the disk.
+        """
+        for key in keys:
             self.unpin(key)
+            record = self.tree.get(key)
+            if record is None or 0 in record.levels or len(self.levels) == 1:
+                continue
+            if len(self.promotable) < _PROMOTABLE_BLOCKS:
+                self.promotable[key] = None
+        if self.promotable:
+            self.work.set()
 
     # --- eviction ------------------------------------------------------------------------------
 

@@ -31,14 +31,14 @@ from ollama_tiering.store.report import (
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
 from ollama_tiering.store.state import Doomed, Level, StoreState
-from ollama_tiering.store.tier import Tier
+from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
-_PROMOTABLE_BLOCKS: Final = 1024
+_SAMPLES_PER_LEASE: Final = 4
 
 
 class TieredStore:
@@ -146,14 +146,17 @@ class TieredStore:
         with state.lock:
             state.counters.get_blocks += len(blocks)
             state.counters.get_bytes += sum(block.file_bytes for block in blocks)
-            self._ask_promotion(records[: len(blocks)])
+            cold = [block.key for block in blocks if block.tier is not TierKind.RAM]
+            if cold:
+                # The last ones: the client has not read them when they are looked at.
+                state.to_sample = cold[-_SAMPLES_PER_LEASE:]
+                state.work.set()
         return Leased(lease_id, blocks)
 
     def release(self, lease_id: int) -> None:
         """Ends a lease; one that is over already is fine."""
         with self._state.lock:
-            for key in self._state.leases.close(lease_id):
-                self._state.unpin(key)
+            self._state.end_use(self._state.leases.close(lease_id))
 
     def read_part(self, block: LeasedBlock, offset: int, length: int) -> bytes:
         """Bytes of a leased block for a client that cannot open its file. OSError passes."""
@@ -334,16 +337,6 @@ class TieredStore:
                 state.forget_copy(level, record.key)
                 state.counters.miss("file gone")
         return None
-
-    def _ask_promotion(self, records: Sequence[BlockRecord]) -> None:
-        state = self._state
-        if len(state.levels) < 2:
-            return
-        for record in records:
-            if 0 not in record.levels and len(state.promotable) < _PROMOTABLE_BLOCKS:
-                state.promotable[record.key] = None
-        if state.promotable:
-            state.work.set()
 
     def _verify(self, level: Level, record: BlockRecord) -> bool:
         state = self._state

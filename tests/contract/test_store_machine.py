@@ -35,6 +35,7 @@ from ollama_tiering.store.tiered import TieredStore
 NS = samples.namespace(layers=1)
 BLOCK_TOKENS = int(NS.block_tokens)
 FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
+LEASE_SECONDS = 60
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=22)
 
 
@@ -47,7 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.put: dict[BlockKey, bytes] = {}
         self.damaged: set[BlockKey] = set()
         self.session: WriteSession | None = None
-        self.leases: dict[int, list[BlockKey]] = {}
+        self.leases: dict[int, tuple[float, list[BlockKey]]] = {}
 
     @initialize(ram=st.integers(1, 6), local=st.integers(0, 8))
     def start(self, ram: int, local: int) -> None:
@@ -62,7 +63,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.store = TieredStore(
-            self.tiers, background=False, measure=False, clock=lambda: self.now, lease_seconds=60
+            self.tiers,
+            background=False,
+            measure=False,
+            clock=lambda: self.now,
+            lease_seconds=LEASE_SECONDS,
         )
         self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
         self.leases = {}
@@ -92,8 +97,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS)
     def look_up(self, tokens: list[int]) -> None:
         data = tokens_to_bytes(tokens)
-        keys = prefix_chain(NS.digest(), data, BLOCK_TOKENS)
-        found = self.store.match(NS.digest(), keys, data, BLOCK_TOKENS)
+        chain = prefix_chain(NS.digest(), data, BLOCK_TOKENS)
+        found = self.store.match(NS.digest(), chain, data, BLOCK_TOKENS)
         at = 0
         for index, block in enumerate(found):
             assert block.key in self.put
@@ -108,7 +113,8 @@ class StoreMachine(RuleBasedStateMachine):
             if content != self.put[held.key]:
                 assert held.key in self.damaged
                 assert self.store.report_corrupt(NS.digest(), held.key)
-        self.leases[leased.lease_id] = [held.key for held in leased.blocks]
+        keys = [held.key for held in leased.blocks]
+        self.leases[leased.lease_id] = (self.now + LEASE_SECONDS, keys)
 
     @rule()
     def release_all(self) -> None:
@@ -119,8 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 100))
     def let_time_pass(self, seconds: int) -> None:
         self.now += seconds
-        if seconds >= 60:
-            self.leases = {}
+        self.leases = {i: held for i, held in self.leases.items() if held[0] > self.now}
 
     @rule()
     def move(self) -> None:
@@ -179,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def leased_blocks_are_there(self) -> None:
-        for keys in self.leases.values():
+        for _, keys in self.leases.values():
             for key in keys:
                 assert key in self.damaged or key in self.store._state.tree
 
@@ -223,7 +228,7 @@ class FsStoreMachine(StoreMachine):
             background=False,
             measure=False,
             clock=lambda: self.now,
-            lease_seconds=60,
+            lease_seconds=LEASE_SECONDS,
         )
         self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
         self.leases = {}

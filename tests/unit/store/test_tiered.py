@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from contextlib import AbstractContextManager
 
 import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.key import BlockExtra, BlockKey, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
+from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTier
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import TempBlock, TierKind
 from ollama_tiering.store.tiered import TieredStore
@@ -270,6 +272,22 @@ def test_a_hit_below_ram_is_promoted_when_ram_has_room() -> None:
     assert bench.store.report().tiers[0].stats.promoted_blocks == 2
 
 
+def test_a_block_is_not_promoted_while_the_client_reads_it() -> None:
+    bench = Bench(ram=8, local=8)
+    blocks = bench.put(range(8))
+    bench.store.run_pending()
+    bench.store.close()
+    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)
+    bench.open()
+    bench.lease(blocks)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == set()
+    bench.tick(60)  # the lease's end counts as a release
+    bench.store.report()
+    bench.store.run_pending()
+    assert bench.in_tier(0) == keys_of(blocks)
+
+
 def test_promotion_evicts_nothing() -> None:
     bench = Bench(ram=2, local=8, high_watermark=1.0, low_watermark=0.99)
     old = bench.put(range(8))
@@ -457,3 +475,30 @@ def test_a_disk_that_hangs_blocks_no_lookup_and_no_writer() -> None:
         stuck.go_on.set()
         store.close()
     assert len(stuck.blocks) == 2
+
+
+class ColdTier(MemoryTier):
+    """As a disk: what is opened is not in the page cache."""
+
+    def open(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[ColdBlock]:  # type: ignore[override]
+        return contextlib.nullcontext(ColdBlock(self.blocks[namespace, key]))
+
+
+class ColdBlock(MemoryOpenBlock):
+    def resident(self) -> bool | None:
+        return False
+
+
+def test_the_speed_of_a_disk_is_learnt_from_blocks_that_clients_read() -> None:
+    wide = samples.namespace("wide", kv_heads=8, head_dim=512)
+    (block,) = samples.sequence(wide, [1, 2, 3, 4])
+    disk = ColdTier(TierKind.LOCAL)
+    store = TieredStore([(disk, 1 << 30)], background=False, measure=False)
+    session = store.open_session(wide.digest(), wide.fields(), 4)
+    (reserved,) = session.reserve([block.claim])
+    session._pending[reserved.reservation_id].temp.write_at(0, block.data)
+    session.commit([reserved.reservation_id])
+    assert store.report().tiers[0].read_bytes_per_second == 0
+    store.lease(wide.digest(), [block.key])
+    store.run_pending()
+    assert store.report().tiers[0].read_bytes_per_second > 0
