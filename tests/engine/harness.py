@@ -109,6 +109,15 @@ def assert_same(got: Result, reference: Result, what: object = "") -> None:
         assert mine == theirs, f"{what}: token {step} differs: {mine} instead of {theirs}"
 
 
+def in_memory(server: Server, model: str, prompt: str, resumed: int) -> Result:
+    """A server's own answer when memory holds just so many of the prompt's tokens; 0 is cold."""
+    other = "\n" + text(len(prompt), "other") if resumed < len(prompt) - 1 else prompt[resumed:]
+    server.generate(model, (prompt[:resumed] + other)[: len(prompt)])
+    answer = server.generate(model, prompt)
+    assert answer.resumed == resumed
+    return answer
+
+
 class _Process:
     """A child in its own session, its output in a file."""
 
@@ -259,8 +268,10 @@ class Server(_Process):
         self.post("/api/create", json=request)
 
     def unload(self, model: str) -> None:
-        """keep_alive 0: returns when the runner has gone."""
+        """keep_alive 0: returns when the runner has gone. Nothing where the model is not loaded."""
         pid = self.runner_pid(model)
+        if pid is None:
+            return
         self.post("/api/generate", json={"model": model, "keep_alive": 0, "stream": False})
         wait_until("the runner ends", lambda: pid not in self.runners())
 

@@ -19,7 +19,7 @@ from ollama_tiering.store import blockfile
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.engine.conftest import make_fast
-from tests.engine.harness import BLOCK_TOKENS, Result, Server, Sidecar, assert_same, text, wait_until
+from tests.engine.harness import BLOCK_TOKENS, Result, Server, Sidecar, assert_same, in_memory, text, wait_until
 
 TOKENS = 300
 DAMAGED = 2  # the third block of five
@@ -33,12 +33,7 @@ class Rig:
     reference: Server
 
     def hit(self, prompt: str, resumed: int) -> Result:
-        """Stock's answer when memory holds the first so many tokens."""
-        other = "\n" + text(len(prompt), "other")
-        self.reference.generate("g2", (prompt[:resumed] + other)[: len(prompt)])
-        answer = self.reference.generate("g2", prompt)
-        assert answer.resumed == resumed
-        return answer
+        return in_memory(self.reference, "g2", prompt, resumed)
 
     def store(self, prompt: str) -> Result:
         """Has the prompt's blocks in every tier and nothing in memory."""
