@@ -405,15 +405,14 @@ def expectation(name: str, expect: str, why: str, content: bytes) -> dict[str, A
 def documents() -> dict[Path, bytes]:
     files = block_files()
     blocks = {
-        "comment": "Made by tests/vectors/make.py. corrupt-header: damage found before the payload is "
-        "read; corrupt-payload: the header is fine, a checksum is not; unsupported: a miss, the "
+        "comment": "Made by tests/vectors/make.py. corrupt-header: damage found before the payload "
+        "is read; corrupt-payload: the header is fine, a checksum is not; unsupported: a miss, the "
         "file stays.",
         "blocks": [expectation(name, *entry) for name, entry in files.items()],
     }
     made = {Path("blocks") / f"{name}.kvb": content for name, (_, _, content) in files.items()}
-    made[Path("keys.json")] = (
-        json.dumps(keys_document(), indent=1, ensure_ascii=False).encode() + b"\n"
-    )
+    keys = json.dumps(keys_document(), indent=1, ensure_ascii=False)
+    made[Path("keys.json")] = keys.encode() + b"\n"
     made[Path("blocks.json")] = json.dumps(blocks, indent=1).encode() + b"\n"
     return made
 
