@@ -23,6 +23,7 @@ from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset, TagPin, version_key
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import forget_git_environment
+from ollama_tiering.patchset.tree import disk_full
 
 if TYPE_CHECKING:
     import git
@@ -129,13 +130,20 @@ class SourceCache:
             if wanted:
                 local = local_git_dir(source)
                 with report.stage(f"fetching {_names(wanted)} from {source}"):
-                    if local is not None:
-                        self._copy_from(local, wanted)
-                    else:
-                        self._fetch_url(source, wanted)
+                    self._fill(source, local, wanted)
             for tag in tags:
                 self._admit(tag, source, patchset, report)
         return wanted
+
+    def _fill(self, source: str, local: Path | None, tags: list[str]) -> None:
+        try:
+            if local is not None:
+                self._copy_from(local, tags)
+            else:
+                self._fetch_url(source, tags)
+        except OSError as error:
+            self._refuse_full_disk(str(error))
+            raise
 
     def _admit(self, tag: str, source: str, patchset: Patchset, report: Report) -> None:
         """Last word on a fetched tag: pins and completeness. A refused tag is forgotten."""
@@ -164,10 +172,7 @@ class SourceCache:
         try:
             return self.absent(tag)
         except _git_error() as error:
-            raise FetchError(
-                f"cannot read {tag} from {source}: {_reason(str(error.stderr))}",
-                hint="the clone is damaged (`git fsck`); name another one with --source",
-            ) from None
+            raise _unreadable(tag, source, str(error.stderr)) from None
 
     def _create(self) -> None:
         if (self.root / "HEAD").is_file():
@@ -185,6 +190,7 @@ class SourceCache:
         try:
             self._git.execute(command, env=network)
         except _git_error() as error:
+            self._refuse_full_disk(str(error.stderr))
             reason = _reason(str(error.stderr))
             if "find remote ref" in reason:
                 missing = reason.rpartition("refs/tags/")[2].strip(" '\"")
@@ -212,10 +218,8 @@ class SourceCache:
         try:
             self._copy_objects(other, list(commits.values()))
         except _git_error() as error:
-            raise FetchError(
-                f"cannot read {_names(tags)} from {git_dir}: {_reason(str(error.stderr))}",
-                hint="the clone is damaged (`git fsck`); name another one with --source",
-            ) from None
+            self._refuse_full_disk(str(error.stderr))
+            raise _unreadable(_names(tags), str(git_dir), str(error.stderr)) from None
         shallow = self.root / "shallow"
         known = set(shallow.read_text().split()) if shallow.is_file() else set()
         parted = self.root / "shallow.new"
@@ -228,18 +232,18 @@ class SourceCache:
         roots = [f"{commit}^{{tree}}" for commit in commits]
         listed = str(other.rev_list("--objects", "--no-walk", "--missing=print", *roots))
         oids = [line.split(" ", 1)[0] for line in listed.splitlines() if not line.startswith("?")]
-        packs = self.root / "objects" / "pack"
-        packs.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.root, prefix="incoming-") as incoming:
-            names = Path(incoming) / "objects"
-            names.write_text("".join(f"{oid}\n" for oid in [*commits, *oids]))
-            with names.open("rb") as stdin:
-                base = str(Path(incoming) / "pack")
-                other.pack_objects("-q", "--delta-base-offset", "--window=0", base, istream=stdin)
-            # the index makes a pack visible, so it comes last
-            for suffix in (".pack", ".rev", ".idx"):
-                for part in Path(incoming).glob(f"pack-*{suffix}"):
-                    part.replace(packs / part.name)
+        wanted = "".join(f"{oid}\n" for oid in [*commits, *oids]).encode()
+        with (
+            tempfile.TemporaryFile(dir=self.root) as names,
+            tempfile.TemporaryFile(dir=self.root) as pack,
+        ):
+            names.write(wanted)
+            names.seek(0)
+            # to stdout: pack files would be prepared inside the other clone, which is not ours
+            fast = ("-q", "--delta-base-offset", "--window=0", "--stdout")
+            other.pack_objects(*fast, istream=names, output_stream=pack)
+            pack.seek(0)
+            self._git.index_pack("--stdin", istream=pack)
 
     # --- extracting -------------------------------------------------------------------------------
 
@@ -249,31 +253,39 @@ class SourceCache:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             tree = Path(scratch) / "tree"
             tree.mkdir()
-            plain = {
-                "GIT_DIR": str(self.root),
-                "GIT_WORK_TREE": str(tree),
-                "GIT_INDEX_FILE": str(Path(scratch) / "index"),
-                "GIT_ATTR_NOSYSTEM": "1",
-            }
-            exact = [
-                "-c",
-                "core.autocrlf=false",
-                "-c",
-                "core.eol=lf",
-                "-c",
-                "core.attributesFile=/dev/null",
-            ]
-            self._git.execute(["git", *exact, "read-tree", f"refs/tags/{tag}^{{tree}}"], env=plain)
-            if absent := self.absent(tag):
-                names = Path(scratch) / "absent"
-                names.write_bytes(b"\0".join(os.fsencode(path) for path in absent))
-                with names.open("rb") as stdin:
-                    forget = ["git", "update-index", "-z", "--force-remove", "--stdin"]
-                    self._git.execute(forget, env=plain, istream=stdin)
-            self._git.execute(
-                ["git", *exact, "checkout-index", "--all", "--quiet", "--force"], env=plain
-            )
+            try:
+                self._check_out(tag, tree, Path(scratch))
+            except _git_error() as error:
+                self._refuse_full_disk(str(error.stderr))
+                raise FetchError(
+                    f"cannot extract {tag} from {self.root}: {_reason(str(error.stderr))}",
+                    hint=f"delete {self.root} and fetch again",
+                ) from None
             tree.rename(target)
+
+    def _check_out(self, tag: str, tree: Path, scratch: Path) -> None:
+        plain = {
+            "GIT_DIR": str(self.root),
+            "GIT_WORK_TREE": str(tree),
+            "GIT_INDEX_FILE": str(scratch / "index"),
+            "GIT_ATTR_NOSYSTEM": "1",
+        }
+        exact = ["-c", "core.autocrlf=false", "-c", "core.eol=lf"]
+        exact += ["-c", "core.attributesFile=/dev/null"]
+        read = ["git", *exact, "read-tree", f"refs/tags/{tag}^{{tree}}"]
+        self._git.execute(read, env=plain)
+        if absent := self.absent(tag):
+            names = scratch / "absent"
+            names.write_bytes(b"\0".join(os.fsencode(path) for path in absent))
+            with names.open("rb") as stdin:
+                forget = ["git", "update-index", "-z", "--force-remove", "--stdin"]
+                self._git.execute(forget, env=plain, istream=stdin)
+        write = ["git", *exact, "checkout-index", "--all", "--quiet", "--force"]
+        self._git.execute(write, env=plain)
+
+    def _refuse_full_disk(self, said: str) -> None:
+        if "No space left" in said or "quota exceeded" in said:
+            raise disk_full(self.root) from None
 
     @property
     def _git(self) -> git.Git:
@@ -347,6 +359,13 @@ def _no_such_tag(tag: str, git_dir: Path, other: git.Git) -> FetchError:
     else:
         hint = "that clone has no tags at all: run `git fetch --tags` there"
     return FetchError(f"{git_dir} has no tag {tag}", hint=hint)
+
+
+def _unreadable(what: str, source: str, stderr: str) -> FetchError:
+    return FetchError(
+        f"cannot read {what} from {source}: {_reason(stderr)}",
+        hint="the clone is damaged (`git fsck`); name another one with --source",
+    )
 
 
 def _reason(stderr: str) -> str:

@@ -10,7 +10,7 @@ from ollama_tiering.patchset import upstream
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FIRST_TAG, FakeTools, git, write_pins
+from tests.unit.patchset.conftest import FIRST_TAG, FakeTools, git, snapshot, write_pins
 
 
 def remove_object(repo: Path, oid: str) -> None:
@@ -63,6 +63,14 @@ def test_several_tags_share_a_cache_and_stay_sound(
     assert cache.read("v0.16.1", "docs/a.md") == b"more docs\n"
     assert cache.read("v0.16.1", "nowhere") is None
     assert cache.tree("v0.16.1", "nowhere") is None
+
+
+def test_nothing_is_written_into_the_source(
+    upstream_repo: Path, patchset: Patchset, report: Report
+) -> None:
+    before = snapshot(upstream_repo)
+    SourceCache().fetch(["v0.16.0"], str(upstream_repo), patchset, report)
+    assert snapshot(upstream_repo) == before
 
 
 def test_an_unknown_tag_is_named_with_its_neighbours(
@@ -189,7 +197,7 @@ def test_line_endings_are_never_converted(
 def test_extraction_is_all_or_nothing(cache: SourceCache, tmp_path: Path) -> None:
     shutil.rmtree(cache.root / "objects")
     (cache.root / "objects").mkdir()
-    with pytest.raises(Exception, match="git"):
+    with pytest.raises(FetchError, match=r"cannot extract v0\.16\.0"):
         cache.extract("v0.16.0", tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
 
