@@ -139,7 +139,7 @@ class Tree:
                 kept = self.record_dir / "pristine" / path
                 if not (old and path in old.changed):
                     kept.parent.mkdir(parents=True, exist_ok=True)
-                    _replace(kept, original or b"")
+                    self._put(kept, original or b"")
                     shutil.copymode(self.root / path, kept)
             intent = Record(
                 new.tag, new.digest, False, dict.fromkeys(originals, ""), {}, new.folders
@@ -150,7 +150,7 @@ class Tree:
                 target = self.root / path
                 if not target.is_file() or target.read_bytes() != content:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    _replace(target, content)
+                    self._put(target, content)
                     touched.append(path)
             for path in stale:
                 (self.root / path).unlink(missing_ok=True)
@@ -184,7 +184,7 @@ class Tree:
         for path in record.changed:
             kept, place = self.record_dir / "pristine" / path, self.root / path
             if not place.is_file() or kept.read_bytes() != place.read_bytes():
-                _replace(place, kept.read_bytes())
+                self._put(place, kept.read_bytes())
                 touched.append(path)
             shutil.copymode(kept, place)
         for path in record.added:
@@ -215,9 +215,19 @@ class Tree:
             if place.is_dir() and not any(place.iterdir()):
                 place.rmdir()
 
-    def _save(self, record: Record) -> None:
+    def _put(self, target: Path, content: bytes) -> None:
+        """Write below the record and move over: a kill leaves nothing beside upstream's files."""
         self.record_dir.mkdir(exist_ok=True)
-        _replace(self.record_dir / "record.json", json.dumps(asdict(record), indent=1).encode())
+        incoming = self.record_dir / "incoming"
+        incoming.write_bytes(content)
+        if target.exists():
+            shutil.copymode(target, incoming)
+        else:
+            incoming.chmod(0o644)
+        incoming.replace(target)
+
+    def _save(self, record: Record) -> None:
+        self._put(self.record_dir / "record.json", json.dumps(asdict(record), indent=1).encode())
 
 
 def disk_full(where: Path) -> BuildError:
@@ -226,18 +236,6 @@ def disk_full(where: Path) -> BuildError:
         hint="free some (a first build takes about 3 GB), or set OLLAMA_TIERING_CACHE to a folder "
         "on another disk",
     )
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Write beside and rename over; the mode of an existing file stays."""
-    scratch = target.with_name(f".{target.name}.tiering-new")
-    try:
-        scratch.write_bytes(content)
-        if target.exists():
-            shutil.copymode(target, scratch)
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _digest(content: bytes) -> str:

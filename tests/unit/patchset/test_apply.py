@@ -179,6 +179,13 @@ def test_a_kill_at_any_write_is_undone_by_the_next_command(
         apply_to(patchset, tree)
     except _Killed:
         monkeypatch.undo()
+        strays = {path.name for path in tree.rglob("*") if ".tiering" not in path.parts}
+        assert strays <= {Path(path).name for path in before} | {
+            "tier.go",
+            "tier",
+            "deep",
+            "proto.go",
+        }
         assert apply_to(patchset, tree), "the next apply does the whole work"
     monkeypatch.undo()
     assert apply.status(patchset, tree).state == "patched"
