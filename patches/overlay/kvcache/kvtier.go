@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -160,21 +161,14 @@ func (c *Causal) KVTierRead(layer int, v bool, cells []int32, dst []byte) {
 		n := tierRun(cells[start:])
 		first, out := int(cells[start]), dst[start*rowBytes:(start+n)*rowBytes]
 		switch {
+		case permuted && host != nil:
+			tierTranspose(out, rowBytes, host[2*first:], 2*len(c.cells), rowBytes/2, n)
 		case permuted:
-			columns := rowBytes / 2
-			stage := make([]byte, 0)
-			for col := range columns {
-				at := 2 * (first + len(c.cells)*col)
-				var src []byte
-				if host != nil {
-					src = host[at : at+2*n]
-				} else {
-					stage = slices.Grow(stage[:0], 2*n)[:2*n]
-					t.KVTierGet(at, stage)
-					src = stage
-				}
-				tierScatter(out, src, col, columns)
+			columns := make([]byte, len(out))
+			for col := range rowBytes / 2 {
+				t.KVTierGet(2*(first+len(c.cells)*col), columns[2*n*col:2*n*(col+1)])
 			}
+			tierTranspose(out, rowBytes, columns, 2*n, rowBytes/2, n)
 		case host != nil:
 			copy(out, host[first*rowBytes:])
 		default:
@@ -198,17 +192,13 @@ func (c *Causal) KVTierWrite(layer int, v bool, cells []int32, chunks []KVTierCh
 			n := tierRun(part[start:])
 			first, src := int(part[start]), chunk.Data[start*rowBytes:(start+n)*rowBytes]
 			switch {
+			case permuted && host != nil:
+				tierTranspose(host[2*first:], 2*len(c.cells), src, rowBytes, n, rowBytes/2)
 			case permuted:
-				columns := rowBytes / 2
-				stage := make([]byte, 2*n)
-				for col := range columns {
-					at := 2 * (first + len(c.cells)*col)
-					if host != nil {
-						tierColumn(host[at:at+2*n], src, col, columns)
-					} else {
-						tierColumn(stage, src, col, columns)
-						t.KVTierSet(at, stage)
-					}
+				columns := make([]byte, len(src))
+				tierTranspose(columns, 2*n, src, rowBytes, n, rowBytes/2)
+				for col := range rowBytes / 2 {
+					t.KVTierSet(2*(first+len(c.cells)*col), columns[2*n*col:2*n*(col+1)])
 				}
 			case host != nil:
 				copy(host[first*rowBytes:], src)
@@ -262,24 +252,45 @@ func tierGather(chunks []KVTierChunk, rowBytes int) []KVTierChunk {
 	return out
 }
 
-// tierScatter writes 2-byte elements of one column into rows; tierColumn reads them out of rows.
-func tierScatter(rows, column []byte, col, columns int) {
-	dst, src := tierElems(rows), tierElems(column)
-	for r, e := range src {
-		dst[r*columns+col] = e
+// tierTranspose writes element j of line i of src to element i of line j of dst, for i < lines and j < length. Elements
+// have 2 bytes; a line of src starts every srcStride bytes, one of dst every dstStride bytes.
+//
+// Four by four elements at a time, as four 64-bit words: several times faster than one by one, and without assembly.
+func tierTranspose(dst []byte, dstStride int, src []byte, srcStride int, lines, length int) {
+	if lines == 0 || length == 0 {
+		return
+	}
+	_, _ = src[srcStride*(lines-1)+2*length-1], dst[dstStride*(length-1)+2*lines-1]
+	const even, low = 0x0000ffff0000ffff, 0x00000000ffffffff
+	s, d := unsafe.Pointer(&src[0]), unsafe.Pointer(&dst[0])
+	word := func(p unsafe.Pointer, at int) *uint64 { return (*uint64)(unsafe.Add(p, at)) }
+	j := 0
+	for ; nativeLittleEndian && j+4 <= length; j += 4 {
+		i := 0
+		for ; i+4 <= lines; i += 4 {
+			from := i*srcStride + 2*j
+			a, b := *word(s, from), *word(s, from+srcStride)
+			c, e := *word(s, from+2*srcStride), *word(s, from+3*srcStride)
+			ab0, ab1 := a&even|b&even<<16, a>>16&even|b&^even
+			ce0, ce1 := c&even|e&even<<16, c>>16&even|e&^even
+			to := j*dstStride + 2*i
+			*word(d, to) = ab0&low | ce0<<32
+			*word(d, to+dstStride) = ab1&low | ce1<<32
+			*word(d, to+2*dstStride) = ab0>>32 | ce0&^low
+			*word(d, to+3*dstStride) = ab1>>32 | ce1&^low
+		}
+		tierTransposePlain(dst, dstStride, src, srcStride, i, lines, j, j+4)
+	}
+	tierTransposePlain(dst, dstStride, src, srcStride, 0, lines, j, length)
+}
+
+// tierTransposePlain is tierTranspose, one element at a time, for lines [i0, i1) and elements [j0, j1).
+func tierTransposePlain(dst []byte, dstStride int, src []byte, srcStride, i0, i1, j0, j1 int) {
+	for i := i0; i < i1; i++ {
+		for j := j0; j < j1; j++ {
+			copy(dst[j*dstStride+2*i:][:2], src[i*srcStride+2*j:][:2])
+		}
 	}
 }
 
-func tierColumn(column, rows []byte, col, columns int) {
-	dst, src := tierElems(column), tierElems(rows)
-	for r := range dst {
-		dst[r] = src[r*columns+col]
-	}
-}
-
-func tierElems(b []byte) []uint16 {
-	if len(b) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), len(b)/2)
-}
+var nativeLittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
