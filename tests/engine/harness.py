@@ -109,11 +109,17 @@ def assert_same(got: Result, reference: Result, what: object = "") -> None:
         assert mine == theirs, f"{what}: token {step} differs: {mine} instead of {theirs}"
 
 
-def in_memory(server: Server, model: str, prompt: str, resumed: int) -> Result:
+def in_memory(
+    server: Server, model: str, prompt: str, resumed: int, **options: Any
+) -> Result:
     """A server's own answer when memory holds just so many of the prompt's tokens; 0 is cold."""
-    other = "\n" + text(len(prompt), "other") if resumed < len(prompt) - 1 else prompt[resumed:]
-    server.generate(model, (prompt[:resumed] + other)[: len(prompt)])
-    answer = server.generate(model, prompt)
+    other = prompt[resumed:]
+    if resumed < len(prompt) - 1:
+        differs = "\n" if prompt[resumed] != "\n" else "\t"
+        other = differs + text(len(prompt), "other")
+    before = (prompt[:resumed] + other)[: len(prompt)]
+    server.generate(model, before, **options | {"predict": 2})
+    answer = server.generate(model, prompt, **options)
     assert answer.resumed == resumed
     return answer
 
