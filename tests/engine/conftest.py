@@ -30,7 +30,10 @@ MODELS = {
     "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=4096),
     "sliding": make_shape("gemma3-tiny"),
     "llama": make_shape("llama-tiny"),
+    "chat": make_shape("qwen3-tiny"),
 }
+# What a client cannot say through the API of another vendor.
+PARAMETERS = {"chat": {"num_ctx": 2048, "num_thread": 1}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,7 +97,7 @@ def models(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, shape in MODELS.items():
             gguf = folder / f"{name}.gguf"
             make_model(shape, gguf)
-            server.create(name, gguf)
+            server.create(name, gguf, parameters=PARAMETERS.get(name, {}))
             gguf.unlink()
     return folder / "store"
 
