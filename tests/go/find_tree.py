@@ -1,12 +1,13 @@
-"""Prints the newest patched and built tree of the product's cache; exits 1 where there is none."""
+"""Prints the product's native build tree of the default version; exits 1 where it is not built."""
 
 from __future__ import annotations
 
 import sys
 
-from ollama_tiering.patchset.build import built_binaries
+from ollama_tiering.config import DEFAULT_TAG
+from ollama_tiering.patchset.build import BuildOptions, binary_path
 
-binaries = sorted(built_binaries(), key=lambda path: path.stat().st_mtime)
-if not binaries:
+binary = binary_path(BuildOptions(tag=DEFAULT_TAG, cpu="native", cuda="off"))
+if not binary.is_file():
     sys.exit(1)
-print(binaries[-1].parent)
+print(binary.parent)

@@ -25,9 +25,10 @@ func client(t *testing.T) *Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	c.WaitFirst()
-	if !c.Up() {
-		t.Fatalf("the sidecar on %s does not answer", socket)
+	for deadline := time.Now().Add(10 * time.Second); !c.Up(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the sidecar on %s does not answer", socket)
+		}
 	}
 	return c
 }

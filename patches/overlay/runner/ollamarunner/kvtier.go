@@ -15,7 +15,6 @@ import (
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
-	"github.com/ollama/ollama/llm"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/ml/nn/pooling"
 	"github.com/ollama/ollama/model"
@@ -33,6 +32,8 @@ import (
 // kvTier is the tiering of the one model that a runner process holds.
 type kvTier struct {
 	config      kvtier.Config
+	attached    chan struct{} // closed when the model is loaded and what follows is set
+	unsupported string        // why the model can't be tiered
 	client      *kvtier.Client
 	server      *Server
 	cache       *kvcache.Causal
@@ -65,35 +66,49 @@ func tierGuard(hook string) {
 	}
 }
 
-// tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
-func tierAttach(s *Server) {
-	defer tierGuard("attach")
+// loadingTier is the tiering of the model being loaded, until tierAttach takes it.
+var loadingTier atomic.Pointer[kvTier]
+
+// tierConnect begins to look for the sidecar when the loading of weights begins, so that the first request, which often
+// follows the end of it at once, finds it.
+func tierConnect(s *Server) {
+	defer tierGuard("connect")
 	config, ok := kvtier.FromEnv()
 	if !ok {
 		return
 	}
-	t := &kvTier{config: config, server: s, fetches: make(map[*input.Input]*tierFetch), work: newTierQueue()}
-	t.batches.init()
-	reason := t.bind(s)
-	if reason != "" {
-		slog.Warn("kv tiering is off for this model, it runs as in stock Ollama", "reason", reason)
-	} else {
-		slog.Info("kv tiering is on for this model", "layers", len(t.layers), "block_tokens", kvtier.BlockTokens,
-			"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", config.Gate, "socket", config.Socket)
+	t := &kvTier{
+		config: config, server: s, attached: make(chan struct{}),
+		fetches: make(map[*input.Input]*tierFetch), work: newTierQueue(),
 	}
-	ready := make(chan struct{})
-	client, err := kvtier.NewClient(config.Socket, func() { <-ready; t.onSidecarUp(reason) })
+	t.batches.init()
+	client, err := kvtier.NewClient(config.Socket, t.onSidecarUp)
 	if err != nil {
 		slog.Warn("kv tiering is off", "error", err)
 		return
 	}
 	t.client = client
-	if reason == "" {
+	loadingTier.Store(t)
+}
+
+// tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
+func tierAttach(s *Server) {
+	defer tierGuard("attach")
+	t := loadingTier.Swap(nil)
+	if t == nil {
+		return
+	}
+	t.unsupported = t.bind(s)
+	if t.unsupported != "" {
+		slog.Warn("kv tiering is off for this model, it runs as in stock Ollama", "reason", t.unsupported)
+	} else {
+		slog.Info("kv tiering is on for this model", "layers", len(t.layers), "block_tokens", kvtier.BlockTokens,
+			"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", t.config.Gate, "socket", t.config.Socket)
 		activeTier.Store(t)
 		go t.snapshotLoop()
 	}
-	close(ready)
-	client.WaitFirst()
+	close(t.attached)
+	t.client.WaitFirst()
 }
 
 // bind fills in what the model says; it returns why the model can't be tiered.
@@ -159,9 +174,10 @@ func (t *kvTier) layout(rows int) *kvtier.Layout {
 }
 
 // onSidecarUp reports the runner and stores what the slots hold and the sidecar may have missed.
-func (t *kvTier) onSidecarUp(unsupported string) {
-	if unsupported != "" {
-		_ = t.client.Report(t.stats.unsupported(t.server, unsupported))
+func (t *kvTier) onSidecarUp() {
+	<-t.attached
+	if t.unsupported != "" {
+		_ = t.client.Report(t.stats.unsupported(t.server, t.unsupported))
 		return
 	}
 	t.stats.report(t)
@@ -290,7 +306,7 @@ func tierComputeEnd(id int) {
 }
 
 // tierFinished queues the snapshot of a sequence that has ended.
-func tierFinished(seq *Sequence, reason llm.DoneReason) {
+func tierFinished(seq *Sequence) {
 	t := activeTier.Load()
 	if t == nil || seq.cache == nil || seq.embeddingOnly {
 		return
@@ -300,7 +316,7 @@ func tierFinished(seq *Sequence, reason llm.DoneReason) {
 	ts.note(seq.cache.Inputs, t.batches.running())
 	ts.lineage.finished = true
 	t.work.add(ts.lineage)
-	t.stats.request(t, ts, seq, reason)
+	t.stats.request(ts, seq)
 }
 
 // tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.

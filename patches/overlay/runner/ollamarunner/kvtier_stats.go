@@ -11,7 +11,6 @@ import (
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
-	"github.com/ollama/ollama/llm"
 	"github.com/ollama/ollama/version"
 )
 
@@ -86,7 +85,7 @@ func (s *tierStats) lookupTimeout(tokens int) time.Duration {
 }
 
 // request counts a request that has ended and measures prefill.
-func (s *tierStats) request(t *kvTier, ts *tierSlot, seq *Sequence, _ llm.DoneReason) {
+func (s *tierStats) request(ts *tierSlot, seq *Sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	recomputed := ts.prompt - ts.resumed
