@@ -119,15 +119,17 @@ func (t *kvTier) bind(s *Server) string {
 	if pooling.Type(s.model.Backend().Config().Uint("pooling_type")) != pooling.TypeNone {
 		return "embedding model"
 	}
-	if _, ok := s.model.(model.MultimodalProcessor); ok {
-		return "model with image input, not supported yet"
-	}
 	cache, ok := s.cache.cache.(*kvcache.Causal)
-	if !ok {
-		return fmt.Sprintf("cache of type %s, not supported yet", strings.TrimPrefix(fmt.Sprintf("%T", s.cache.cache), "*kvcache."))
+	if _, wrapper := s.cache.cache.(*kvcache.WrapperCache); wrapper {
+		return "several caches in one (sliding window attention or an encoder), not supported yet"
+	} else if !ok {
+		return fmt.Sprintf("cache of type %T, not supported yet", s.cache.cache)
 	}
 	if reason := cache.KVTierUnsupported(); reason != "" {
 		return reason + ", not supported yet"
+	}
+	if _, ok := s.model.(model.MultimodalProcessor); ok {
+		return "model with image input, not supported yet"
 	}
 	backend, ok := s.model.Backend().(interface{ KVTierSync() })
 	if !ok {
