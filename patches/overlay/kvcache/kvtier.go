@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/ollama/ollama/ml"
@@ -60,6 +61,10 @@ func (c *Causal) KVTierUnsupported() string {
 			}
 		}
 	}
+	if c.config.PermutedV && !c.KVTierOnHost() {
+		// One element of V at a time would cross the bus, with the runner's lock held.
+		return "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
+	}
 	return ""
 }
 
@@ -78,6 +83,19 @@ func (c *Causal) KVTierLayers() []KVTierLayer {
 	}
 	slices.SortFunc(layers, func(a, b KVTierLayer) int { return a.Layer - b.Layer })
 	return layers
+}
+
+// KVTierPlacement says of every layer whether its rows lie in host memory (h) or on a device (d).
+func (c *Causal) KVTierPlacement() string {
+	var s strings.Builder
+	for _, l := range c.KVTierLayers() {
+		if c.keys[l.Layer].(KVTierTensor).KVTierHost() != nil {
+			s.WriteByte('h')
+		} else {
+			s.WriteByte('d')
+		}
+	}
+	return s.String()
 }
 
 // KVTierOnHost reports whether the CPU can access all rows directly.

@@ -272,6 +272,9 @@ func TestKVTierLayersAreSortedAndUnsupportedCachesSayWhy(t *testing.T) {
 		"chunked attention":        func(c *Causal) { c.chunkSize = 128 },
 		"quantised K/V cache":      func(c *Causal) { c.DType = ml.DTypeQ80 },
 		"no K/V layers":            func(c *Causal) { clear(c.keys) },
+		"V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)": func(c *Causal) {
+			*c = *tierTestCache(true, false)
+		},
 	} {
 		c := tierTestCache(false, true)
 		change(c)

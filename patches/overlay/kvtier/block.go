@@ -187,9 +187,9 @@ func before(a, b *tierpb.Segment) bool {
 
 // Matches reports why the block is not the one asked for, or nil. tokens are the prompt's from the block's first
 // position on; the first rows of them must be the block's.
-func (b *Block) Matches(ns Namespace, key Key, firstPosition, rows int, tokens []byte, layers []Layer, elemBytes int, dtype string) error {
+func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, tokens []byte, layers []Layer, elemBytes int, dtype string) error {
 	h := b.Header
-	if !bytes.Equal(h.Namespace, ns[:]) || !bytes.Equal(h.Key, key[:]) || int(h.FirstPosition) != firstPosition {
+	if !bytes.Equal(h.Namespace, ns[:]) || !bytes.Equal(h.Key, key[:]) || !bytes.Equal(h.Parent, parent[:]) || int(h.FirstPosition) != firstPosition {
 		return fmt.Errorf("%w: another block (key %x, position %d)", ErrCorrupt, h.Key, h.FirstPosition)
 	}
 	if rows > len(h.Tokens)/4 || len(tokens) < 4*rows || !bytes.Equal(h.Tokens[:4*rows], tokens[:4*rows]) {

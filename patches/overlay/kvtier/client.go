@@ -114,8 +114,11 @@ func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time
 			go c.release(lease)
 		}
 	}
-	for range keys {
+	for i := range len(keys) + 1 {
 		response, err := stream.Recv()
+		if i == len(keys) {
+			break // the end of the stream: the call is complete and its lease stays until it is released
+		}
 		if err != nil {
 			return release, c.result(ctx, err)
 		}
@@ -264,12 +267,12 @@ func (c *Client) probe() {
 		return
 	}
 	go func() {
-		defer c.probing.Store(false)
 		for wait := probeMin; ; wait = min(wait*2, probeMax) {
 			ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 			_, err := c.rpc.Stat(ctx, &tierpb.StatRequest{})
 			cancel()
 			if err == nil {
+				c.probing.Store(false) // before up: a call that fails from now on, even in onUp, starts the next probe
 				c.up.Store(true)
 			}
 			c.once.Do(func() { close(c.first) })
@@ -282,6 +285,7 @@ func (c *Client) probe() {
 			}
 			select {
 			case <-c.done:
+				c.probing.Store(false)
 				return
 			case <-time.After(wait):
 			}

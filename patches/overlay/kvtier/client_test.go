@@ -96,7 +96,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 	if len(has.Blocks) != 3 || has.MatchedTokens != uint64(len(ids)-3) || has.Blocks[2].Rows != 7 || has.Blocks[2].BlockRows != 10 {
 		t.Fatalf("matched %d tokens in %v", has.MatchedTokens, has.Blocks)
 	}
-	seen := 0
+	seen, parents := 0, append([]Key{ns}, keys...)
 	release, err := c.Get(context.Background(), ns, keys, time.Second, func(r *tierpb.GetResponse) error {
 		open := ReadFile
 		if r.Tier == tierpb.Tier_TIER_RAM {
@@ -112,7 +112,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 			return err
 		}
 		rows := min(BlockTokens, len(ids)-seen*BlockTokens)
-		if err := b.Matches(ns, keys[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, 2, "f16"); err != nil {
+		if err := b.Matches(ns, keys[seen], parents[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, 2, "f16"); err != nil {
 			return err
 		}
 		if got := b.Segment(1)[:2]; !bytes.Equal(got, []byte{byte(seen * BlockTokens), 7}) {
@@ -215,5 +215,39 @@ func TestReservationOfABrokenSessionIsReleased(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		session.Close() // without commit
+	}
+}
+
+func TestSidecarThatFailsWhileItComesUpIsFoundAgain(t *testing.T) {
+	client(t) // skips without a sidecar
+	ups := make(chan struct{}, 10)
+	var c *Client
+	ready := make(chan struct{})
+	first := true
+	c, err := NewClient(os.Getenv("KVTIER_TEST_SOCKET"), func() {
+		<-ready
+		if first {
+			first = false
+			ctx, cancel := context.WithTimeout(context.Background(), time.Nanosecond)
+			defer cancel()
+			time.Sleep(time.Millisecond)
+			_, _ = c.Has(ctx, Namespace{}, nil, nil, time.Second) // fails with the deadline
+		}
+		ups <- struct{}{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	close(ready)
+	for range 2 {
+		select {
+		case <-ups:
+		case <-time.After(10 * time.Second):
+			t.Fatal("nobody probes any more")
+		}
+	}
+	if !c.Up() {
+		t.Error("the sidecar answers, yet the client is down")
 	}
 }

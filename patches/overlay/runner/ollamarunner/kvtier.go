@@ -35,6 +35,7 @@ type kvTier struct {
 	attached    chan struct{} // closed when the model is loaded and what follows is set
 	unsupported string        // why the model can't be tiered
 	client      *kvtier.Client
+	up          func() bool // is there a sidecar to store to?
 	server      *Server
 	cache       *kvcache.Causal
 	layers      []kvtier.Layer
@@ -66,6 +67,10 @@ func tierGuard(hook string) {
 	}
 }
 
+// batchesTier is the tiering whose batches are followed. It is never cleared, not even when the tiering fails: who waits
+// for a batch must hear of its end.
+var batchesTier atomic.Pointer[kvTier]
+
 // loadingTier is the tiering of the model being loaded, until tierAttach takes it.
 var loadingTier atomic.Pointer[kvTier]
 
@@ -87,7 +92,7 @@ func tierConnect(s *Server) {
 		slog.Warn("kv tiering is off", "error", err)
 		return
 	}
-	t.client = client
+	t.client, t.up = client, client.Up
 	loadingTier.Store(t)
 }
 
@@ -104,6 +109,7 @@ func tierAttach(s *Server) {
 	} else {
 		slog.Info("kv tiering is on for this model", "layers", len(t.layers), "block_tokens", kvtier.BlockTokens,
 			"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", t.config.Gate, "socket", t.config.Socket)
+		batchesTier.Store(t)
 		activeTier.Store(t)
 		go t.snapshotLoop()
 	}
@@ -147,7 +153,7 @@ func (t *kvTier) bind(s *Server) string {
 		CacheDType:     t.dtype,
 		Layers:         t.layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra:          tierDevices(s),
+		Extra:          tierDevices(s) + ";rows=" + cache.KVTierPlacement(),
 	}.Proto()
 	t.namespace = kvtier.NamespaceOf(t.description)
 	t.slots = make([]tierSlot, len(s.cache.slots))
@@ -158,7 +164,8 @@ func (t *kvTier) bind(s *Server) string {
 	return ""
 }
 
-// tierDevices names what computes the model: K/V of another kind of device differs in its last bits.
+// tierDevices names what computes the model, KVTierPlacement where each layer's rows lie: K/V computed on another kind of
+// device differs in its last bits.
 func tierDevices(s *Server) string {
 	names := []string{}
 	for _, d := range s.model.Backend().BackendDevices() {
@@ -187,6 +194,7 @@ func (t *kvTier) onSidecarUp() {
 	defer t.server.mu.Unlock()
 	for i := range t.slots {
 		t.slots[i].lineage.saved = 0
+		t.slots[i].lineage.refused = false
 		t.work.add(t.slots[i].lineage)
 	}
 }
@@ -269,7 +277,9 @@ func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 	t.quiesce()
 	ts := &t.slots[slot.Id]
 	ts.note(slot.Inputs, nil)
-	ts.discard(t, numKeep)
+	// Not numKeep: when the shift turns out not to be possible, stock empties the slot and computes all of it again, in
+	// other cells.
+	ts.discard(t, 0)
 	ts.taint = min(ts.taint, numKeep)
 }
 
@@ -301,7 +311,7 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 
 // tierComputeEnd is called without a lock when a batch has been computed.
 func tierComputeEnd(id int) {
-	if t := activeTier.Load(); t != nil {
+	if t := batchesTier.Load(); t != nil {
 		defer tierGuard("end")
 		t.batches.end(id)
 	}

@@ -21,17 +21,18 @@ const (
 	// prompt of another request, one may take seconds.
 	tierSettleWait = 500 * time.Millisecond
 
+	// tierGetTimeout bounds the wait for files; a prompt that is computed faster than this does not wait as long.
 	tierGetTimeout = 20 * time.Second
-	tierPeekWait   = 200 * time.Millisecond
 )
 
 // tierFetch is a prompt's stored prefix, in memory and verified.
 type tierFetch struct {
-	first  *input.Input // of the prompt; identifies the request
-	from   int          // first position of blocks[0]
-	rows   int          // positions [from, rows) can be restored
-	blocks []tierFetched
-	report tierpb.RestoreReport
+	first    *input.Input // of the prompt; identifies the request
+	from     int          // first position of blocks[0]
+	rows     int          // positions [from, rows) can be restored
+	expected float64      // seconds that the tier was expected to take
+	blocks   []tierFetched
+	report   tierpb.RestoreReport
 
 	release func() // ends the lease
 	once    sync.Once
@@ -77,7 +78,8 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	}
 	encoded := kvtier.TokenBytes(tokens)
 	start := time.Now()
-	has, err := t.client.Has(ctx, t.namespace, kvtier.Chain(t.namespace, encoded), encoded, t.stats.lookupTimeout(most-memory))
+	chain := kvtier.Chain(t.namespace, encoded)
+	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-memory))
 	if err != nil || len(has.Blocks) == 0 {
 		return nil
 	}
@@ -88,9 +90,9 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	if !t.stats.restorePays(plan.rows-memory, plan.bytes, plan.seconds) {
 		return nil
 	}
-	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, release: func() {}}
+	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, expected: plan.seconds, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
-	t.fetch(ctx, f, plan, encoded)
+	t.fetch(ctx, f, plan, chain, encoded)
 	if f.rows-memory < t.config.MinTokens {
 		f.close()
 		return nil
@@ -102,16 +104,9 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	return f
 }
 
-// inMemory returns how many of the prompt's first tokens the best slot holds. It is a guess, only to avoid needless
-// reading: when the lock is not to be had at once, the guess is 0.
+// inMemory returns how many of the prompt's first tokens the best slot holds, to avoid needless reading.
 func (t *kvTier) inMemory(inputs []*input.Input) int {
-	deadline := time.Now().Add(tierPeekWait)
-	for !t.server.mu.TryLock() {
-		if time.Now().After(deadline) {
-			return 0
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+	t.server.mu.Lock()
 	defer t.server.mu.Unlock()
 	best := int32(0)
 	for i := range t.server.cache.slots {
@@ -155,7 +150,7 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 }
 
 // fetch reads and verifies the planned blocks, several at a time, and sets f.rows to the end of the unbroken run of them.
-func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens []byte) {
+func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) {
 	keys := make([]kvtier.Key, len(plan.blocks))
 	for i, b := range plan.blocks {
 		if len(b.Key) != len(keys[i]) {
@@ -169,7 +164,7 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens
 	slots := make(chan struct{}, tierWorkers())
 	n := 0
 	start := time.Now()
-	release, err := t.client.Get(ctx, t.namespace, keys, tierGetTimeout, func(r *tierpb.GetResponse) error {
+	release, err := t.client.Get(ctx, t.namespace, keys, t.stats.getTimeout(plan.rows-plan.from), func(r *tierpb.GetResponse) error {
 		i := n
 		n++
 		slots <- struct{}{}
@@ -179,7 +174,11 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens
 			defer func() { <-slots }()
 			first := plan.from + i*kvtier.BlockTokens
 			rows := min(kvtier.BlockTokens, plan.rows-first)
-			fetched[i], failed[i] = t.openBlock(r, keys[i], first, rows, tokens[4*first:])
+			parent := t.namespace
+			if first > 0 {
+				parent = chain[first/kvtier.BlockTokens-1]
+			}
+			fetched[i], failed[i] = t.openBlock(r, keys[i], parent, first, rows, tokens[4*first:])
 		}()
 		return nil
 	})
@@ -214,7 +213,7 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, tokens
 }
 
 // openBlock maps or reads one block and checks everything about it before a byte of it is used.
-func (t *kvTier) openBlock(r *tierpb.GetResponse, key kvtier.Key, first, rows int, tokens []byte) (b tierFetched, err error) {
+func (t *kvTier) openBlock(r *tierpb.GetResponse, key, parent kvtier.Key, first, rows int, tokens []byte) (b tierFetched, err error) {
 	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -237,7 +236,7 @@ func (t *kvTier) openBlock(r *tierpb.GetResponse, key kvtier.Key, first, rows in
 	if b.block, err = kvtier.Open(b.file.Data); err != nil {
 		return b, err
 	}
-	if err = b.block.Matches(t.namespace, key, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
+	if err = b.block.Matches(t.namespace, key, parent, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
 		return b, err
 	}
 	start := time.Now()

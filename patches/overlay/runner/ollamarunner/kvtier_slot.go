@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// tierCatchUpBytes bounds what is copied, under the lock, of content that is about to be lost.
+	// tierCatchUpBytes bounds what is copied, under the lock, of content that is about to be lost, and the memory of all
+	// such copies that are not stored yet.
 	tierCatchUpBytes = 256 << 20
 
 	// tierProgressTokens is how many new rows of a prompt in progress are worth a snapshot of their own, so that a
@@ -47,6 +48,7 @@ type tierLineage struct {
 	tail       int          // rows, when a tail block has been added
 	progressAt int          // rows from which on another snapshot of a prompt in progress is due
 	present    int32        // rows still in the slot's cells
+	refused    bool         // a finished content that the store did not take
 	finished   bool         // no more rows will come: the tail may be stored
 	closed     bool         // it is no longer the slot's content: blocks is all that is left to do
 	after      []int        // batches that must have been computed before the rows are read
@@ -108,8 +110,8 @@ func (ts *tierSlot) progress(t *kvTier, inputs []*input.Input, after []int) {
 
 // load starts a new lineage after a request has been given the slot: rows up to resumed are in the cells.
 func (ts *tierSlot) load(memory, resumed, prompt int32) {
-	if resumed <= ts.taint {
-		ts.taint = tierNoTaint
+	if memory <= ts.taint {
+		ts.taint = tierNoTaint // what a restore added is exact
 	}
 	if resumed > memory {
 		ts.lineage.saved = wholeRows(int(resumed)) // they came from the store
@@ -123,25 +125,42 @@ func (ts *tierSlot) load(memory, resumed, prompt int32) {
 func (ts *tierSlot) discard(t *kvTier, keep int32) {
 	current := ts.lineage
 	current.finished = true
-	current.plan(t)
+	if t.up() && !current.refused {
+		current.plan(t)
+	}
 	current.closed = true
 	ts.lineage = newTierLineage(ts.id)
 	ts.computed = 0
 
 	ts.older = append(ts.older, current)
 	ts.older = slices.DeleteFunc(ts.older, func(l *tierLineage) bool { return len(l.blocks) == 0 })
-	budget := tierCatchUpBytes
+	budget := tierCatchUpBytes - t.held()
 	for _, l := range ts.older {
 		if l.atRisk(keep) {
-			t.batches.wait(l.after)
-			if !t.onHost {
-				t.sync()
+			if t.onHost {
+				t.batches.wait(l.after)
+			} else {
+				t.quiesce()
 			}
 			budget = t.catchUp(l, keep, budget)
 		}
 		l.present = min(l.present, keep)
 		t.work.add(l)
 	}
+}
+
+// held is the memory of copies that still wait to be stored.
+func (t *kvTier) held() (bytes int) {
+	for i := range t.slots {
+		for _, l := range t.slots[i].older {
+			for _, b := range l.blocks {
+				if b.copied {
+					bytes += len(b.file)
+				}
+			}
+		}
+	}
+	return bytes
 }
 
 // atRisk reports whether blocks lose rows when the slot keeps only the first of them.

@@ -111,17 +111,13 @@ func (t *kvTier) snapshot(l *tierLineage) error {
 		// The next snapshot of this content starts again from the first that is not stored.
 		l.saved = min(l.saved, wholeRows(blocks[done].first))
 		l.tail = 0
+		l.refused = l.finished
 	}
 	return err
 }
 
 // store writes blocks in order and returns how many of them, from the first on, the store has.
 func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done int, err error) {
-	session, err := t.client.Put(t.namespace, t.description, tierPutTimeout)
-	if err != nil {
-		return 0, err
-	}
-	defer session.Close()
 	t.batches.wait(after)
 	for done < len(blocks) {
 		n, bytes := 0, 0
@@ -129,7 +125,7 @@ func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done i
 			bytes += blocks[done+n].layout.FileBytes
 			n++
 		}
-		stored, err := t.storeSome(session, l, blocks[done:done+n])
+		stored, err := t.storeSome(l, blocks[done:done+n])
 		done += stored
 		if err != nil || stored < n {
 			return done, err
@@ -139,7 +135,12 @@ func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done i
 }
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
-func (t *kvTier) storeSome(session *kvtier.PutSession, l *tierLineage, blocks []*tierBlock) (done int, err error) {
+func (t *kvTier) storeSome(l *tierLineage, blocks []*tierBlock) (done int, err error) {
+	session, err := t.client.Put(t.namespace, t.description, tierPutTimeout)
+	if err != nil {
+		return 0, err
+	}
+	defer session.Close()
 	claims := make([]*tierpb.BlockClaim, len(blocks))
 	for i, b := range blocks {
 		claims[i] = &tierpb.BlockClaim{Key: b.key[:], Parent: b.parent[:], FileBytes: uint64(b.layout.FileBytes), Tail: b.rows < kvtier.BlockTokens}
@@ -197,6 +198,12 @@ func (t *kvTier) fill(l *tierLineage, blocks []*tierBlock) {
 func (t *kvTier) fillSome(l *tierLineage, blocks []*tierBlock) []*tierBlock {
 	t.server.mu.Lock()
 	defer t.server.mu.Unlock()
+	if activeTier.Load() != t { // it has failed: nobody says any more what becomes of the rows
+		for _, b := range blocks {
+			b.lost = b.lost || !b.copied
+		}
+		return nil
+	}
 	if !t.onHost {
 		t.quiesce()
 	}

@@ -18,6 +18,9 @@ const (
 	// tierRateTokens is the least number of recomputed tokens whose time says something about the speed of prefill.
 	tierRateTokens = 32
 
+	// tierFullBatch is how many say all about it: small batches leave a device idle.
+	tierFullBatch = 512
+
 	// tierLookupShare of the time that computing the tokens would take may be spent on asking for them, at most
 	// tierLookupMost: on a machine whose cores are all busy the sidecar may need longer than usual to answer.
 	tierLookupShare = 0.05
@@ -68,6 +71,8 @@ func (s *tierStats) restorePays(tokens int, bytes uint64, tierSeconds float64) b
 	pays := restore < recompute
 	if !pays {
 		s.counts.SkippedByGate++
+		// What is never tried is never measured again: drift back to the default.
+		s.copyRate = rate + max(tierDefaultCopyRate-rate, 0)/16
 	}
 	slog.Debug("kv tiering gate", "tokens", tokens, "restore_seconds", restore, "recompute_seconds", recompute, "restore", pays)
 	return pays
@@ -84,6 +89,16 @@ func (s *tierStats) lookupTimeout(tokens int) time.Duration {
 	return min(max(share, kvtier.LookupTimeout), tierLookupMost)
 }
 
+// getTimeout is how long the files of so many tokens may take: not much longer than computing the tokens.
+func (s *tierStats) getTimeout(tokens int) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.prefillRate == 0 {
+		return tierGetTimeout
+	}
+	return min(max(seconds(float64(tokens)/s.prefillRate), time.Second), tierGetTimeout)
+}
+
 // request counts a request that has ended and measures prefill.
 func (s *tierStats) request(ts *tierSlot, seq *Sequence) {
 	s.mu.Lock()
@@ -98,8 +113,8 @@ func (s *tierStats) request(ts *tierSlot, seq *Sequence) {
 		rate := float64(recomputed) / seconds
 		if s.prefillRate == 0 {
 			s.prefillRate = rate
-		} else {
-			s.prefillRate += (rate - s.prefillRate) / 4
+		} else if rate > s.prefillRate || recomputed >= tierFullBatch {
+			s.prefillRate += (rate - s.prefillRate) / 4 // a small batch says only that prefill is not slower
 		}
 		s.counts.PrefillTokensPerSecond = s.prefillRate
 	}
@@ -110,8 +125,14 @@ func (s *tierStats) restored(f *tierFetch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts.LastRestore = proto.Clone(&f.report).(*tierpb.RestoreReport)
-	if seconds := f.report.FetchSeconds + f.report.CopySeconds; seconds > 0 {
-		s.copyRate = float64(f.report.Bytes) / seconds
+	// The gate adds what the tier is expected to take: it must not be in here as well.
+	if own := max(f.report.FetchSeconds-f.expected, 0) + f.report.CopySeconds; own > 0 {
+		rate := float64(f.report.Bytes) / own
+		if s.copyRate == 0 {
+			s.copyRate = rate
+		} else {
+			s.copyRate += (rate - s.copyRate) / 4
+		}
 	}
 }
 

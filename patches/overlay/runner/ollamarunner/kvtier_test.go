@@ -98,7 +98,7 @@ func tierFake(t *testing.T, slots int) *kvTier {
 	}
 	t.Cleanup(client.Close)
 	tier := &kvTier{
-		config: kvtier.Config{MinTokens: 1, Snapshot: true, Gate: kvtier.GateRestore}, client: client, server: s, cache: cache,
+		config: kvtier.Config{MinTokens: 1, Snapshot: true, Gate: kvtier.GateRestore}, client: client, up: func() bool { return true }, server: s, cache: cache,
 		elemBytes: 2, dtype: "f16", onHost: true, sync: func() {}, work: newTierQueue(),
 		fetches: make(map[*input.Input]*tierFetch), namespace: kvtier.Namespace{1},
 	}
@@ -110,6 +110,7 @@ func tierFake(t *testing.T, slots int) *kvTier {
 		tier.slots = append(tier.slots, newTierSlot(i))
 	}
 	activeTier.Store(tier)
+	batchesTier.Store(tier)
 	t.Cleanup(func() { activeTier.Store(nil) })
 	return tier
 }
@@ -184,7 +185,8 @@ func TestTierNothingBeyondNumKeepIsPublishedAfterAShift(t *testing.T) {
 		t.Fatalf("what was exact before the shift is not saved: %v", before)
 	}
 	for _, b := range before[0].blocks {
-		if b.first+b.rows > 70 && !b.copied {
+		// all of them, also those before 70: a shift that fails empties the slot
+		if !b.copied {
 			t.Errorf("block at %d was not copied before the shift", b.first)
 		}
 	}
@@ -210,6 +212,44 @@ func TestTierNothingBeyondNumKeepIsPublishedAfterAShift(t *testing.T) {
 	ts.load(70, 70, 400)
 	if ts.taint != tierNoTaint {
 		t.Errorf("taint %d after everything tainted was discarded", ts.taint)
+	}
+}
+
+func TestTierRestoreOverATaintedRestOfASlotIsExact(t *testing.T) {
+	tier := tierFake(t, 1)
+	ts := &tier.slots[0]
+	ts.taint = 4
+	ts.load(3, 500, 600) // 3 rows shared with what was shifted, 497 from the store
+	if ts.taint != tierNoTaint {
+		t.Errorf("taint %d: nothing of this conversation would be stored any more", ts.taint)
+	}
+}
+
+func TestTierNothingIsCopiedWhenNothingCanBeStored(t *testing.T) {
+	tier := tierFake(t, 1)
+	tier.up = func() bool { return false }
+	tier.fillSlot(0, tierInputs(0, 200), 0)
+	ts := &tier.slots[0]
+	ts.note(tier.server.cache.slots[0].Inputs, nil)
+	ts.discard(tier, 0)
+	if len(ts.older) != 0 {
+		t.Errorf("%d contents kept without a sidecar", len(ts.older))
+	}
+}
+
+func TestTierCopiesWaitingToBeStoredAreBoundedInAll(t *testing.T) {
+	tier := tierFake(t, 1)
+	ts := &tier.slots[0]
+	block := tier.layout(64).FileBytes
+	ts.older = []*tierLineage{{blocks: []*tierBlock{{copied: true, layout: tier.layout(64), file: make([]byte, tierCatchUpBytes-block)}}}}
+	tier.fillSlot(0, tierInputs(0, 256), 0)
+	ts.note(tier.server.cache.slots[0].Inputs, nil)
+	current := ts.lineage
+	ts.discard(tier, 0)
+	for i, b := range current.blocks {
+		if b.copied != (i == 0) || b.lost != (i > 0) {
+			t.Errorf("block %d: copied=%v lost=%v", i, b.copied, b.lost)
+		}
 	}
 }
 
