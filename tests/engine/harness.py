@@ -1,8 +1,8 @@
 """Real processes for the engine tests: the patched Ollama and the sidecar, in folders of their own.
 
-`Server` and `Sidecar` are context managers; each starts one process in a session of its own and ends
-it, by pid, when left. Everything is on loopback or a Unix socket. One printable character is one
-token (`ollama_tiering.models.vocab`), so lengths of prompts are numbers of tokens.
+`Server` and `Sidecar` are context managers; each starts one process in a session of its own and
+ends it, by pid, when left. Everything is on loopback or a Unix socket. One printable character is
+one token (`ollama_tiering.models.vocab`), so lengths of prompts are numbers of tokens.
 
 Greedy answers are compared with what the same engine gives at the same resume position from memory,
 bit for bit: a cold run differs from a hit in the last bits by stock's own nature.
@@ -103,15 +103,14 @@ def wait_until(what: str, done: Callable[[], Any], timeout_seconds: float = 20.0
 
 def assert_same(got: Result, reference: Result, what: object = "") -> None:
     """Bit for bit: tokens, their logprobs, the top logprobs, and where the prompt was resumed."""
-    assert got.resumed == reference.resumed, f"{what}: resumed at {got.resumed}, not {reference.resumed}"
+    where = f"{what}: resumed at {got.resumed}, not {reference.resumed}"
+    assert got.resumed == reference.resumed, where
     assert got.text == reference.text, f"{what}: {got.text!r} instead of {reference.text!r}"
     for step, (mine, theirs) in enumerate(zip(got.logprobs, reference.logprobs, strict=True)):
         assert mine == theirs, f"{what}: token {step} differs: {mine} instead of {theirs}"
 
 
-def in_memory(
-    server: Server, model: str, prompt: str, resumed: int, **options: Any
-) -> Result:
+def in_memory(server: Server, model: str, prompt: str, resumed: int, **options: Any) -> Result:
     """A server's own answer when memory holds just so many of the prompt's tokens; 0 is cold."""
     other = prompt[resumed:]
     if resumed < len(prompt) - 1:
@@ -321,7 +320,9 @@ class Server(_Process):
     def post(self, path: str, **request: Any) -> dict[str, Any]:
         response = self.http.post(self.url + path, **request)
         if response.status_code >= 400:
-            raise AssertionError(f"{path}: {response.status_code} {response.text}\n{self.log_tail()}")
+            raise AssertionError(
+                f"{path}: {response.status_code} {response.text}\n{self.log_tail()}"
+            )
         return response.json() if response.content else {}
 
     def body(

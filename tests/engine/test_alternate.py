@@ -34,7 +34,7 @@ def hits(server: Server) -> tuple[Result, Result]:
 
 
 def alternate(server: Server, rounds: int) -> list[Result]:
-    """Answers to SHORT, LONG, SHORT, …; each request leaves as soon as the answer before is read."""
+    """Answers to SHORT, LONG, SHORT, …; each request leaves when the answer before is read."""
     bodies = [json.dumps(server.body("slow", prompt, **OPTIONS)) for prompt in (SHORT, LONG)]
     before = len(server.loads())
     answers: list[bytes] = []
@@ -79,7 +79,7 @@ def differing_in_turn(
 def test_prompts_that_take_turns_without_a_pause_get_their_in_memory_answers(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, fa: int
 ) -> None:
-    assert differing_in_turn(binary, models, tmp_path, sidecar, fa, rounds=20) == []
+    assert differing_in_turn(binary, models, tmp_path, sidecar, fa, rounds=12) == []
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_two_hundred_turns_without_a_pause_get_their_in_memory_answers(
 def test_without_the_rule_the_same_turns_give_wrong_answers(
     no_pending_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    wrong = differing_in_turn(no_pending_binary, models, tmp_path, sidecar, 1, rounds=20)
+    wrong = differing_in_turn(no_pending_binary, models, tmp_path, sidecar, 1, rounds=12)
     assert wrong, "the tests above would not see the hazard"
 
 
@@ -136,11 +136,11 @@ def take_turns_in_the_runner(server: Server, rounds: int) -> tuple[list[Result],
 def test_requests_that_wait_for_the_slot_get_their_in_memory_tokens(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    """Where a restore has to go around a cell, attention sums in another order: not the same bits."""
+    """A restore that goes around a cell makes attention sum in another order: not the same bits."""
     with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
         expected = hits(server)
         sidecar.settle(server, "slow")
-        answers = take_turns_in_the_runner(server, rounds=20)
+        answers = take_turns_in_the_runner(server, rounds=12)
         assert len(server.restores()) > 5, "too few were restored to say anything"
     for reference, mine in zip(expected, answers, strict=True):
         for answer in mine:

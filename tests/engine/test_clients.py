@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ollama
 import openai
@@ -26,14 +27,14 @@ def ask_ollama(url: str, messages: Messages) -> str:
     options = {"temperature": 0, "seed": 1, "num_predict": 16}
     stream = client.chat("chat", messages, stream=True, options=options)
     parts = [part.message.content or "" for part in stream]
-    client.close()
+    client.close()  # type: ignore[no-untyped-call]
     assert len(parts) > 2, "not streamed"
     return "".join(parts)
 
 
 def ask_openai(url: str, messages: Messages) -> str:
     with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        stream = client.chat.completions.create(
+        stream: Any = client.chat.completions.create(
             model="chat",
             messages=messages,  # type: ignore[arg-type]
             stream=True,
@@ -46,7 +47,9 @@ def ask_openai(url: str, messages: Messages) -> str:
     return "".join(parts)
 
 
-def conversation(server: Server, ask: Ask, between: Callable[[], None]) -> tuple[Messages, list[int]]:
+def conversation(
+    server: Server, ask: Ask, between: Callable[[], None]
+) -> tuple[Messages, list[int]]:
     """All messages, and from which position each turn was computed."""
     messages: Messages = [{"role": "system", "content": text(120, "system")}]
     before = len(server.loads())

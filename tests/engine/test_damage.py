@@ -19,7 +19,16 @@ from ollama_tiering.store import blockfile
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.engine.conftest import make_fast
-from tests.engine.harness import BLOCK_TOKENS, Result, Server, Sidecar, assert_same, in_memory, text, wait_until
+from tests.engine.harness import (
+    BLOCK_TOKENS,
+    Result,
+    Server,
+    Sidecar,
+    assert_same,
+    in_memory,
+    text,
+    wait_until,
+)
 
 TOKENS = 300
 DAMAGED = 2  # the third block of five
@@ -51,7 +60,10 @@ class Rig:
             meta = blockfile.read_meta(blockfile.buffer_reader(data), len(data))
             first = block * BLOCK_TOKENS
             tokens = list(prompt[first : first + BLOCK_TOKENS].encode())
-            held = [int.from_bytes(meta.tokens[i : i + 4], "little") for i in range(0, len(meta.tokens), 4)]
+            held = [
+                int.from_bytes(meta.tokens[i : i + 4], "little")
+                for i in range(0, len(meta.tokens), 4)
+            ]
             if meta.first_position == first and held[: len(tokens)] == tokens:
                 found.append(file)
         assert len(found) == 2, "one in RAM, one on disk"
@@ -62,9 +74,7 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(
-    binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
+def rig(binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder, fast = tmp_path_factory.mktemp("damage"), make_fast()
     env = {"OLLAMA_FLASH_ATTENTION": 1}
     try:

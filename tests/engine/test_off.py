@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def _open_paths(server: Server) -> set[str]:
     found = set()
     for pid in [server.pid, *server.runners()]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(fd)
+            target = str(fd.readlink())
             if not target.startswith(("pipe:", "socket:", "anon_inode:", "/dev/null", "/sys/")):
                 found.add(target)
     return found
@@ -40,24 +39,18 @@ def _files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("flash_attention", [0, 1])
-@pytest.mark.parametrize("setting", [None, "", "0", "false"])
 def test_patched_with_tiering_off_gives_the_logprobs_of_stock(
-    binary: Path,
-    stock_binary: Path,
-    models: Path,
-    tmp_path: Path,
-    flash_attention: int,
-    setting: str | None,
+    binary: Path, stock_binary: Path, models: Path, tmp_path: Path, flash_attention: int
 ) -> None:
     env = {"OLLAMA_FLASH_ATTENTION": str(flash_attention)}
     with Server(stock_binary, tmp_path / "stock", models, env=env) as stock:
         expected = _session(stock)
-    if setting is not None:
-        env["OLLAMA_KV_TIERING"] = setting
-    with Server(binary, tmp_path / "patched", models, env=env) as patched:
-        answers = _session(patched)
-    for step, (answer, reference) in enumerate(zip(answers, expected, strict=True)):
-        assert_same(answer, reference, f"request {step}")
+    for setting in (None, "", "0", "false"):
+        off = env if setting is None else env | {"OLLAMA_KV_TIERING": setting}
+        with Server(binary, tmp_path / f"patched-{setting}", models, env=off) as patched:
+            answers = _session(patched)
+        for step, (answer, reference) in enumerate(zip(answers, expected, strict=True)):
+            assert_same(answer, reference, f"OLLAMA_KV_TIERING={setting!r}, request {step}")
 
 
 def test_patched_with_tiering_off_opens_no_socket_and_touches_no_file(

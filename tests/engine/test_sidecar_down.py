@@ -159,9 +159,7 @@ def test_sidecar_that_hangs_costs_its_time_once_and_tiering_resumes(
             stored(server, sidecar, prompt)
         assert hanging.added_seconds < ONCE_SECONDS
         server.generate("g2", text(80, "displaces"))
-        assert_same(
-            server.generate("g2", prompt), in_memory(reference, "g2", prompt, TOKENS - 1)
-        )
+        assert_same(server.generate("g2", prompt), in_memory(reference, "g2", prompt, TOKENS - 1))
 
 
 def test_unloading_does_not_wait_for_a_sidecar_that_hangs(

@@ -1,9 +1,9 @@
 """Two models, four slots, shared prefixes, cancellations, context shifts, tiers that overflow.
 
-What is answered under all of this is compared with a server without tiering, one request at a time,
-resumed at the same position. There the batches and the cells are others, so the last bits may be:
-tokens are the same but where two were as good as equal, and logprobs are the same but for noise that
-is far smaller than what one wrong row makes. Bit by bit is test_restore.py's business.
+What is answered under all of this is compared with a server without tiering, one request at a
+time, resumed at the same position. There the batches and the cells are others, so the last bits may
+be: tokens are the same but where two were as good as equal, and logprobs are the same but for noise
+that stock shows too. Bit by bit is test_restore.py's business.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class BudgetWatch:
                 (self.sidecar.ram_dir, RAM_BYTES),
                 (self.sidecar.local_dir, LOCAL_BYTES),
             ):
-                if (used := disk_bytes(folder)) > budget:
+                # A file may go and another come while one looks: only what stays is too much.
+                used = [disk_bytes(folder) for _ in range(3)]
+                if min(used) > budget:
                     self.broken.append(f"{folder}: {used} of {budget}")
 
 
@@ -131,8 +133,8 @@ def disagreement(got: Result, reference: Result, steps: int, noise: float) -> st
 @pytest.fixture
 def small_sidecar(tmp_path: Path, fast: Path) -> Iterator[Sidecar]:
     gib = 1 << 30
-    budgets = {"ram_gb": RAM_BYTES / gib, "local_gb": LOCAL_BYTES / gib}
-    with Sidecar(tmp_path / "sidecar", fast, **budgets) as sidecar:
+    folder = tmp_path / "sidecar"
+    with Sidecar(folder, fast, ram_gb=RAM_BYTES / gib, local_gb=LOCAL_BYTES / gib) as sidecar:
         yield sidecar
 
 
@@ -146,9 +148,7 @@ def storm(
     }
     sent = requests(count, seed=multiuser)
     parallel = env | {"OLLAMA_NUM_PARALLEL": 4}
-    with Server(
-        binary, folder / "tested", models, socket=sidecar.socket, env=parallel
-    ) as server:
+    with Server(binary, folder / "tested", models, socket=sidecar.socket, env=parallel) as server:
         for model in ("g2", "g5"):
             server.generate(model, "loads the model", num_ctx=CONTEXT)
         runners = server.runners().keys()
@@ -177,9 +177,7 @@ def storm(
             compared += 1
             length = len(request.prompt)
             options = {"predict": request.predict, "num_ctx": CONTEXT}
-            expected = in_memory(
-                reference, request.model, request.prompt, used[length], **options
-            )
+            expected = in_memory(reference, request.model, request.prompt, used[length], **options)
             # Cells that slots share can't be shifted: stock computes anew, the reference shifts.
             steps = CONTEXT - length if multiuser else request.predict
             if found := disagreement(answer, expected, steps, NOISE[fa]):
@@ -192,7 +190,7 @@ def storm(
 def test_answers_of_four_slots_under_load_are_those_of_one_at_a_time(
     binary: Path, models: Path, tmp_path: Path, small_sidecar: Sidecar, multiuser: int
 ) -> None:
-    storm(binary, models, tmp_path, small_sidecar, multiuser, fa=0, count=40)
+    storm(binary, models, tmp_path, small_sidecar, multiuser, fa=0, count=30)
 
 
 @pytest.mark.slow
