@@ -85,15 +85,23 @@ class Generated:
 class Api:
     """Calls to one server. Thread-safe: each call opens its own connection."""
 
-    def __init__(self, address: Address, *, timeout: float = 900.0) -> None:
+    def __init__(self, address: Address, *, timeout: float = 7200.0) -> None:
         self._url = address.url
         self._timeout = timeout
 
     @contextmanager
     def _client(self, timeout: float | None = None) -> Iterator[httpx.Client]:
         limits = httpx.Timeout(timeout or self._timeout, connect=_CONNECT_SECONDS)
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=limits) as client:
-            yield client
+        try:
+            with httpx.Client(base_url=self._url, trust_env=False, timeout=limits) as client:
+                yield client
+        except httpx.ReadTimeout as error:
+            if timeout is not None:
+                raise  # the caller asked for a short one
+            raise ServiceError(
+                f"{self._url}: no answer within {self._timeout:.0f} s",
+                hint="look at the server's log; a prompt this long may be too much for this machine",
+            ) from error
 
     def version(self) -> str | None:
         """None where no Ollama answers."""
