@@ -100,7 +100,7 @@ class Api:
                 raise  # the caller asked for a short one
             raise ServiceError(
                 f"{self._url}: no answer within {self._timeout:.0f} s",
-                hint="look at the server's log; a prompt this long may be too much for this machine",
+                hint="look at the server's log; the prompt may be too long for this machine",
             ) from error
 
     def version(self) -> str | None:
