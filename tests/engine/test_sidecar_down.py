@@ -100,8 +100,10 @@ class Pairs:
 
 def assert_nothing_added(server: Server, reference: Server, seed: object) -> None:
     pairs = Pairs(server, reference)
-    for number in range(15):
+    for number in range(90):
         pairs.ask((seed, number))
+        if number >= 15 and pairs.added_seconds < 0.015:
+            return  # on a busy machine the best times take more tries to show; a real cost stays
     assert pairs.added_seconds < 0.015
 
 
