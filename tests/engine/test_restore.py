@@ -27,6 +27,7 @@ from tests.engine.harness import (
     Server,
     Sidecar,
     assert_same,
+    in_memory,
     text,
 )
 
@@ -251,3 +252,33 @@ def test_an_answer_after_a_restored_one_is_the_in_memory_answer(rig: Rig, model:
             prompt += reference.text + text(45, prompt)
 
     until_heard(converse)
+
+
+@pytest.mark.parametrize(("rig", "model"), SETUPS[::2], indirect=["rig"])
+def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
+    rig: Rig, model: str
+) -> None:
+    context, keep, predict = 2048, 4, 70
+
+    def shift(attempt: int) -> None:
+        prompt = text(context - 40, ("shift", attempt))
+        rig.reference.generate(model, prompt)
+        expected = rig.reference.generate(model, prompt, predict=predict)
+        rig.server.generate(model, prompt)
+        rig.displace(model, ("shift", attempt))
+        rig.server.unload(model)
+        rig.check("shift", expected, model, prompt, predict=predict)
+        assert rig.server.log_text().count("context limit hit - shifting") > attempt
+
+        # What is in the slot now: K/V that saw tokens which are gone. In memory stock goes on with
+        # it; it must not come back from the store.
+        rig.sidecar.settle(rig.server, model)
+        rig.server.unload(model)
+        discarded = (context - keep) // 2
+        left = prompt[:keep] + (prompt + expected.text)[keep + discarded : -1]
+        assert rig.reference.generate(model, left).resumed > context // 3
+        answer = rig.server.generate(model, left)
+        assert answer.resumed <= keep
+        assert_same(answer, in_memory(rig.reference, model, left, answer.resumed))
+
+    until_heard(shift)

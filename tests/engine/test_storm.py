@@ -178,8 +178,9 @@ def storm(
             length = len(request.prompt)
             options = {"predict": request.predict, "num_ctx": CONTEXT}
             expected = in_memory(reference, request.model, request.prompt, used[length], **options)
-            # Cells that slots share can't be shifted: stock computes anew, the reference shifts.
-            steps = CONTEXT - length if multiuser else request.predict
+            # After a shift stock itself is not the same under load as alone: shared cells are
+            # computed anew instead, for one. test_restore.py has shifts, one request at a time.
+            steps = CONTEXT - length
             if found := disagreement(answer, expected, steps, NOISE[fa]):
                 wrong.append(f"{request.model}, {length} from {used[length]}: {found}")
     print(f"{compared} compared, {restores} restores, {shifts} shifts, {evicted} evicted")
