@@ -117,7 +117,7 @@ def in_memory(server: Server, model: str, prompt: str, resumed: int, **options: 
         differs = "\n" if prompt[resumed] != "\n" else "\t"
         other = differs + text(len(prompt), "other")
     before = (prompt[:resumed] + other)[: len(prompt)]
-    server.generate(model, before, **options | {"predict": 2})
+    server.generate(model, before, **options | {"predict": 1})
     answer = server.generate(model, prompt, **options)
     assert answer.resumed == resumed
     return answer
