@@ -1,8 +1,10 @@
 """Binaries, models and folders for the engine tests.
 
-OLLAMA_TIERING_TEST_BINARY     a patched ollama; else it is built from the product's source cache
-OLLAMA_TIERING_TEST_STOCK      stock ollama of the same tag, built with the same flags
-OLLAMA_TIERING_TEST_NO_PENDING the patched ollama built with -tags kvtier_no_pending_rule
+OLLAMA_TIERING_TEST_BINARY      a patched ollama
+OLLAMA_TIERING_TEST_STOCK       stock ollama of the same tag, built with the same flags
+OLLAMA_TIERING_TEST_NO_PENDING  the patched ollama built with -tags kvtier_no_pending_rule
+
+What is not given is built from the product's source cache; where that is empty, tests are skipped.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ollama_tiering import config
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
@@ -55,38 +57,38 @@ def _given(variable: str) -> Path | None:
     return binary
 
 
-@pytest.fixture(scope="session")
-def binary() -> Path:
-    """The patched Ollama."""
-    if given := _given("OLLAMA_TIERING_TEST_BINARY"):
+def _built(variable: str, what: str, **options: Any) -> Path:
+    """The binary that the variable names, else the product's own build of it."""
+    if given := _given(variable):
         return given
     patchset, cache = manifest.load(), SourceCache()
-    if not cache.has(config.DEFAULT_TAG):
+    wanted = build.BuildOptions(cpu="native", cuda="off", **options)
+    if not cache.has(wanted.tag):
         pytest.skip(
-            f"no patched ollama: {config.DEFAULT_TAG} is not in the source cache {cache.root} "
-            "(run `tiering fetch`) and OLLAMA_TIERING_TEST_BINARY is not set"
+            f"no {what}: {variable} is not set and {wanted.tag} is not in the source cache "
+            f"{cache.root} (run `tiering fetch`)"
         )
     try:
-        return build.build(build.BuildOptions(cpu="native", cuda="off"), patchset, cache, Report())
+        return build.build(wanted, patchset, cache, Report())
     except MissingTool as missing:
-        pytest.skip(f"no patched ollama: {missing}")
+        pytest.skip(f"no {what}: {missing}")
+
+
+@pytest.fixture(scope="session")
+def binary() -> Path:
+    return _built("OLLAMA_TIERING_TEST_BINARY", "patched ollama")
 
 
 @pytest.fixture(scope="session")
 def stock_binary() -> Path:
-    if given := _given("OLLAMA_TIERING_TEST_STOCK"):
-        return given
-    pytest.skip("no stock ollama to compare with: OLLAMA_TIERING_TEST_STOCK is not set")
+    return _built("OLLAMA_TIERING_TEST_STOCK", "stock ollama to compare with", stock=True)
 
 
 @pytest.fixture(scope="session")
 def no_pending_binary() -> Path:
-    if given := _given("OLLAMA_TIERING_TEST_NO_PENDING"):
-        return given
-    pytest.skip(
-        "no ollama without the rule under test: OLLAMA_TIERING_TEST_NO_PENDING is not set "
-        "(a build with -tags kvtier_no_pending_rule)"
-    )
+    """A patched Ollama whose restores do not know of batches that are built or being computed."""
+    tags = ("kvtier_no_pending_rule",)
+    return _built("OLLAMA_TIERING_TEST_NO_PENDING", "ollama without the rule", go_tags=tags)
 
 
 @pytest.fixture(scope="session")
