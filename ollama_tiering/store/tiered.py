@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _SAMPLES_PER_LEASE: Final = 4
+REMOVE_WAIT_SECONDS: Final = 1.0
 
 
 class TieredStore:
@@ -192,23 +193,41 @@ class TieredStore:
         session.close()
 
     def remove_seq(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> tuple[int, int]:
-        """Drops the end of a chain up to what another sequence needs; (blocks, bytes) removed."""
+        """Drops the end of a chain up to what another sequence needs; (blocks, bytes) removed.
+
+        A block that is just being written down is waited for; one that stays leased ends it.
+        """
+        removed = freed_bytes = 0
+        deadline = time.monotonic() + REMOVE_WAIT_SECONDS
+        while True:
+            blocks, stored_bytes, pinned = self._remove_end(namespace, keys)
+            removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
+            if not pinned or time.monotonic() >= deadline:
+                return removed, freed_bytes
+            time.sleep(0.01)
+
+    def _remove_end(
+        self, namespace: NamespaceId, keys: Sequence[BlockKey]
+    ) -> tuple[int, int, bool]:
+        """Blocks and bytes removed, and whether a pinned block ended it."""
         state = self._state
         doomed: list[Doomed] = []
         removed = 0
+        pinned = False
         with state.lock:
             state.expire()
             for key in reversed(keys):
                 record = state.tree.get(key)
                 if record is None or record.namespace != namespace:
                     continue
-                if state.tree.child_count(key) or state.pinned(key):
+                pinned = state.pinned(key)
+                if state.tree.child_count(key) or pinned:
                     break
                 levels = [state.levels[index] for index in sorted(record.levels)]
                 doomed += [d for level in levels if (d := state.drop_copy(level, key))]
                 removed += 1
         room.unlink(state, doomed)
-        return removed, sum(one.claim.reserved_bytes for one in doomed)
+        return removed, sum(one.claim.reserved_bytes for one in doomed), pinned
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
         """Reads the block again; True when a copy of it was damaged and is quarantined now."""
