@@ -347,7 +347,7 @@ class RunnerReport(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
-    __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds")
+    __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +355,7 @@ class RestoreReport(_message.Message):
     VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMCPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMCPY_ALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     bytes: int
     lookup_seconds: float
@@ -362,7 +363,8 @@ class RestoreReport(_message.Message):
     verify_seconds: float
     copy_seconds: float
     memcpy_seconds: float
-    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., memcpy_seconds: _Optional[float] = ...) -> None: ...
+    memcpy_all_seconds: float
+    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., memcpy_seconds: _Optional[float] = ..., memcpy_all_seconds: _Optional[float] = ...) -> None: ...
 
 class ReportRunnerResponse(_message.Message):
     __slots__ = ()

@@ -23,9 +23,9 @@ class Report:
     bytes: int = 4_000_000_000
     lookup_seconds: float = 0.5
     fetch_seconds: float = 0.5
-    verify_seconds: float = 0.0
     copy_seconds: float = 1.0
     memcpy_seconds: float = 0.5
+    memcpy_all_seconds: float = 0.25
 
 
 RESTORED = Answer(restored_tokens=99, seconds_to_first_token=2.0)
@@ -89,7 +89,7 @@ def test_throughput_stands_beside_that_of_memcpy() -> None:
     case = run(Engine([Answer(), Answer(), RESTORED, RESTORED, RESTORED]))
     machine = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc")
     text = restore.table("tiny", [case]).markdown(machine, "Ollama 0.16.3", "tiering bench")
-    assert "| 4.00 GB/s, 50 % | 2.00 GB/s, 25 % |" in text
+    assert "| 4.00 GB/s, 50 % / 25 % | 2.00 GB/s, 25 % / 12 % |" in text
     assert "| 4.00x |" in text
     assert "commit abc" in text
 

@@ -98,7 +98,7 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 		return nil
 	}
 	if t.config.Measure {
-		f.report.MemcpySeconds = measureMemcpy(f)
+		f.report.MemcpySeconds, f.report.MemcpyAllSeconds = measureMemcpy(f)
 	}
 	t.settle()
 	return f
@@ -284,7 +284,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // copyIn writes the rows from position from on into cells, layers shared out over a few goroutines.
 func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) error {
-	return tierParallel(2*len(t.layers), func(i int) {
+	return tierParallel(tierWorkers(), 2*len(t.layers), func(i int) {
 		var chunks []kvcache.KVTierChunk
 		layer := t.layers[i/2]
 		for _, b := range f.blocks {
@@ -314,10 +314,10 @@ func tierWorkers() int {
 	return max(1, min(8, runtime.NumCPU()))
 }
 
-// tierParallel runs do(0) … do(n-1) on a few goroutines. A memory fault in one is an error.
-func tierParallel(n int, do func(i int)) error {
+// tierParallel runs do(0) … do(n-1) on some goroutines. A memory fault in one is an error.
+func tierParallel(workers, n int, do func(i int)) error {
 	var wg sync.WaitGroup
-	errs := make([]error, tierWorkers())
+	errs := make([]error, workers)
 	for w := range errs {
 		wg.Add(1)
 		go func() {

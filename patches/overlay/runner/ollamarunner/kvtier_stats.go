@@ -151,9 +151,9 @@ func (s *tierStats) report(t *kvTier) {
 	_ = t.client.Report(counts)
 }
 
-// measureMemcpy times a plain copy of the bytes that were restored, with as many goroutines, into memory that has been
-// touched before. For benchmarks only.
-func measureMemcpy(f *tierFetch) float64 {
+// measureMemcpy times a plain copy of the bytes that were restored into memory that has been touched before: by one thread,
+// and by as many as a restore uses. For benchmarks only.
+func measureMemcpy(f *tierFetch) (one, all float64) {
 	var sources [][]byte
 	total := 0
 	for _, b := range f.blocks {
@@ -169,11 +169,11 @@ func measureMemcpy(f *tierFetch) float64 {
 		offsets[i] = at
 		at += len(src)
 	}
-	run := func() float64 {
+	run := func(workers int) float64 {
 		start := time.Now()
-		_ = tierParallel(len(sources), func(i int) { copy(dst[offsets[i]:], sources[i]) })
+		_ = tierParallel(workers, len(sources), func(i int) { copy(dst[offsets[i]:], sources[i]) })
 		return time.Since(start).Seconds()
 	}
-	run() // touches dst
-	return min(run(), run())
+	run(1) // touches dst
+	return min(run(1), run(1)), min(run(tierWorkers()), run(tierWorkers()))
 }

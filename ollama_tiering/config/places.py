@@ -1,0 +1,57 @@
+"""Where this program keeps what: XDG on Linux, the right place elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from ollama_tiering.config.environment import ENV_CACHE, ENV_CONFIG
+
+APP_NAME = "ollama-tiering"
+
+
+def cache_dir() -> Path:
+    """Source cache, build trees, tools, Go caches. All of it can be made again."""
+    override = os.environ.get(ENV_CACHE)
+    return Path(override).expanduser().absolute() if override else _user_dir("cache")
+
+
+def state_dir() -> Path:
+    """Logs and what a running service leaves behind."""
+    return _user_dir("state")
+
+
+def data_dir() -> Path:
+    """The block store and made models."""
+    return _user_dir("data")
+
+
+def run_dir() -> Path:
+    """Sockets and pid files; gone after a reboot where the system offers such a place."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / APP_NAME if runtime else state_dir() / "run"
+
+
+def config_file() -> Path:
+    override = os.environ.get(ENV_CONFIG)
+    return Path(override).expanduser() if override else _user_dir("config") / "config.toml"
+
+
+def default_socket_path() -> Path:
+    return run_dir() / "sidecar.sock"
+
+
+def default_ram_dir() -> Path:
+    """tmpfs on Linux; elsewhere a directory that behaves the same, only slower."""
+    shm = Path("/dev/shm")
+    return shm / f"{APP_NAME}-{os.getuid()}" if shm.is_dir() else state_dir() / "ram"
+
+
+def default_local_dir() -> Path:
+    return data_dir() / "blocks"
+
+
+def _user_dir(kind: str) -> Path:
+    return Path(str(getattr(platformdirs, f"user_{kind}_dir")(APP_NAME)))

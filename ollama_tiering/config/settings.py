@@ -1,0 +1,147 @@
+"""Every setting: its type, default, key in the file, variable, and how its value is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ollama_tiering.config.environment import (
+    ENV_LOCAL,
+    ENV_LOCAL_GB,
+    ENV_MIN_TOKENS,
+    ENV_RAM_DIR,
+    ENV_RAM_GB,
+    ENV_SOCKET,
+    ENV_SOURCE,
+)
+from ollama_tiering.config.sizes import GIB, parse_size
+
+DEFAULT_SOURCE = "https://github.com/ollama/ollama.git"
+DEFAULT_TAG = "v0.16.3"
+SOCKET_PATH_MAX_BYTES = 107  # sun_path of Linux, less the terminating zero
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarConfig:
+    """What the sidecar and its store are told. Budgets are physical bytes and hold."""
+
+    socket_path: Path
+    ram_dir: Path
+    ram_budget_bytes: int
+    local_dir: Path
+    local_budget_bytes: int
+    high_watermark: float = 0.95  # share of a budget at which demotion starts
+    low_watermark: float = 0.85  # ... and at which it stops
+    lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
+    reserve_seconds: float = 120.0  # a Put reservation not committed by then is released
+    min_tokens: int = 64  # shorter prefixes are not stored
+    admission: str = "eager"  # eager | second-touch: when a block may go to the local tier
+    daily_write_bytes: int = 0  # local tier, per day; 0 means no limit
+    metrics_port: int = 0  # Prometheus on loopback; 0 means off
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class PatchConfig:
+    """Defaults of `tiering fetch` and `tiering patch`."""
+
+    source: str = DEFAULT_SOURCE
+    tag: str = DEFAULT_TAG
+    cpu: str = "variants"  # variants | native
+    cuda: str = "auto"  # auto | on | off
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    sidecar: SidecarConfig
+    patch: PatchConfig
+
+
+def _gigabytes(value: Any) -> int:
+    """Variables named *_GB: a bare number counts GiB, a number with a unit is taken as written."""
+    text = str(value).strip()
+    return int(float(text) * GIB) if re.fullmatch(r"\d+(\.\d+)?", text) else parse_size(text)
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError(f"{value!r} is not a path")
+    return Path(value).expanduser().absolute()
+
+
+def _socket(value: Any) -> Path:
+    path = _path(str(value).removeprefix("unix://").removeprefix("unix:") if value else value)
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
+        raise ValueError(f"a socket path may have {SOCKET_PATH_MAX_BYTES} bytes, {path} is longer")
+    return path
+
+
+def _number(low: float, high: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        number = float(value)
+        if isinstance(value, bool) or not low <= number <= high:
+            raise ValueError(f"{value!r} is not between {low:g} and {high:g}")
+        return number
+
+    return parse
+
+
+def _count(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool | float) or not low <= int(value) <= high:
+            raise ValueError(f"{value!r} is not a whole number between {low} and {high}")
+        return int(value)
+
+    return parse
+
+
+def _choice(*names: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"{value!r} is not one of {', '.join(names)}")
+        return str(value)
+
+    return parse
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a name")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the file, its variable, and how its value is read."""
+
+    key: str  # section.key in the file
+    field: str  # field of the section's dataclass
+    parse: Callable[[Any], Any]
+    env: str | None = None
+    env_parse: Callable[[Any], Any] | None = None
+
+
+SETTINGS = (
+    Setting("sidecar.socket", "socket_path", _socket, ENV_SOCKET),
+    Setting("sidecar.ram_dir", "ram_dir", _path, ENV_RAM_DIR),
+    Setting("sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes),
+    Setting("sidecar.local_dir", "local_dir", _path, ENV_LOCAL),
+    Setting("sidecar.local_budget", "local_budget_bytes", parse_size, ENV_LOCAL_GB, _gigabytes),
+    Setting("sidecar.high_watermark", "high_watermark", _number(0.1, 1.0)),
+    Setting("sidecar.low_watermark", "low_watermark", _number(0.0, 1.0)),
+    Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),
+    Setting("sidecar.reserve_seconds", "reserve_seconds", _number(1, 86400)),
+    Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
+    Setting("sidecar.admission", "admission", _choice("eager", "second-touch")),
+    Setting("sidecar.daily_write", "daily_write_bytes", parse_size),
+    Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
+    Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
+    Setting("patch.source", "source", _text, ENV_SOURCE),
+    Setting("patch.tag", "tag", _text),
+    Setting("patch.cpu", "cpu", _choice("variants", "native")),
+    Setting("patch.cuda", "cuda", _choice("auto", "on", "off")),
+)

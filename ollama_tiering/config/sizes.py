@@ -1,0 +1,38 @@
+"""Byte sizes as people write and read them. No I/O."""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {
+    f"{unit}b": factor for unit, factor in list(_UNITS.items()) if len(unit) == 1 and unit != "b"
+}
+_UNITS |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": GIB << 10}
+_UNITS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": GIB << 10}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+
+
+def parse_size(value: str | int) -> int:
+    """Bytes of `8GiB`, `500MB`, `1.5g` or a plain number. ValueError says what is wrong."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError("a size cannot be negative")
+        return value
+    match = _SIZE.fullmatch(value)
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{value!r} is not a size; write it like 8GiB, 500MB or 1048576")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def format_size(size_bytes: int) -> str:
+    """The same in words a person reads: `1.5 GiB`."""
+    for unit, factor in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} B"
