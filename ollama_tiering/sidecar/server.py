@@ -73,6 +73,7 @@ def open_store(config: SidecarConfig) -> TieredStore:
             low_watermark=config.low_watermark,
             lease_seconds=config.lease_seconds,
             reserve_seconds=config.reserve_seconds,
+            pin_share=config.pin_share,
         )
     except BaseException:
         for tier, _ in tiers:
