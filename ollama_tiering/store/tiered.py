@@ -60,6 +60,7 @@ class TieredStore:
         lease_seconds: float = 60.0,
         reserve_seconds: float = 120.0,
         pin_share: float = PIN_SHARE,
+        index_type: type[BlockIndex] = BlockIndex,
         background: bool = True,
         measure: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +71,7 @@ class TieredStore:
         self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
         self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
-        self._index = BlockIndex(index_path) if index_path is not None else None
+        self._index = index_type(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
         self._index_suspect = False
