@@ -144,11 +144,8 @@ class Administration:
         manifest = checked.manifest
         keys = [block.key for block in manifest.blocks]
         found = self._store.match(manifest.namespace, keys, checked.tokens, manifest.block_tokens)
-        return count_present(
-            keys,
-            len(checked.tokens),
-            [(block.key, block.rows, block.block_rows) for block in found],
-        )
+        matched = [(block.key, block.rows, block.block_rows) for block in found]
+        return count_present(keys, len(checked.tokens), matched)
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
@@ -170,11 +167,12 @@ class Administration:
             directory = level.tier.directory
             if directory is None or level.tier.kind is TierKind.REMOTE:
                 continue
-            for found in survey(directory):
-                if found.what is What.QUARANTINED:
-                    files, stored_bytes = files + 1, stored_bytes + found.stored_bytes
+            bad = [found for found in survey(directory) if found.what is What.QUARANTINED]
+            files, stored_bytes = files + len(bad), stored_bytes + sum(f.stored_bytes for f in bad)
             if not dry_run:
                 room.purge_quarantine(self._state, level, keep_blocks=0)
+                for found in bad:  # those the tier did not know of
+                    remove_file(directory, found)
         return Waste("quarantined", files, stored_bytes, {})
 
     def _temporary(self, dry_run: bool) -> Waste:

@@ -272,7 +272,7 @@ class Census:
     def _fits(self, line: ChainLine | BlockLine, size: int, selection: Selection) -> bool:
         age = self._state.wall_clock() - line.last_use
         return (
-            age >= selection.older_than_seconds
+            (age >= selection.older_than_seconds or not selection.older_than_seconds)
             and line.tokens >= selection.min_tokens
             and size >= selection.min_bytes
             and (selection.tier is None or any(use.tier is selection.tier for use in line.tiers))

@@ -1,5 +1,8 @@
 """Looking at a store's files without changing any: for tools when no sidecar runs.
 
+Opening a store as the sidecar does removes leftovers, quarantines damage and evicts down to the
+budget. A person who asked for a list, or to remove one thing, asked for none of it.
+
 `FrozenTier` scans like the tier it stands for, but what the scan would remove or quarantine stays;
 `FrozenIndex` reads a database that nobody writes to, and saves nothing. The directory is locked, so
 that no sidecar starts meanwhile.
@@ -13,7 +16,6 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
@@ -21,7 +23,7 @@ from ollama_tiering.store.fs_tier import FsTempBlock, FsTier
 from ollama_tiering.store.index import BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.survey import What, survey
-from ollama_tiering.store.tier import StoredBlock, TempBlock
+from ollama_tiering.store.tier import StoredBlock
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,13 @@ ENDLESS_BYTES: Final = 1 << 62  # as budget: whoever only looks must not evict
 
 
 class FrozenTier(FsTier):
-    """Nothing can be stored, removed, or moved out of the way."""
+    """Nothing is stored, removed, or moved out of the way, until it is thawed."""
+
+    frozen = True
+
+    def thaw(self) -> None:
+        """From now on a tier like any other: what the opening left alone was only looked at."""
+        self.frozen = False
 
     def scan(self) -> Iterator[StoredBlock]:
         for found in survey(self.directory):
@@ -44,22 +52,27 @@ class FrozenTier(FsTier):
             )
 
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> FsTempBlock:
-        raise _refusal(key)
-
-    def publish(self, temp: TempBlock) -> int:
-        raise _refusal(temp.key)
+        if self.frozen:
+            raise _refusal(key)
+        return super().create(namespace, key, file_bytes)
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
-        raise _refusal(key)
+        if self.frozen:
+            raise _refusal(key)
+        super().remove(namespace, key)
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """A damaged block is not in the books then, but its file stays where it is."""
+        """Frozen: a damaged block is not in the books, but its file stays where it is."""
+        if not self.frozen:
+            super().quarantine(namespace, key)
 
     def purge_quarantine(self, keep_blocks: int) -> None:
-        pass
+        if not self.frozen:
+            super().purge_quarantine(keep_blocks)
 
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
-        pass
+        if not self.frozen:
+            super().describe(namespace, fields)
 
 
 class FrozenIndex(BlockIndex):

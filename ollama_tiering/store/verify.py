@@ -69,11 +69,11 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
 
 def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
     """Whether nobody writes this temporary file any more."""
-    if alone and level.tier.kind is not TierKind.REMOTE:
-        return True
     with state.lock:
         if found.key is not None and found.key in state.writing:
             return False
+    if alone and level.tier.kind is not TierKind.REMOTE:
+        return True
     return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
 
 
