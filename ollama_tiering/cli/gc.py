@@ -20,6 +20,12 @@ from ollama_tiering.cli.store_options import (
 )
 from ollama_tiering.config import format_size
 
+_KINDS = {
+    "model gone": "of models that are gone",
+    "unreachable": "whose start is missing",
+    "temporary": "of unfinished writes",
+}
+
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option("--older-than", type=Duration(), default=0.0, help="Also what was unused so long.")
@@ -53,9 +59,8 @@ def gc(
     verb = "would remove" if dry_run else "removed"
     for one in waste:
         if one.files or one.kept:
-            text = f"{verb} {count(one.files, 'block')} {one.kind}, {format_size(one.stored_bytes)}"
-            click.echo(
-                text.replace("temporary", "of an unfinished write") + kept_sentence(one.kept)
-            )
+            kind = _KINDS.get(one.kind, one.kind)
+            text = f"{verb} {count(one.files, 'block')} {kind}, {format_size(one.stored_bytes)}"
+            click.echo(text + kept_sentence(one.kept))
     if not any(one.files for one in waste):
         click.echo("nothing to remove")

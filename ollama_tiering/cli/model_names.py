@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MODEL_TYPE: Final = "application/vnd.ollama.image.model"
 _DEFAULTS: Final = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
+_MALFORMED: Final = (ValueError, TypeError, AttributeError, RecursionError)
 _BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
 _MAX_MANIFESTS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 1 << 20
@@ -76,9 +77,7 @@ def _manifests(models: Path) -> Iterator[tuple[Path, dict[str, list[dict[str, st
     with contextlib.suppress(OSError):
         paths = sorted(path for path in (models / "manifests").rglob("*") if path.is_file())
         for path in paths[:_MAX_MANIFESTS]:
-            with contextlib.suppress(
-                OSError, ValueError, TypeError, AttributeError, RecursionError
-            ):
+            with contextlib.suppress(OSError, *_MALFORMED):
                 if path.stat().st_size <= _MAX_MANIFEST_BYTES:
                     document = json.loads(path.read_bytes())
                     layers = document.get("layers") or []

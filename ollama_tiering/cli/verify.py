@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 
@@ -31,12 +31,15 @@ def verify(repair: bool, socket: Path | None, config_file: Path | None, as_json:
     """
     findings: list[Finding] = []
     last: VerifyStep | None = None
-    with administration(socket, config_file, purpose="change" if repair else "look") as admin:
-        with _progress(quiet=as_json) as show:
-            for step in admin.verify(repair=repair):
-                findings += step.findings
-                last = step
-                show(step)
+    purpose: Literal["look", "change"] = "change" if repair else "look"
+    with (
+        administration(socket, config_file, purpose=purpose) as admin,
+        _progress(quiet=as_json) as show,
+    ):
+        for step in admin.verify(repair=repair):
+            findings += step.findings
+            last = step
+            show(step)
     assert last is not None
     if as_json:
         click.echo(json.dumps(_document(last, findings, repair), indent=1))
