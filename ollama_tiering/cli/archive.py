@@ -116,10 +116,13 @@ def import_command(
         }
         click.echo(json.dumps(document, indent=1))
         return
+    name = short(key, _DIGITS)
+    if not done.stored:
+        click.echo(f"{name}: all {count(done.blocks, 'block')} stored already")
+        return
     verb = "would store" if dry_run else "stored"
-    text = f"{verb} {count(done.stored, 'block')}, {format_size(done.file_bytes)}"
     there = f"; {count(done.present, 'block')} stored already" if done.present else ""
-    click.echo(f"{short(key, _DIGITS)}: {text}{there}")
+    click.echo(f"{name}: {verb} {count(done.stored, 'block')}, {format_size(size)}{there}")
 
 
 @contextlib.contextmanager

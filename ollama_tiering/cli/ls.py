@@ -36,7 +36,9 @@ _SORTS: Final[dict[str, Callable[[Any], Any]]] = {  # biggest, longest, latest f
     "hits": lambda line: -line.hits,
 }
 _PIPE_WIDTH: Final = 1000  # nothing is cut where no terminal has an edge
-_NARROW: Final = 90
+_MODEL_WIDTH: Final = 12  # at least: the only column that may be cut
+_LEFT: Final = ("ID", "MODEL", "TIERS", "NOTE")
+_DISPENSABLE: Final = ("OWN", "HITS", "BLOCKS", "TIERS", "NOTE", "USED")
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -113,35 +115,59 @@ def _print_table(lines: Iterable[Line], labels: Mapping[Any, str], digits: int) 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
-    wide = console.width >= _NARROW
+    columns = _fitting(_columns(list(lines), labels, digits), console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("ID", no_wrap=True)
-    table.add_column("MODEL", no_wrap=True, overflow="ellipsis", min_width=6)
-    for heading in ("TOKENS", "BLOCKS", "SIZE", *(["OWN"] if wide else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("TIERS", no_wrap=True, overflow="ellipsis", min_width=5)
-    table.add_column("USED", justify="right", no_wrap=True)
-    table.add_column("HITS", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for line in lines:
-        blocks, own = _blocks_of(line)
-        cells = [short(line.key, digits), labels[line.namespace], f"{line.tokens:,}", f"{blocks:,}"]
-        cells += [format_size(line.file_bytes), *([format_size(own)] if wide else [])]
-        cells += [_tiers(line, blocks), age(line.last_use), f"{line.hits:,}", _marks(line)]
-        table.add_row(*map(Text, cells))
+    for heading, cells in columns.items():
+        table.add_column(
+            heading,
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=_MODEL_WIDTH if heading == "MODEL" else _width(heading, cells),
+            justify="left" if heading in _LEFT else "right",
+        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
     console.print(table)
 
 
-def _blocks_of(line: Line) -> tuple[int, int]:
-    """Blocks of the line, and the bytes that only it uses."""
-    own_bytes = getattr(line, "own_bytes", None)
-    if own_bytes is None:
-        return 1, line.file_bytes
-    return getattr(line, "blocks", 1), own_bytes
+def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[str, list[str]]:
+    cells: dict[str, Callable[[Any], str]] = {
+        "ID": lambda line: short(line.key, digits),
+        "MODEL": lambda line: labels[line.namespace],
+        "TOKENS": lambda line: f"{line.tokens:,}",
+        "SIZE": lambda line: format_size(line.file_bytes),
+    }
+    if any(hasattr(line, "own_bytes") for line in lines):
+        cells["BLOCKS"] = lambda line: f"{line.blocks:,}"
+        cells["OWN"] = lambda line: format_size(line.own_bytes)
+    cells |= {
+        "TIERS": _tiers,
+        "USED": lambda line: age(line.last_use),
+        "HITS": lambda line: f"{line.hits:,}",
+    }
+    if any(map(_marks, lines)):
+        cells["NOTE"] = _marks
+    return {heading: [cell(line) for line in lines] for heading, cell in cells.items()}
 
 
-def _tiers(line: Line, blocks: int) -> str:
+def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
+    """Without the columns that a narrow terminal has no place for, the least needed first."""
+    for heading in _DISPENSABLE:
+        widths = {name: _width(name, cells) for name, cells in columns.items()}
+        widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            break
+        columns.pop(heading, None)
+    return columns
+
+
+def _width(heading: str, cells: list[str]) -> int:
+    return max(map(len, (heading, *cells)))
+
+
+def _tiers(line: Line) -> str:
     """`ram 3/24 local`: a tier alone has all of it."""
+    blocks = getattr(line, "blocks", 1)
     return " ".join(
         use.tier.label if use.blocks == blocks else f"{use.tier.label} {use.blocks}/{blocks}"
         for use in line.tiers

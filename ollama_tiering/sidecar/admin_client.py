@@ -123,16 +123,15 @@ class SidecarAdministration:
 
     def present(self, checked: CheckedChain) -> int:
         manifest = checked.manifest
-        keys = [block.key for block in manifest.blocks]
         request = pb.HasRequest(
             namespace=manifest.namespace,
-            keys=keys,
+            keys=checked.whole_keys,
             tokens=checked.tokens,
             block_tokens=manifest.block_tokens,
         )
         answer = _call(lambda: self._stub.Has(request, timeout=_ANSWER_SECONDS))
         found = [(BlockKey(info.key), info.rows, info.block_rows) for info in answer.blocks]
-        return count_present(keys, len(checked.tokens), found)
+        return count_present(checked, found)
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:

@@ -142,10 +142,10 @@ class Administration:
     def present(self, checked: CheckedChain) -> int:
         """How many of the first blocks of the chain are stored already."""
         manifest = checked.manifest
-        keys = [block.key for block in manifest.blocks]
-        found = self._store.match(manifest.namespace, keys, checked.tokens, manifest.block_tokens)
-        matched = [(block.key, block.rows, block.block_rows) for block in found]
-        return count_present(keys, len(checked.tokens), matched)
+        found = self._store.match(
+            manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
+        )
+        return count_present(checked, [(b.key, b.rows, b.block_rows) for b in found])
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:

@@ -26,6 +26,12 @@ class CheckedChain:
     manifest: Manifest
     tokens: bytes  # of the whole chain, int32 little endian
 
+    @property
+    def whole_keys(self) -> list[BlockKey]:
+        """What a look-up asks for: a tail block is found by its tokens."""
+        count = len(self.tokens) // TOKEN_BYTES // self.manifest.block_tokens
+        return [block.key for block in self.manifest.blocks[:count]]
+
 
 @dataclass(frozen=True, slots=True)
 class Imported:
@@ -83,17 +89,16 @@ def import_blocks(
     return Imported(len(blocks), present, stored, file_bytes)
 
 
-def count_present(
-    keys: Sequence[BlockKey], token_bytes: int, found: Sequence[tuple[BlockKey, int, int]]
-) -> int:
+def count_present(checked: CheckedChain, found: Sequence[tuple[BlockKey, int, int]]) -> int:
     """Blocks of the chain a look-up found: (key, matching rows, rows) each.
 
     All of them when every token matched: the last block may be covered by a longer one.
     """
-    if sum(rows for _, rows, _ in found) * TOKEN_BYTES == token_bytes:
-        return len(keys)
-    pairs = zip(keys, found, strict=False)
-    return sum(key == there and rows == whole for key, (there, rows, whole) in pairs)
+    blocks = checked.manifest.blocks
+    if sum(rows for _, rows, _ in found) * TOKEN_BYTES == len(checked.tokens):
+        return len(blocks)
+    pairs = zip(blocks, found, strict=False)
+    return sum(block.key == key and rows == whole for block, (key, rows, whole) in pairs)
 
 
 def _checked(block: ArchivedBlock, read_at: ReadAt) -> BlockMeta:
