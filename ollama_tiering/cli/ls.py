@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -116,15 +116,13 @@ def _print_table(lines: Iterable[Line], labels: Mapping[Any, str], digits: int) 
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
     columns = _fitting(_columns(list(lines), labels, digits), console.width)
+    widths = {heading: _width(heading, cells) for heading, cells in columns.items()}
+    excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+    widths["MODEL"] -= max(0, min(excess, widths["MODEL"] - _MODEL_WIDTH))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, cells in columns.items():
-        table.add_column(
-            heading,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=_MODEL_WIDTH if heading == "MODEL" else _width(heading, cells),
-            justify="left" if heading in _LEFT else "right",
-        )
+    for heading, width in widths.items():
+        justify: Literal["left", "right"] = "left" if heading in _LEFT else "right"
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", width=width, justify=justify)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     console.print(table)
