@@ -39,6 +39,17 @@ COMMANDS = {
         "Run the block store service and look into it.",
     ),
     "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
+    "ls": ("ollama_tiering.cli.ls:ls", "What is stored, by conversation."),
+    "rm": ("ollama_tiering.cli.rm:rm", "Remove conversations from the store."),
+    "pin": ("ollama_tiering.cli.pin:pin", "Keep conversations from being evicted."),
+    "unpin": ("ollama_tiering.cli.pin:unpin", "Let them be evicted again."),
+    "verify": ("ollama_tiering.cli.verify:verify", "Read and check every stored block."),
+    "gc": ("ollama_tiering.cli.gc:gc", "Remove what nobody can use any more."),
+    "export": (
+        "ollama_tiering.cli.archive:export_command",
+        "Write a conversation to a file or directory.",
+    ),
+    "import": ("ollama_tiering.cli.archive:import_command", "Store an exported conversation."),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
     "bench": (

@@ -38,6 +38,7 @@ class SidecarConfig:
     low_watermark: float = 0.85  # ... and at which it stops
     lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
     reserve_seconds: float = 120.0  # a Put reservation not committed by then is released
+    pin_share: float = 0.5  # of the local tier's budget: more may not be pinned
     min_tokens: int = 64  # shorter prefixes are not stored
     admission: str = "eager"  # eager | second-touch: when a block may go to the local tier
     daily_write_bytes: int = 0  # local tier, per day; 0 means no limit
@@ -135,6 +136,7 @@ SETTINGS = (
     Setting("sidecar.low_watermark", "low_watermark", _number(0.0, 1.0)),
     Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),
     Setting("sidecar.reserve_seconds", "reserve_seconds", _number(1, 86400)),
+    Setting("sidecar.pin_share", "pin_share", _number(0.0, 1.0)),
     Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
     Setting("sidecar.admission", "admission", _choice("eager", "second-touch")),
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),

@@ -49,7 +49,7 @@ _SWITCH_SECONDS: Final = 0.0005
 _FILESYSTEM_SHARE: Final = 0.95
 
 
-def open_store(config: SidecarConfig) -> TieredStore:
+def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore:
     """The tiers of the configuration; a budget of 0 means no such tier."""
     _refuse_unsupported(config)
     wanted = (
@@ -73,6 +73,8 @@ def open_store(config: SidecarConfig) -> TieredStore:
             low_watermark=config.low_watermark,
             lease_seconds=config.lease_seconds,
             reserve_seconds=config.reserve_seconds,
+            pin_share=config.pin_share,
+            background=background,
         )
     except BaseException:
         for tier, _ in tiers:

@@ -19,8 +19,10 @@ import grpc.aio
 
 from ollama_tiering import __version__
 from ollama_tiering.errors import TieringError
+from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
+from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
@@ -50,12 +52,13 @@ _OUTCOMES: Final = {
 }
 
 
-class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
+class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     """All calls on one event loop; `pool` serves what may block."""
 
     def __init__(self, store: TieredStore, pool: ThreadPoolExecutor) -> None:
         self._store = store
         self._pool = pool
+        self._admin = Administration(store, alone=False)
         self._runners = RunnerTable()
         self._started = int(time.time())
 

@@ -6,7 +6,7 @@ a miss, the file stays. Weather is OSError: never a reason to delete anything.
 
 from __future__ import annotations
 
-from ollama_tiering.errors import ServiceError, StoreDamaged, TieringError
+from ollama_tiering.errors import ServiceError, StoreDamaged, TieringError, UsageError
 
 
 class CorruptBlock(StoreDamaged):
@@ -23,6 +23,24 @@ class InvalidBlock(TieringError):
 
 class NoRoom(TieringError):
     """The budget is used up and nothing may be evicted."""
+
+
+class PinsFull(NoRoom):
+    """More would be pinned than the share of the budget that pins may have."""
+
+
+class UnknownId(UsageError):
+    """No stored block has an id that starts so."""
+
+
+class AmbiguousId(UsageError):
+    """Several stored blocks have ids that start so; the message lists them."""
+
+
+class ArchiveRefused(TieringError):
+    """A file or directory to import is not what an export writes, or contradicts itself."""
+
+    exit_code = StoreDamaged.exit_code
 
 
 class UnsafeDirectory(ServiceError):

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "index.sqlite"
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE blocks (
     key BLOB NOT NULL,
@@ -34,6 +34,8 @@ CREATE TABLE blocks (
     file_bytes INTEGER NOT NULL,
     stored_bytes INTEGER NOT NULL,
     last_use REAL NOT NULL,
+    created REAL NOT NULL,
+    hits INTEGER NOT NULL,
     PRIMARY KEY (key, tier)
 ) WITHOUT ROWID;
 CREATE TABLE speeds (
@@ -55,6 +57,8 @@ class IndexRow:
     file_bytes: int
     stored_bytes: int
     last_use: float
+    created: float
+    hits: int
 
     @property
     def plausible(self) -> bool:
@@ -64,11 +68,14 @@ class IndexRow:
             and isinstance(self.tokens, bytes)
             and len(self.tokens) % 4 == 0
             and 0 <= self.plain_rows <= len(self.tokens) // 4
+            and isinstance(self.created, float)
+            and isinstance(self.hits, int)
         )
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(IndexRow))
 _values = attrgetter(*_COLUMNS)
+_INSERT: Final = f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
 class BlockIndex:
@@ -97,9 +104,7 @@ class BlockIndex:
         try:
             with self._connection:
                 self._connection.executemany("DELETE FROM blocks WHERE key = ?", keys)
-                self._connection.executemany(
-                    "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, entries)
-                )
+                self._connection.executemany(_INSERT, map(_values, entries))
         except sqlite3.DatabaseError as error:
             self._start_over(error)
             return False
@@ -119,6 +124,14 @@ class BlockIndex:
                 self._connection.executemany("REPLACE INTO speeds VALUES (?, ?, ?)", list(speeds))
         except sqlite3.DatabaseError as error:
             self._start_over(error)
+
+    def start_afresh(self) -> None:
+        """An empty database in place of what there was; `rebuilt` asks for all rows."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._unlink()
+        self._connection = self._open()
+        self.rebuilt = True
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -164,6 +177,13 @@ class BlockIndex:
             connection.close()
             raise
         return connection
+
+    @staticmethod
+    def usable(connection: sqlite3.Connection) -> bool:
+        """Whether it is a whole database of this version. sqlite3.Error when it is none at all."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        return bool(version == _VERSION and verdict == "ok")
 
     def _start_over(self, error: sqlite3.Error) -> None:
         """Only for a damaged database; a full disk or a lock leaves it as it is."""

@@ -44,6 +44,7 @@ def load(state: StoreState, index: BlockIndex | None) -> None:
     for record, level, stored_bytes in found:
         known = state.add_copy(record, level, stored_bytes)
         known.last_use = max(known.last_use, record.last_use)
+        known.hits = max(known.hits, record.hits)
         row = rows.pop((record.key, int(level.tier.kind)), None)
         if row is not None and row.stored_bytes == stored_bytes:
             state.index_changed.discard(record.key)
@@ -106,6 +107,8 @@ def _record(
             plain_rows=row.plain_rows,
             file_bytes=row.file_bytes,
             last_use=row.last_use,
+            created=row.created,
+            hits=row.hits,
         )
     try:
         with level.tier.open(stored.namespace, stored.key) as block:
@@ -132,6 +135,7 @@ def _record(
         plain_rows=meta.plain_rows,
         file_bytes=meta.file_bytes,
         last_use=stored.modified,
+        created=float(meta.created_unix_seconds),
     )
 
 
@@ -156,6 +160,8 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
         file_bytes=record.file_bytes,
         stored_bytes=level.lru.stored_bytes(record.key),
         last_use=record.last_use,
+        created=record.created,
+        hits=record.hits,
     )
 
 

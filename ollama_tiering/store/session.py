@@ -275,7 +275,7 @@ class WriteSession:
         state = self._state
         doomed = []
         for shorter in state.tree.covers(record):
-            if not state.pinned(shorter.key):
+            if not (state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
                 levels = [state.levels[index] for index in sorted(shorter.levels)]
                 doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
         return doomed
@@ -333,6 +333,7 @@ def _record(meta: BlockMeta, now: float) -> BlockRecord:
         plain_rows=meta.plain_rows,
         file_bytes=meta.file_bytes,
         last_use=now,
+        created=float(meta.created_unix_seconds),
     )
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
+from ollama_tiering.store.pins import PinTable
 from ollama_tiering.store.speed import SpeedMeter
-from ollama_tiering.store.tier import Tier, TierStats
+from ollama_tiering.store.tier import Tier, TierKind, TierStats
 from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class StoreState:
             for index, (tier, budget) in enumerate(tiers)
         ]
         self.leases = LeaseTable()
+        self.pins = PinTable()
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
@@ -184,6 +186,19 @@ class StoreState:
 
     # --- eviction ------------------------------------------------------------------------------
 
+    def kept_by_pin(self, level: Level, key: BlockKey) -> bool:
+        """Whether a person's pin forbids to evict this copy: it is the lowest on this host.
+
+        Another host may drop what lies in a remote tier, so a copy there is not enough.
+        """
+        if not self.pins.keeps(key):
+            return False
+        record = self.tree.get(key)
+        return record is None or not any(
+            index > level.index and self.levels[index].tier.kind is not TierKind.REMOTE
+            for index in record.levels
+        )
+
     def take_victims(self, level: Level, need_bytes: int, *, partial: bool = False) -> list[Doomed]:
         """Least recently used copies that free `need_bytes`; none if that cannot be reached, or as
         many as possible with `partial`.
@@ -197,6 +212,8 @@ class StoreState:
         gone_children: dict[bytes, int] = {}
 
         def may_evict(key: BlockKey) -> bool:
+            if self.kept_by_pin(level, key):
+                return False
             record = self.tree.get(key)
             if record is None or any(index > level.index for index in record.levels):
                 return True

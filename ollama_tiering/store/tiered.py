@@ -20,6 +20,7 @@ from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedF
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.report import (
     Leased,
     LeasedBlock,
@@ -58,6 +59,8 @@ class TieredStore:
         low_watermark: float = 0.85,
         lease_seconds: float = 60.0,
         reserve_seconds: float = 120.0,
+        pin_share: float = PIN_SHARE,
+        index_type: type[BlockIndex] = BlockIndex,
         background: bool = True,
         measure: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -68,17 +71,25 @@ class TieredStore:
         self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
         self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
-        self._index = BlockIndex(index_path) if index_path is not None else None
+        self._index = index_type(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
+        self._index_suspect = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
         opening.load(self._state, self._index)
+        self.pins = PinBook(self._state, index_path, pin_share)
+        self.pins.load()
         self._shrink_to_budget()
         self._measure = measure
         self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
             self._thread.start()
+
+    @property
+    def state(self) -> StoreState:
+        """The books, for the store's own tools."""
+        return self._state
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -133,6 +144,7 @@ class TieredStore:
                     state.counters.miss("evicted")
                     break
                 records.append(record)
+                record.hits += 1
             held = [record.key for record in records]
             for key in held:
                 state.pin(key)
@@ -220,8 +232,9 @@ class TieredStore:
                 record = state.tree.get(key)
                 if record is None or record.namespace != namespace:
                     continue
-                pinned = state.pinned(key)
-                if state.tree.child_count(key) or pinned:
+                kept = state.pins.keeps(key)
+                pinned = not kept and state.pinned(key)
+                if state.tree.child_count(key) or kept or pinned:
                     break
                 levels = [state.levels[index] for index in sorted(record.levels)]
                 doomed += [d for level in levels if (d := state.drop_copy(level, key))]
@@ -275,7 +288,14 @@ class TieredStore:
 
     def flush_index(self) -> None:
         if self._index is not None:
+            if self._index_suspect:
+                self._index_suspect = False
+                self._index.start_afresh()
             opening.save(self._state, self._index)
+
+    def rebuild_index(self) -> None:
+        """The next flush throws the index away and writes it anew from the books."""
+        self._index_suspect = True
 
     def close(self, drain_seconds: float = 10.0) -> LeftOver:
         """Stops, writes down what it can in that time, and says what was left."""

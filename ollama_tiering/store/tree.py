@@ -24,6 +24,8 @@ class BlockRecord:
     plain_rows: int  # leading rows at which nothing but a token stands
     file_bytes: int
     last_use: float  # Unix seconds
+    created: float = 0.0  # Unix seconds
+    hits: int = 0  # how often it was leased for a restore
     levels: set[int] = field(default_factory=set)  # indices of the tiers that hold it
 
     @property

@@ -77,6 +77,31 @@ class BlockStoreStub:
                 request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.SerializeToString,
                 response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.FromString,
                 _registered_method=True)
+        self.List = channel.unary_stream(
+                '/ollama_tiering.v1.BlockStore/List',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.ListRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.ListResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/ollama_tiering.v1.BlockStore/Pin',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.PinRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/ollama_tiering.v1.BlockStore/Verify',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.VerifyResponse.FromString,
+                _registered_method=True)
+        self.Remove = channel.unary_unary(
+                '/ollama_tiering.v1.BlockStore/Remove',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.RemoveRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.RemoveResponse.FromString,
+                _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/ollama_tiering.v1.BlockStore/Collect',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.CollectRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.CollectResponse.FromString,
+                _registered_method=True)
 
 
 class BlockStoreServicer:
@@ -143,6 +168,43 @@ class BlockStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """Administration (`tiering ls`, `rm`, `pin`, `verify`, `gc`). An id is a prefix of a block's key in hex; one that is
+        unknown or that several blocks share is INVALID_ARGUMENT, with the candidates in the message. The trailing metadata
+        `hint` of an error says what to do about it.
+
+        The first message says how many lines follow and describes the namespaces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """RESOURCE_EXHAUSTED when more would be pinned than the share of the budget that pins may have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Reads every block. Each message says how far it is; ending the call ends the work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remove(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Collect(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BlockStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +247,31 @@ def add_BlockStoreServicer_to_server(servicer, server):
                     servicer.ReportRunner,
                     request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.FromString,
                     response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.ListRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.ListResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.PinRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.PinResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.VerifyRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Remove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remove,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.RemoveRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.RemoveResponse.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.CollectRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.CollectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,6 +493,141 @@ class BlockStore:
             '/ollama_tiering.v1.BlockStore/ReportRunner',
             ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.SerializeToString,
             ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/List',
+            ollama__tiering_dot_v1_dot_block__store__pb2.ListRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.ListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/Pin',
+            ollama__tiering_dot_v1_dot_block__store__pb2.PinRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/Verify',
+            ollama__tiering_dot_v1_dot_block__store__pb2.VerifyRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/Remove',
+            ollama__tiering_dot_v1_dot_block__store__pb2.RemoveRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.RemoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/Collect',
+            ollama__tiering_dot_v1_dot_block__store__pb2.CollectRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.CollectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -438,3 +438,269 @@ class StatResponse(_message.Message):
     queued_demotions: int
     runners: _containers.RepeatedCompositeFieldContainer[RunnerReport]
     def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Selection(_message.Message):
+    __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    model: str
+    older_than_seconds: float
+    min_tokens: int
+    min_bytes: int
+    tier: Tier
+    pinned: bool
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., older_than_seconds: _Optional[float] = ..., min_tokens: _Optional[int] = ..., min_bytes: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("selection", "blocks")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    blocks: bool
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., blocks: _Optional[bool] = ...) -> None: ...
+
+class TierUse(_message.Message):
+    __slots__ = ("tier", "blocks", "stored_bytes")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    blocks: int
+    stored_bytes: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+
+class Totals(_message.Message):
+    __slots__ = ("chains", "blocks", "file_bytes", "tiers")
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    chains: int
+    blocks: int
+    file_bytes: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierUse]
+    def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ChainLine(_message.Message):
+    __slots__ = ("key", "namespace", "tokens", "blocks", "file_bytes", "own_blocks", "own_bytes", "tiers", "created", "last_use", "hits", "pinned", "leased", "complete")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    namespace: bytes
+    tokens: int
+    blocks: int
+    file_bytes: int
+    own_blocks: int
+    own_bytes: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierUse]
+    created: float
+    last_use: float
+    hits: int
+    pinned: bool
+    leased: bool
+    complete: bool
+    def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., own_blocks: _Optional[int] = ..., own_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class BlockLine(_message.Message):
+    __slots__ = ("key", "namespace", "parent", "rows", "tokens", "file_bytes", "tiers", "created", "last_use", "hits", "children", "pinned", "leased", "complete")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    namespace: bytes
+    parent: bytes
+    rows: int
+    tokens: int
+    file_bytes: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierUse]
+    created: float
+    last_use: float
+    hits: int
+    children: int
+    pinned: bool
+    leased: bool
+    complete: bool
+    def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., file_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., children: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class DescribedNamespace(_message.Message):
+    __slots__ = ("namespace", "description")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    description: Namespace
+    def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ...) -> None: ...
+
+class ListHead(_message.Message):
+    __slots__ = ("lines", "selected", "stored", "id_digits", "namespaces")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    ID_DIGITS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    selected: Totals
+    stored: Totals
+    id_digits: int
+    namespaces: _containers.RepeatedCompositeFieldContainer[DescribedNamespace]
+    def __init__(self, lines: _Optional[int] = ..., selected: _Optional[_Union[Totals, _Mapping[str, object]]] = ..., stored: _Optional[_Union[Totals, _Mapping[str, object]]] = ..., id_digits: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[DescribedNamespace, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ListResponse(_message.Message):
+    __slots__ = ("head", "chains", "blocks")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    head: ListHead
+    chains: _containers.RepeatedCompositeFieldContainer[ChainLine]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockLine]
+    def __init__(self, head: _Optional[_Union[ListHead, _Mapping[str, object]]] = ..., chains: _Optional[_Iterable[_Union[ChainLine, _Mapping[str, object]]]] = ..., blocks: _Optional[_Iterable[_Union[BlockLine, _Mapping[str, object]]]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("id", "unpin", "dry_run")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    unpin: bool
+    dry_run: bool
+    def __init__(self, id: _Optional[str] = ..., unpin: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("key", "blocks", "changed_bytes", "pinned_bytes", "limit_bytes", "changed")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    blocks: int
+    changed_bytes: int
+    pinned_bytes: int
+    limit_bytes: int
+    changed: bool
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., changed_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("repair",)
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    repair: bool
+    def __init__(self, repair: _Optional[bool] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("tier", "what", "path", "detail", "repaired")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    what: str
+    path: str
+    detail: str
+    repaired: bool
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., what: _Optional[str] = ..., path: _Optional[str] = ..., detail: _Optional[str] = ..., repaired: _Optional[bool] = ...) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("done_blocks", "total_blocks", "done_bytes", "findings")
+    DONE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    done_blocks: int
+    total_blocks: int
+    done_bytes: int
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, done_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., done_bytes: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping[str, object]]]] = ...) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ("selection", "dry_run")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    dry_run: bool
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RemoveResponse(_message.Message):
+    __slots__ = ("chains", "blocks", "stored_bytes", "kept")
+    class KeptEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    chains: int
+    blocks: int
+    stored_bytes: int
+    kept: _containers.ScalarMap[str, int]
+    def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("older_than_seconds", "ask_models", "models", "dry_run")
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASK_MODELS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    older_than_seconds: float
+    ask_models: bool
+    models: _containers.RepeatedScalarFieldContainer[str]
+    dry_run: bool
+    def __init__(self, older_than_seconds: _Optional[float] = ..., ask_models: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class Waste(_message.Message):
+    __slots__ = ("kind", "files", "stored_bytes", "kept")
+    class KeptEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    files: int
+    stored_bytes: int
+    kept: _containers.ScalarMap[str, int]
+    def __init__(self, kind: _Optional[str] = ..., files: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class CollectResponse(_message.Message):
+    __slots__ = ("waste",)
+    WASTE_FIELD_NUMBER: _ClassVar[int]
+    waste: _containers.RepeatedCompositeFieldContainer[Waste]
+    def __init__(self, waste: _Optional[_Iterable[_Union[Waste, _Mapping[str, object]]]] = ...) -> None: ...

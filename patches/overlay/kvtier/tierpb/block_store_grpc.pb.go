@@ -34,6 +34,11 @@ const (
 	BlockStore_Stat_FullMethodName          = "/ollama_tiering.v1.BlockStore/Stat"
 	BlockStore_ReportCorrupt_FullMethodName = "/ollama_tiering.v1.BlockStore/ReportCorrupt"
 	BlockStore_ReportRunner_FullMethodName  = "/ollama_tiering.v1.BlockStore/ReportRunner"
+	BlockStore_List_FullMethodName          = "/ollama_tiering.v1.BlockStore/List"
+	BlockStore_Pin_FullMethodName           = "/ollama_tiering.v1.BlockStore/Pin"
+	BlockStore_Verify_FullMethodName        = "/ollama_tiering.v1.BlockStore/Verify"
+	BlockStore_Remove_FullMethodName        = "/ollama_tiering.v1.BlockStore/Remove"
+	BlockStore_Collect_FullMethodName       = "/ollama_tiering.v1.BlockStore/Collect"
 )
 
 // BlockStoreClient is the client API for BlockStore service.
@@ -62,6 +67,14 @@ type BlockStoreClient interface {
 	ReportCorrupt(ctx context.Context, in *ReportCorruptRequest, opts ...grpc.CallOption) (*ReportCorruptResponse, error)
 	// A runner says what it is, whether its model can be tiered, and what it restored. Shown by Stat.
 	ReportRunner(ctx context.Context, in *RunnerReport, opts ...grpc.CallOption) (*ReportRunnerResponse, error)
+	// The first message says how many lines follow and describes the namespaces.
+	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (BlockStore_ListClient, error)
+	// RESOURCE_EXHAUSTED when more would be pinned than the share of the budget that pins may have.
+	Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error)
+	// Reads every block. Each message says how far it is; ending the call ends the work.
+	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (BlockStore_VerifyClient, error)
+	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+	Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error)
 }
 
 type blockStoreClient struct {
@@ -197,6 +210,102 @@ func (c *blockStoreClient) ReportRunner(ctx context.Context, in *RunnerReport, o
 	return out, nil
 }
 
+func (c *blockStoreClient) List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (BlockStore_ListClient, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[2], BlockStore_List_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &blockStoreListClient{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type BlockStore_ListClient interface {
+	Recv() (*ListResponse, error)
+	grpc.ClientStream
+}
+
+type blockStoreListClient struct {
+	grpc.ClientStream
+}
+
+func (x *blockStoreListClient) Recv() (*ListResponse, error) {
+	m := new(ListResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *blockStoreClient) Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PinResponse)
+	err := c.cc.Invoke(ctx, BlockStore_Pin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *blockStoreClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (BlockStore_VerifyClient, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[3], BlockStore_Verify_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &blockStoreVerifyClient{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type BlockStore_VerifyClient interface {
+	Recv() (*VerifyResponse, error)
+	grpc.ClientStream
+}
+
+type blockStoreVerifyClient struct {
+	grpc.ClientStream
+}
+
+func (x *blockStoreVerifyClient) Recv() (*VerifyResponse, error) {
+	m := new(VerifyResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *blockStoreClient) Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, BlockStore_Remove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *blockStoreClient) Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CollectResponse)
+	err := c.cc.Invoke(ctx, BlockStore_Collect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BlockStoreServer is the server API for BlockStore service.
 // All implementations must embed UnimplementedBlockStoreServer
 // for forward compatibility
@@ -223,6 +332,14 @@ type BlockStoreServer interface {
 	ReportCorrupt(context.Context, *ReportCorruptRequest) (*ReportCorruptResponse, error)
 	// A runner says what it is, whether its model can be tiered, and what it restored. Shown by Stat.
 	ReportRunner(context.Context, *RunnerReport) (*ReportRunnerResponse, error)
+	// The first message says how many lines follow and describes the namespaces.
+	List(*ListRequest, BlockStore_ListServer) error
+	// RESOURCE_EXHAUSTED when more would be pinned than the share of the budget that pins may have.
+	Pin(context.Context, *PinRequest) (*PinResponse, error)
+	// Reads every block. Each message says how far it is; ending the call ends the work.
+	Verify(*VerifyRequest, BlockStore_VerifyServer) error
+	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
+	Collect(context.Context, *CollectRequest) (*CollectResponse, error)
 	mustEmbedUnimplementedBlockStoreServer()
 }
 
@@ -253,6 +370,21 @@ func (UnimplementedBlockStoreServer) ReportCorrupt(context.Context, *ReportCorru
 }
 func (UnimplementedBlockStoreServer) ReportRunner(context.Context, *RunnerReport) (*ReportRunnerResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ReportRunner not implemented")
+}
+func (UnimplementedBlockStoreServer) List(*ListRequest, BlockStore_ListServer) error {
+	return status.Errorf(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedBlockStoreServer) Pin(context.Context, *PinRequest) (*PinResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Pin not implemented")
+}
+func (UnimplementedBlockStoreServer) Verify(*VerifyRequest, BlockStore_VerifyServer) error {
+	return status.Errorf(codes.Unimplemented, "method Verify not implemented")
+}
+func (UnimplementedBlockStoreServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedBlockStoreServer) Collect(context.Context, *CollectRequest) (*CollectResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Collect not implemented")
 }
 func (UnimplementedBlockStoreServer) mustEmbedUnimplementedBlockStoreServer() {}
 
@@ -422,6 +554,102 @@ func _BlockStore_ReportRunner_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _BlockStore_List_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BlockStoreServer).List(m, &blockStoreListServer{ServerStream: stream})
+}
+
+type BlockStore_ListServer interface {
+	Send(*ListResponse) error
+	grpc.ServerStream
+}
+
+type blockStoreListServer struct {
+	grpc.ServerStream
+}
+
+func (x *blockStoreListServer) Send(m *ListResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _BlockStore_Pin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlockStoreServer).Pin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BlockStore_Pin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlockStoreServer).Pin(ctx, req.(*PinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _BlockStore_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VerifyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BlockStoreServer).Verify(m, &blockStoreVerifyServer{ServerStream: stream})
+}
+
+type BlockStore_VerifyServer interface {
+	Send(*VerifyResponse) error
+	grpc.ServerStream
+}
+
+type blockStoreVerifyServer struct {
+	grpc.ServerStream
+}
+
+func (x *blockStoreVerifyServer) Send(m *VerifyResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _BlockStore_Remove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlockStoreServer).Remove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BlockStore_Remove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlockStoreServer).Remove(ctx, req.(*RemoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _BlockStore_Collect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CollectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlockStoreServer).Collect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BlockStore_Collect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlockStoreServer).Collect(ctx, req.(*CollectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // BlockStore_ServiceDesc is the grpc.ServiceDesc for BlockStore service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -453,6 +681,18 @@ var BlockStore_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ReportRunner",
 			Handler:    _BlockStore_ReportRunner_Handler,
 		},
+		{
+			MethodName: "Pin",
+			Handler:    _BlockStore_Pin_Handler,
+		},
+		{
+			MethodName: "Remove",
+			Handler:    _BlockStore_Remove_Handler,
+		},
+		{
+			MethodName: "Collect",
+			Handler:    _BlockStore_Collect_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -464,6 +704,16 @@ var BlockStore_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Get",
 			Handler:       _BlockStore_Get_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "List",
+			Handler:       _BlockStore_List_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Verify",
+			Handler:       _BlockStore_Verify_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -1,0 +1,140 @@
+"""`tiering export` and `tiering import`: a conversation's blocks as a file or directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.store_options import (
+    administration,
+    count,
+    dry_run_option,
+    short,
+    store_options,
+)
+from ollama_tiering.config import format_size
+
+_DIGITS = 12
+
+
+@click.command("export", context_settings=CONTEXT_SETTINGS)
+@click.argument("chain_id", metavar="ID")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--directory", "as_directory", is_flag=True, help="A directory instead of a tar.")
+@dry_run_option
+@store_options
+def export_command(
+    chain_id: str,
+    target: Path,
+    as_directory: bool,
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a conversation to TARGET: a plain tar, or a directory.
+
+    It holds the tokens of the conversation in clear, as the store does. TARGET must not exist yet;
+    it appears only when all of it is written.
+    """
+    from ollama_tiering.store.exporting import export_chain
+
+    with administration(socket, config_file, purpose="look") as admin:
+        chain = admin.chain(chain_id)
+        size = sum(file_bytes for _, file_bytes in chain.blocks)
+        if not dry_run:
+            with _progress("exporting", size) as advance:
+                export_chain(
+                    chain,
+                    admin.opened(chain),
+                    target,
+                    as_directory=as_directory,
+                    progress=advance,
+                )
+    key, blocks = chain.blocks[-1][0], len(chain.blocks)
+    if as_json:
+        document = {
+            "version": 1,
+            "dry_run": dry_run,
+            "id": key.hex(),
+            "namespace": chain.namespace.hex(),
+            "blocks": blocks,
+            "bytes": size,
+            "target": str(target),
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    verb = "would export" if dry_run else "exported"
+    name = short(key, _DIGITS)
+    click.echo(f"{verb} {name}: {count(blocks, 'block')}, {format_size(size)} to {target}")
+
+
+@click.command("import", context_settings=CONTEXT_SETTINGS)
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@dry_run_option
+@store_options
+def import_command(
+    source: Path, dry_run: bool, socket: Path | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Store the conversation that SOURCE holds, as `tiering export` wrote it.
+
+    Everything is checked before anything is stored: sizes, headers, checksums, the chain. Whether
+    the tensors are right for their tokens only the one who made them knows: import what you trust.
+    What is stored already is left as it is.
+    """
+    from ollama_tiering.store.archive import open_archive
+    from ollama_tiering.store.importing import Imported, check_archive, import_blocks
+
+    with open_archive(source) as archive:
+        manifest = archive.manifest
+        with _progress("checking", manifest.file_bytes) as advance:
+            checked = check_archive(archive, advance)
+        with administration(socket, config_file, purpose="look" if dry_run else "store") as admin:
+            present = admin.present(checked)
+            missing = manifest.blocks[present:]
+            size = sum(block.file_bytes for block in missing)
+            done = Imported(len(manifest.blocks), present, len(missing), size)
+            if missing and not dry_run:
+                with _progress("importing", size) as advance, admin.sink(manifest) as sink:
+                    done = import_blocks(archive, sink, present, advance)
+    key = manifest.blocks[-1].key
+    if as_json:
+        document = {
+            "version": 1,
+            "dry_run": dry_run,
+            "id": key.hex(),
+            "namespace": manifest.namespace.hex(),
+            "blocks": done.blocks,
+            "present": done.present,
+            "stored": done.stored,
+            "bytes": done.file_bytes,
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    name = short(key, _DIGITS)
+    if not done.stored:
+        click.echo(f"{name}: all {count(done.blocks, 'block')} stored already")
+        return
+    verb = "would store" if dry_run else "stored"
+    there = f"; {count(done.present, 'block')} stored already" if done.present else ""
+    click.echo(f"{name}: {verb} {count(done.stored, 'block')}, {format_size(size)}{there}")
+
+
+@contextlib.contextmanager
+def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=total_bytes)
+        yield lambda more: progress.update(task, advance=more)

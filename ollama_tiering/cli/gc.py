@@ -1,0 +1,66 @@
+"""`tiering gc`: removes what nobody can use any more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.model_names import present_models
+from ollama_tiering.cli.rm import kept_sentence
+from ollama_tiering.cli.store_options import (
+    Duration,
+    administration,
+    count,
+    dry_run_option,
+    store_options,
+)
+from ollama_tiering.config import format_size
+
+_KINDS = {
+    "model gone": "of models that are gone",
+    "unreachable": "whose start is missing",
+    "temporary": "of unfinished writes",
+}
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option("--older-than", type=Duration(), default=0.0, help="Also what was unused so long.")
+@click.option(
+    "--models",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Ollama's models directory: also blocks of models that are not there any more.",
+)
+@dry_run_option
+@store_options
+def gc(
+    older_than: float,
+    models: Path | None,
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Remove leftovers, quarantined blocks, and blocks whose start is missing.
+
+    With --older-than and --models also what expired and what belongs to removed models. What is
+    pinned or being read stays.
+    """
+    present = present_models(models) if models else None
+    with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
+        waste = admin.collect(older_than_seconds=older_than, models=present, dry_run=dry_run)
+    if as_json:
+        document = {"version": 1, "dry_run": dry_run, "waste": [asdict(one) for one in waste]}
+        click.echo(json.dumps(document, indent=1))
+        return
+    verb = "would remove" if dry_run else "removed"
+    for one in waste:
+        if one.files or one.kept:
+            kind = _KINDS.get(one.kind, one.kind)
+            text = f"{verb} {count(one.files, 'block')} {kind}, {format_size(one.stored_bytes)}"
+            click.echo(text + kept_sentence(one.kept))
+    if not any(one.files for one in waste):
+        click.echo("nothing to remove")

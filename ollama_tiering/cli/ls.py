@@ -1,0 +1,210 @@
+"""`tiering ls`: what is stored, one line per conversation or per block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.model_names import default_models_dir, label, model_names
+from ollama_tiering.cli.store_options import (
+    administration,
+    age,
+    count,
+    make_selection,
+    selection_options,
+    short,
+    store_options,
+)
+from ollama_tiering.config import format_size
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.inventory import BlockLine, ChainLine, Listing, Totals
+
+    Line = ChainLine | BlockLine
+
+_SORTS: Final[dict[str, Callable[[Any], Any]]] = {  # biggest, longest, latest first
+    "used": lambda line: -line.last_use,
+    "created": lambda line: -line.created,
+    "size": lambda line: -line.file_bytes,
+    "tokens": lambda line: -line.tokens,
+    "hits": lambda line: -line.hits,
+}
+_PIPE_WIDTH: Final = 1000  # nothing is cut where no terminal has an edge
+_MODEL_WIDTH: Final = 12  # at least: the only column that may be cut
+_LEFT: Final = ("ID", "MODEL", "TIERS", "NOTE")
+_DISPENSABLE: Final = ("OWN", "HITS", "BLOCKS", "TIERS", "NOTE", "USED")
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--blocks", is_flag=True, help="Single blocks instead of conversations.")
+@selection_options
+@click.option("--pinned", is_flag=True, help="Only what is pinned.")
+@click.option("--sort", type=click.Choice([*_SORTS, "model"]), default="used", show_default=True)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
+@store_options
+def ls(
+    ids: tuple[str, ...],
+    blocks: bool,
+    pinned: bool,
+    sort: str,
+    reverse: bool,
+    limit: int | None,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+    **conditions: Any,
+) -> None:
+    """List stored conversations, latest first.
+
+    A line is a chain of blocks from the first token to the end of one conversation. OWN is what
+    only it uses: what `tiering rm ID` would free. An ID may be cut as long as it is unique. With
+    --blocks and IDs: the blocks of these conversations, in their order.
+    """
+    selection = make_selection(ids, pinned=pinned, **conditions)
+    with administration(socket, config_file, purpose="look") as admin:
+        listing = admin.listing(selection, blocks=blocks)
+    names = model_names(default_models_dir())
+    labels = {ns: label(fields, ns, names) for ns, fields in listing.descriptions.items()}
+    lines: list[Line] = [*listing.chains, *listing.blocks]
+    if not (blocks and ids):
+        by: Callable[[Any], Any] = _SORTS.get(sort) or (lambda line: labels[line.namespace])
+        lines.sort(key=by)
+    if reverse:
+        lines.reverse()
+    lines = lines[:limit]
+    if as_json:
+        click.echo(json.dumps(_document(listing, lines, labels, blocks=blocks), indent=1))
+        return
+    if lines:
+        _print_table(lines, labels, listing.id_digits)
+    click.echo(summary(listing, shown=len(lines), blocks=blocks))
+
+
+def summary(listing: Listing, *, shown: int, blocks: bool) -> str:
+    """`3 of 12 chains, 345 blocks, 5.6 GiB (ram 1.2 GiB, local 5.6 GiB)`."""
+    selected, stored = listing.selected, listing.stored
+    if not stored.blocks:
+        return "nothing is stored"
+    text = "" if blocks else f"{count(selected.chains, 'conversation')}, "
+    if not blocks and selected.chains != stored.chains:
+        text = f"{selected.chains:,} of {count(stored.chains, 'conversation')}, "
+    text += count(selected.blocks, "block")
+    text += f", {format_size(selected.file_bytes)}{_places(selected)}"
+    lines = len(listing.chains) + len(listing.blocks)
+    return text if shown == lines else f"{text}; {shown:,} shown"
+
+
+def _places(totals: Totals) -> str:
+    uses = [f"{use.tier.label} {format_size(use.stored_bytes)}" for use in totals.tiers]
+    return f" ({', '.join(uses)})" if uses else ""
+
+
+def _print_table(lines: Iterable[Line], labels: Mapping[Any, str], digits: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    columns = _fitting(_columns(list(lines), labels, digits), console.width)
+    widths = {heading: _width(heading, cells) for heading, cells in columns.items()}
+    excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+    widths["MODEL"] -= max(0, min(excess, widths["MODEL"] - _MODEL_WIDTH))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, width in widths.items():
+        justify: Literal["left", "right"] = "left" if heading in _LEFT else "right"
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", width=width, justify=justify)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[str, list[str]]:
+    cells: dict[str, Callable[[Any], str]] = {
+        "ID": lambda line: short(line.key, digits),
+        "MODEL": lambda line: labels[line.namespace],
+        "TOKENS": lambda line: f"{line.tokens:,}",
+        "SIZE": lambda line: format_size(line.file_bytes),
+    }
+    if any(hasattr(line, "own_bytes") for line in lines):
+        cells["BLOCKS"] = lambda line: f"{line.blocks:,}"
+        cells["OWN"] = lambda line: format_size(line.own_bytes)
+    cells |= {
+        "TIERS": _tiers,
+        "USED": lambda line: age(line.last_use),
+        "HITS": lambda line: f"{line.hits:,}",
+    }
+    if any(map(_marks, lines)):
+        cells["NOTE"] = _marks
+    return {heading: [cell(line) for line in lines] for heading, cell in cells.items()}
+
+
+def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
+    """Without the columns that a narrow terminal has no place for, the least needed first."""
+    for heading in _DISPENSABLE:
+        widths = {name: _width(name, cells) for name, cells in columns.items()}
+        widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            break
+        columns.pop(heading, None)
+    return columns
+
+
+def _width(heading: str, cells: list[str]) -> int:
+    return max(map(len, (heading, *cells)))
+
+
+def _tiers(line: Line) -> str:
+    """`ram 3/24 local`: a tier alone has all of it."""
+    blocks = getattr(line, "blocks", 1)
+    return " ".join(
+        use.tier.label if use.blocks == blocks else f"{use.tier.label} {use.blocks}/{blocks}"
+        for use in line.tiers
+    )
+
+
+def _marks(line: Line) -> str:
+    marks = {"pinned": line.pinned, "in use": line.leased, "broken": not line.complete}
+    return " ".join(name for name, holds in marks.items() if holds)
+
+
+def _document(
+    listing: Listing, lines: Iterable[Line], labels: Mapping[Any, str], *, blocks: bool
+) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "blocks" if blocks else "chains": [_entry(line, labels) for line in lines],
+        "namespaces": {ns.hex(): dict(fields) for ns, fields in listing.descriptions.items()},
+        "selected": _totals(listing.selected),
+        "stored": _totals(listing.stored),
+        "id_digits": listing.id_digits,
+    }
+
+
+def _entry(line: Line, labels: Mapping[Any, str]) -> dict[str, Any]:
+    values = asdict(line)
+    values["tiers"] = _tier_list(line.tiers)
+    if "parent" in values:
+        values["parent"] = values["parent"].hex()
+    key, namespace = values.pop("key").hex(), values.pop("namespace").hex()
+    return {"id": key, "namespace": namespace, "model": labels[line.namespace], **values}
+
+
+def _totals(totals: Totals) -> dict[str, Any]:
+    return {**asdict(totals), "tiers": _tier_list(totals.tiers)}
+
+
+def _tier_list(uses: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        {"tier": use.tier.label, "blocks": use.blocks, "stored_bytes": use.stored_bytes}
+        for use in uses
+    ]

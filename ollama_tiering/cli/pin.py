@@ -1,0 +1,107 @@
+"""`tiering pin` and `tiering unpin`: what is never evicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.store_options import (
+    administration,
+    count,
+    dry_run_option,
+    short,
+    store_options,
+)
+from ollama_tiering.config import format_size
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.inventory import PinResult
+
+_DIGITS = 12
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@dry_run_option
+@store_options
+def pin(
+    ids: tuple[str, ...],
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Keep conversations: their blocks are never evicted, until `tiering unpin`.
+
+    The ID of a block inside a conversation keeps what leads to it, a system prompt for instance.
+    Pins survive restarts. They may take sidecar.pin_share of the budget at most.
+    """
+    _change(ids, dry_run, socket, config_file, as_json, unpin=False)
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@dry_run_option
+@store_options
+def unpin(
+    ids: tuple[str, ...],
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Let pinned conversations be evicted again. What another pin keeps stays kept."""
+    _change(ids, dry_run, socket, config_file, as_json, unpin=True)
+
+
+def _change(
+    ids: tuple[str, ...],
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+    *,
+    unpin: bool,
+) -> None:
+    results = []
+    with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
+        call = admin.unpin if unpin else admin.pin
+        for chain_id in ids:
+            result = call(chain_id, dry_run=dry_run)
+            results.append(result)
+            if not as_json:
+                click.echo(_sentence(result, unpin=unpin, dry_run=dry_run))
+    if as_json:
+        document = {
+            "version": 1,
+            "dry_run": dry_run,
+            "pins": [
+                {
+                    "id": result.key.hex(),
+                    "pinned": not unpin,
+                    "changed": result.changed,
+                    "blocks": result.blocks,
+                    "changed_bytes": result.changed_bytes,
+                }
+                for result in results
+            ],
+            "pinned_bytes": results[-1].pinned_bytes,
+            "limit_bytes": results[-1].limit_bytes,
+        }
+        click.echo(json.dumps(document, indent=1))
+
+
+def _sentence(result: PinResult, *, unpin: bool, dry_run: bool) -> str:
+    name = short(result.key, _DIGITS)
+    if not result.changed:
+        return f"{name} was {'not pinned' if unpin else 'pinned already'}"
+    verb = "unpinned" if unpin else "pinned"
+    verb = f"would be {verb}" if dry_run else verb
+    return (
+        f"{name} {verb}: {count(result.blocks, 'block')}; pinned in all: "
+        f"{format_size(result.pinned_bytes)} of at most {format_size(result.limit_bytes)}"
+    )

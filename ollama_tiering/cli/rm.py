@@ -1,0 +1,86 @@
+"""`tiering rm`: removes conversations from the store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.store_options import (
+    administration,
+    count,
+    dry_run_option,
+    make_selection,
+    selection_options,
+    store_options,
+)
+from ollama_tiering.config import format_size
+from ollama_tiering.errors import UsageError
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.inventory import Removal
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@selection_options
+@click.option("--all", "everything", is_flag=True, help="Every conversation.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@dry_run_option
+@store_options
+def rm(
+    ids: tuple[str, ...],
+    everything: bool,
+    yes: bool,
+    dry_run: bool,
+    socket: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+    **conditions: Any,
+) -> None:
+    """Remove conversations.
+
+    Chosen by ID or by the conditions, which must all hold. What another conversation needs too, is
+    pinned, or is being read stays, and that is said. Asks first, unless --yes.
+    """
+    chosen = bool(ids) or any(conditions.values())
+    if chosen == everything:
+        raise UsageError(
+            "nothing says what to remove" if everything is False else "--all takes no conditions",
+            hint="name IDs (`tiering ls`), conditions, or --all",
+        )
+    if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
+        raise UsageError("there is nobody to ask", hint="add --yes, or --dry-run to look first")
+    selection = make_selection(ids, **conditions)
+    with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
+        if not (yes or dry_run):
+            planned = admin.remove(selection, dry_run=True)
+            if not planned.blocks:
+                click.echo(_sentence(planned, dry_run=True))
+                return
+            click.echo(_sentence(planned, dry_run=True), err=True)
+            click.confirm("Remove?", abort=True, err=True)
+        done = admin.remove(selection, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps({"version": 1, "dry_run": dry_run, **asdict(done)}, indent=1))
+    else:
+        click.echo(_sentence(done, dry_run=dry_run))
+
+
+def kept_sentence(kept: Mapping[str, int]) -> str:
+    reasons = [f"{count(blocks, 'block')} {reason}" for reason, blocks in sorted(kept.items())]
+    return f"; stays: {', '.join(reasons)}" if reasons else ""
+
+
+def _sentence(removal: Removal, *, dry_run: bool) -> str:
+    verb = "would remove" if dry_run else "removed"
+    what = f"{count(removal.chains, 'conversation')}, {count(removal.blocks, 'block')}"
+    if not removal.blocks:
+        return f"nothing to remove{kept_sentence(removal.kept)}"
+    return f"{verb} {what}, {format_size(removal.stored_bytes)}{kept_sentence(removal.kept)}"

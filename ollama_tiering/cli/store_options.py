@@ -1,0 +1,189 @@
+"""What the commands on the store share: their options, values and how they reach the store."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket as sockets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+import click
+
+from ollama_tiering import config
+from ollama_tiering.config import SidecarConfig, parse_size
+from ollama_tiering.errors import ServiceError
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.archive import Manifest
+    from ollama_tiering.store.exporting import ChainToExport
+    from ollama_tiering.store.importing import BlockSink, CheckedChain
+    from ollama_tiering.store.inventory import (
+        Listing,
+        PinResult,
+        Removal,
+        Selection,
+        VerifyStep,
+        Waste,
+    )
+    from ollama_tiering.store.tier import OpenBlock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+_CONNECT_SECONDS: Final = 2.0
+
+
+class Admin(Protocol):
+    """The store's administration, in a sidecar or on the files; see store.admin."""
+
+    def listing(self, selection: Selection, *, blocks: bool = False) -> Listing: ...
+    def remove(self, selection: Selection, *, dry_run: bool) -> Removal: ...
+    def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult: ...
+    def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult: ...
+    def verify(self, *, repair: bool) -> Iterator[VerifyStep]: ...
+    def collect(
+        self, *, older_than_seconds: float, models: frozenset[str] | None, dry_run: bool
+    ) -> list[Waste]: ...
+    def chain(self, chain_id: str) -> ChainToExport: ...
+    def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]: ...
+    def present(self, checked: CheckedChain) -> int: ...
+    def sink(self, manifest: Manifest) -> AbstractContextManager[BlockSink]: ...
+
+
+class Duration(click.ParamType[float]):
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is no time; write it like 30d, 12h, 90m or 2w", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+class Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def store_options(command: F) -> F:
+    """--socket, --config, --json: how every command on the store is reached and answers."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Machine-readable (docs/cli.md)."),
+        click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings."),
+        click.option("--socket", type=click.Path(path_type=Path), help="Socket of the sidecar."),
+    ):
+        command = option(command)
+    return command
+
+
+def selection_options(command: F) -> F:
+    """Which chains: --model, --older-than, --min-tokens, --min-size, --tier."""
+    for option in (
+        click.option(
+            "--tier", type=click.Choice(["ram", "local", "remote"]), help="With a block there."
+        ),
+        click.option("--min-size", type=Size(), default=0, help="Own blocks take so much."),
+        click.option("--min-tokens", type=click.IntRange(0), default=0, help="At least so long."),
+        click.option(
+            "--older-than", type=Duration(), default=0.0, help="Not used for so long, e.g. 30d."
+        ),
+        click.option("--model", default="", help="Part of the model's name, or its namespace."),
+    ):
+        command = option(command)
+    return command
+
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done; do nothing.")
+
+
+def make_selection(
+    ids: Sequence[str],
+    *,
+    model: str,
+    older_than: float,
+    min_tokens: int,
+    min_size: int,
+    tier: str | None,
+    pinned: bool = False,
+) -> Selection:
+    from ollama_tiering.store.inventory import Selection
+    from ollama_tiering.store.tier import TierKind
+
+    return Selection(
+        ids=tuple(ids),
+        model=model,
+        older_than_seconds=older_than,
+        min_tokens=min_tokens,
+        min_bytes=min_size,
+        tier=TierKind[tier.upper()] if tier else None,
+        pinned=pinned,
+    )
+
+
+@contextlib.contextmanager
+def administration(
+    socket: Path | None, config_file: Path | None, *, purpose: Literal["look", "change", "store"]
+) -> Iterator[Admin]:
+    """Through the sidecar when one listens; else on the files, with their directories locked.
+
+    A socket that was named must answer: ServiceError.
+    """
+    settings = config.load_sidecar({"sidecar.socket": socket}, path=config_file)
+    if _listens(settings):
+        from ollama_tiering.sidecar.admin_client import SidecarAdministration
+
+        with SidecarAdministration(settings.socket_path) as admin:
+            yield admin
+        return
+    if socket is not None:
+        raise ServiceError(
+            f"no sidecar listens on {socket}",
+            hint="start it, or leave --socket out to work on the files",
+        )
+    from ollama_tiering.sidecar.offline import Purpose, offline
+
+    with offline(settings, Purpose(purpose)) as admin_here:
+        yield admin_here
+
+
+def short(key: bytes, digits: int) -> str:
+    return key.hex()[:digits]
+
+
+def age(unix_seconds: float) -> str:
+    """How long ago, in the largest unit that fits."""
+    seconds = max(0.0, time.time() - unix_seconds)
+    for unit in ("w", "d", "h", "m"):
+        if seconds >= _UNITS[unit] * (1 if unit != "w" else 8):
+            return f"{int(seconds / _UNITS[unit])}{unit}"
+    return f"{int(seconds)}s"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _listens(settings: SidecarConfig) -> bool:
+    if not settings.socket_path.is_socket():
+        return False
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
+        try:
+            probe.connect(str(settings.socket_path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,231 @@
+"""Administration of a store: list, remove, pin, verify, collect. What the sidecar's calls and, when
+none runs, the command line itself use.
+
+Thread-safe as the store is. Only dry runs, `list` and `verify` without repair change nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+
+from ollama_tiering.store import removal, room
+from ollama_tiering.store.archive import Manifest
+from ollama_tiering.store.census import Census
+from ollama_tiering.store.describe import Fields, read_description
+from ollama_tiering.store.exporting import ChainToExport, chain_to_export
+from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
+from ollama_tiering.store.inventory import (
+    Listing,
+    PinResult,
+    Removal,
+    Selection,
+    VerifyStep,
+    Waste,
+)
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.session import CommitResult, WriteSession
+from ollama_tiering.store.state import Level
+from ollama_tiering.store.survey import What, remove_file, survey
+from ollama_tiering.store.tier import OpenBlock, TierKind
+from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
+from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.verify import is_leftover, verify
+
+EVERYTHING: Final = Selection()
+
+
+class Administration:
+    """`alone`: nobody else writes into the store's directories while this one is used."""
+
+    def __init__(self, store: TieredStore, *, alone: bool) -> None:
+        self._store = store
+        self._state = store.state
+        self._alone = alone
+
+    def listing(self, selection: Selection = EVERYTHING, *, blocks: bool = False) -> Listing:
+        """Chains, or single blocks. UnknownId, AmbiguousId, UsageError for an id."""
+        census = self._census()
+        chains = [] if blocks else list(census.chains(selection))
+        single = list(census.blocks(selection)) if blocks else []
+        if not (blocks and selection.ids):  # blocks of given chains stay in their order
+            single.sort(key=lambda line: line.last_use)
+        chains.sort(key=lambda line: line.last_use)
+        names = {line.namespace for line in chains} | {line.namespace for line in single}
+        tree = self._state.tree
+        ends = (record for line in chains if (record := tree.get(line.key)))
+        return Listing(
+            chains=chains,
+            blocks=single,
+            descriptions={name: census.description(name) for name in names},
+            selected=census.totals_of_blocks(single) if blocks else census.totals(ends),
+            stored=census.totals(),
+            id_digits=census.id_digits,
+        )
+
+    def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
+        """Removes the selected chains; what another chain needs, or is pinned or in use, stays."""
+        census = self._census()
+        ends = self._records(census, selection)
+        wait_seconds = REMOVE_WAIT_SECONDS
+        return removal.remove_chains(self._state, ends, dry_run=dry_run, wait_seconds=wait_seconds)
+
+    def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
+        """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
+        record = self._census().resolve(chain_id)
+        known = record.key in self._state.pins
+        pin, more = self._store.pins.pin(record.key, dry_run=dry_run)
+        return self._pin_result(record, len(pin.chain), more, not known)
+
+    def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
+        census = self._census()
+        record = census.resolve(chain_id)
+        before = self._store.pins.pinned_bytes()
+        changed = self._store.pins.unpin(record.key, dry_run=dry_run)
+        less = before - self._store.pins.pinned_bytes()
+        return self._pin_result(record, len(census.path(record)), less, changed)
+
+    def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
+        """See store.verify. With repair the index is written anew after the last step."""
+        yield from verify(self._state, repair=repair, alone=self._alone)
+        if repair:
+            self._store.rebuild_index()
+
+    def collect(
+        self, *, older_than_seconds: float, models: frozenset[str] | None, dry_run: bool
+    ) -> list[Waste]:
+        """Removes what nobody can use: each kind once, kinds without anything too.
+
+        `models` are the file names of the models that are there; None asks nothing about models.
+        """
+        census = self._census()
+        ends = {record.key: record for record in self._records(census, EVERYTHING)}
+        expired = (
+            self._records(census, Selection(older_than_seconds=older_than_seconds))
+            if older_than_seconds > 0
+            else []
+        )
+        orphans = [
+            record
+            for record in ends.values()
+            if models is not None and census.gone_model(record.namespace, models)
+        ]
+        broken = [record for record in ends.values() if not census.chain(record).complete]
+        result = []
+        for kind, chosen in (
+            ("expired", expired),
+            ("model gone", orphans),
+            ("unreachable", broken),
+        ):
+            left = [record for record in chosen if ends.pop(record.key, None) is not None]
+            done = removal.remove_chains(self._state, left, dry_run=dry_run)
+            done.kept.pop(removal.SHARED, None)
+            result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
+        return [*result, self._quarantined(dry_run), self._temporary(dry_run)]
+
+    def chain(self, chain_id: str) -> ChainToExport:
+        """What an export of this chain consists of. StoreDamaged when its start is missing."""
+        listing = self.listing(Selection(ids=(chain_id,)), blocks=True)
+        return chain_to_export(listing)
+
+    def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
+        """Its blocks, to be read one after the other. Only for a store nobody else uses."""
+        for key, _ in chain.blocks:
+            leased = self._store.lease(chain.namespace, [key])
+            self._store.release(leased.lease_id)
+            if not leased.blocks:
+                raise FileNotFoundError(errno.ENOENT, "block is gone", key.hex())
+            yield self._level(leased.blocks[0].tier).tier.open(chain.namespace, key)
+
+    def present(self, checked: CheckedChain) -> int:
+        """How many of the first blocks of the chain are stored already."""
+        manifest = checked.manifest
+        found = self._store.match(
+            manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
+        )
+        return count_present(checked, [(b.key, b.rows, b.block_rows) for b in found])
+
+    @contextmanager
+    def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
+        """Where the blocks of an import go."""
+        session = self._store.open_session(
+            manifest.namespace, manifest.description, manifest.block_tokens
+        )
+        try:
+            yield _SessionSink(session)
+        finally:
+            self._store.close_session(session)
+
+    def _level(self, kind: TierKind) -> Level:
+        return next(level for level in self._state.levels if level.tier.kind is kind)
+
+    def _quarantined(self, dry_run: bool) -> Waste:
+        files = stored_bytes = 0
+        for level in self._state.levels:
+            directory = level.tier.directory
+            if directory is None or level.tier.kind is TierKind.REMOTE:
+                continue
+            bad = [found for found in survey(directory) if found.what is What.QUARANTINED]
+            files, stored_bytes = files + len(bad), stored_bytes + sum(f.stored_bytes for f in bad)
+            if not dry_run:
+                room.purge_quarantine(self._state, level, keep_blocks=0)
+                for found in bad:  # those the tier did not know of
+                    remove_file(directory, found)
+        return Waste("quarantined", files, stored_bytes, {})
+
+    def _temporary(self, dry_run: bool) -> Waste:
+        files = stored_bytes = 0
+        for level in self._state.levels:
+            directory = level.tier.directory
+            if directory is None:
+                continue
+            for found in survey(directory):
+                if found.what is not What.TEMPORARY:
+                    continue
+                if is_leftover(self._state, level, found, alone=self._alone):
+                    files, stored_bytes = files + 1, stored_bytes + found.stored_bytes
+                    if not dry_run:
+                        remove_file(directory, found)
+        return Waste("temporary", files, stored_bytes, {})
+
+    def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:
+        """Last blocks of the selected chains."""
+        if selection == EVERYTHING:
+            return census.ends(selection)
+        lines = census.chains(selection)
+        return [record for line in lines if (record := self._state.tree.get(line.key))]
+
+    def _pin_result(
+        self, record: BlockRecord, blocks: int, changed_bytes: int, changed: bool
+    ) -> PinResult:
+        book = self._store.pins
+        return PinResult(
+            record.key, blocks, changed_bytes, book.pinned_bytes(), book.limit_bytes, changed
+        )
+
+    def _census(self) -> Census:
+        return Census(self._state, self._describe)
+
+    def _describe(self, namespace: NamespaceId) -> Fields:
+        """From a tier of this host: a remote one may hang."""
+        for level in self._state.levels:
+            directory = level.tier.directory
+            if directory is not None and level.tier.kind is not TierKind.REMOTE:
+                fields = read_description(directory, namespace)
+                if fields:
+                    return fields
+        return ()
+
+
+class _SessionSink:
+    def __init__(self, session: WriteSession) -> None:
+        self._session = session
+
+    def put(self, key: BlockKey, parts: Iterator[tuple[bytes, bool]]) -> CommitResult:
+        for part, last in parts:
+            result = self._session.put_inline(key, part, last=last)
+            if result is not None:
+                return result
+        return CommitResult(False, "the block has no end")

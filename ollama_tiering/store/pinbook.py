@@ -1,0 +1,142 @@
+"""Setting and lifting pins: the table in memory, its file, and how much may be pinned.
+
+Thread-safe: changes are made one at a time, and the store's lock is not held while the file is
+written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.config import format_size
+from ollama_tiering.store.errors import PinsFull, UnknownId
+from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.pins import PINS_NAME, Pin, load_pins, save_pins
+from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.tier import TierKind
+
+log = logging.getLogger(__name__)
+
+PIN_SHARE: Final = 0.5  # of the budget of the tier that keeps pinned blocks
+
+
+class PinBook:
+    """`index_path` says beside which file the pins lie; None keeps them in memory only."""
+
+    def __init__(self, state: StoreState, index_path: Path | None, share: float) -> None:
+        self._state = state
+        self._path = index_path.with_name(PINS_NAME) if index_path is not None else None
+        self._share = share
+        self._changing = threading.Lock()
+
+    @property
+    def home(self) -> Level:
+        """The level that keeps pinned blocks: the lowest one that is this host's alone."""
+        own = [level for level in self._state.levels if level.tier.kind is not TierKind.REMOTE]
+        return (own or self._state.levels)[-1]
+
+    @property
+    def limit_bytes(self) -> int:
+        return int(self.home.lru.budget_bytes * self._share)
+
+    def load(self) -> None:
+        """To be called once the books are filled. OSError passes: see load_pins."""
+        if self._path is None:
+            return
+        found = load_pins(self._path)
+        with self._state.lock:
+            for pin in found:
+                self._state.pins.add(pin)
+        self.enforce()
+
+    def enforce(self) -> None:
+        """To be called whenever the budget has changed: a budget holds, pins or not."""
+        state = self._state
+        with state.lock:
+            idle = state.pins.enforce(self.limit_bytes, self._block_bytes)
+        for pin in idle:
+            log.warning(
+                "pin out of force, the budget is too small: chain=%s limit=%s",
+                pin.key.hex()[:16],
+                format_size(self.limit_bytes),
+            )
+
+    def pinned_bytes(self) -> int:
+        with self._state.lock:
+            return self._kept_bytes()
+
+    def pin(self, key: BlockKey, *, dry_run: bool = False) -> tuple[Pin, int]:
+        """Keeps the chain that ends with `key`; (the pin, bytes that are pinned because of it).
+
+        Pinning what is pinned is fine. UnknownId, PinsFull; OSError when it cannot be recorded:
+        then it is not pinned.
+        """
+        state = self._state
+        with self._changing:
+            with state.lock:
+                records = list(state.tree.ancestors(key))[::-1]
+                if not records:
+                    raise UnknownId(f"no block {key.hex()} is stored")
+                known = next((pin for pin in state.pins if pin.key == key), None)
+                new = {r.key: r.file_bytes for r in records if not state.pins.keeps(r.key)}
+                more, kept = sum(map(self._block_bytes, new)), self._kept_bytes()
+                if kept + more > self.limit_bytes:
+                    raise PinsFull(
+                        f"{format_size(more)} more would pin {format_size(kept + more)}; "
+                        f"{format_size(self.limit_bytes)} may be pinned "
+                        f"({self._share:.0%} of the {self.home.tier.kind.label} tier's budget)",
+                        hint="unpin something (`tiering ls --pinned`), or raise the budget or "
+                        "sidecar.pin_share",
+                    )
+                chain = tuple(record.key for record in records)
+                pin = Pin(records[0].namespace, chain, known.since if known else state.wall_clock())
+                if dry_run:
+                    return pin, more
+                state.pins.add(pin)
+            try:
+                self._save()
+            except OSError:
+                with state.lock:
+                    state.pins.discard(key)
+                    if known is not None:
+                        state.pins.add(known)
+                raise
+        return pin, more
+
+    def unpin(self, key: BlockKey, *, dry_run: bool = False) -> bool:
+        """False: the chain that ends with `key` was not pinned."""
+        state = self._state
+        with self._changing:
+            with state.lock:
+                if dry_run or key not in state.pins:
+                    return key in state.pins
+                pin = state.pins.discard(key)
+            try:
+                self._save()
+            except OSError:
+                with state.lock:
+                    if pin is not None:
+                        state.pins.add(pin)
+                raise
+        self.enforce()
+        return True
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        with self._state.lock:
+            pins = list(self._state.pins)
+        save_pins(self._path, pins)
+
+    def _kept_bytes(self) -> int:
+        return sum(map(self._block_bytes, self._state.pins.kept_keys()))
+
+    def _block_bytes(self, key: BlockKey) -> int:
+        """Physical where it is known already, else what the file has. Lock held."""
+        record = self._state.tree.get(key)
+        if record is None:
+            return 0
+        return self.home.lru.stored_bytes(key) or record.file_bytes

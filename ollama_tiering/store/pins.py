@@ -1,0 +1,188 @@
+"""Pins: chains a person wants kept. A pinned block is never evicted; only damage takes it away.
+
+`PinTable` is what eviction asks; pure, under the store's lock. `pins.json` beside the index keeps
+them: a file of its own, because the index may be thrown away at any time. It names every block of
+each chain, so that a block that comes back (stored again, found later by a scan) is kept again.
+
+    {"version": 1, "pins": [{"namespace": hex, "chain": [hex, …], "since": Unix seconds}]}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+
+log = logging.getLogger(__name__)
+
+PINS_NAME: Final = "pins.json"
+
+_VERSION: Final = 1
+_MAX_FILE_BYTES: Final = 256 << 20
+_BAD_SUFFIX: Final = ".bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    namespace: NamespaceId
+    chain: tuple[BlockKey, ...]  # first block to last, never empty
+    since: float  # Unix seconds
+
+    @property
+    def key(self) -> BlockKey:
+        return self.chain[-1]
+
+
+class PinTable:
+    """Which blocks are kept. A pin that is out of force is remembered but keeps nothing."""
+
+    def __init__(self) -> None:
+        self._pins: dict[BlockKey, Pin] = {}  # oldest first
+        self._keeping: dict[BlockKey, int] = {}  # block -> pins in force that hold it
+        self._idle: set[BlockKey] = set()  # pins out of force
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def __contains__(self, key: BlockKey) -> bool:
+        """Whether the chain that ends with this block is pinned."""
+        return key in self._pins
+
+    def keeps(self, key: BlockKey) -> bool:
+        return key in self._keeping
+
+    def kept_keys(self) -> Iterator[BlockKey]:
+        return iter(self._keeping)
+
+    def in_force(self, key: BlockKey) -> bool:
+        return key in self._pins and key not in self._idle
+
+    def add(self, pin: Pin) -> None:
+        self.discard(pin.key)
+        self._pins[pin.key] = pin
+        self._count(pin, 1)
+
+    def discard(self, key: BlockKey) -> Pin | None:
+        pin = self._pins.pop(key, None)
+        if pin is not None and key not in self._idle:
+            self._count(pin, -1)
+        self._idle.discard(key)
+        return pin
+
+    def enforce(self, limit_bytes: int, bytes_of: Callable[[BlockKey], int]) -> list[Pin]:
+        """Puts pins in force, oldest first, as far as their blocks fit; those that do not.
+
+        A budget that was lowered below what is pinned holds all the same.
+        """
+        pins, self._keeping, self._idle = list(self), {}, set()
+        kept_bytes = 0
+        for pin in pins:
+            more = sum(bytes_of(key) for key in set(pin.chain) if key not in self._keeping)
+            if kept_bytes + more > limit_bytes:
+                self._idle.add(pin.key)
+                continue
+            kept_bytes += more
+            self._count(pin, 1)
+        return [pin for pin in pins if pin.key in self._idle]
+
+    def _count(self, pin: Pin, step: int) -> None:
+        for key in pin.chain:
+            count = self._keeping.get(key, 0) + step
+            if count > 0:
+                self._keeping[key] = count
+            else:
+                self._keeping.pop(key, None)
+
+
+def load_pins(path: Path) -> list[Pin]:
+    """What the file says; nothing when there is none or it is damaged. OSError passes.
+
+    Not knowing the pins could cost a pinned block, so weather is no reason to go on without.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            log.warning("pins ignored, not a regular file: path=%s", path)
+            return []
+        data = file.read(_MAX_FILE_BYTES + 1)
+    try:
+        if len(data) > _MAX_FILE_BYTES:
+            raise ValueError("the file is too long")
+        return _parse(data)
+    except ValueError as error:
+        log.error("pins unreadable, nothing is pinned: path=%s reason=%s", path, error)
+        return []
+
+
+def save_pins(path: Path, pins: Iterable[Pin]) -> None:
+    """Replaces the file, durably. One that was damaged is kept aside."""
+    entries = [
+        {
+            "namespace": pin.namespace.hex(),
+            "chain": [key.hex() for key in pin.chain],
+            "since": pin.since,
+        }
+        for pin in pins
+    ]
+    text = json.dumps({"version": _VERSION, "pins": entries}, indent=1) + "\n"
+    if entries == [] and not path.exists():
+        return
+    if path.exists() and not _readable(path):
+        path.rename(path.with_name(path.name + _BAD_SUFFIX))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _readable(path: Path) -> bool:
+    try:
+        _parse(path.read_bytes())
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _parse(data: bytes) -> list[Pin]:
+    try:
+        document = json.loads(data)
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']!r} is unknown")
+        return [_pin(entry) for entry in document["pins"]]
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a list of pins: {error}") from None
+
+
+def _pin(entry: Any) -> Pin:
+    digests = [digest_from_hex(text) for text in (entry["namespace"], *entry["chain"])]
+    if len(digests) < 2 or None in digests:
+        raise ValueError("a pin names no namespace and chain")
+    namespace, *chain = [digest for digest in digests if digest is not None]
+    keys = tuple(BlockKey(key) for key in chain)
+    return Pin(NamespaceId(namespace), keys, float(entry["since"]))

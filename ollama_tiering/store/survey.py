@@ -1,0 +1,121 @@
+"""Every file below a tier's directory, as it lies there: looks, follows no link, changes nothing.
+
+Blocks are what a scan would find. The rest is what the tools judge: quarantined blocks, what an
+interrupted write left behind, files that are not the store's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.store.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.dirs import open_below
+from ollama_tiering.store.fs_tier import (
+    BAD_SUFFIX,
+    DESCRIPTION_NAME,
+    TMP_SUFFIX,
+    VERSION_DIRECTORY,
+)
+from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.pins import PINS_NAME
+from ollama_tiering.store.speed import PROBE_PREFIX
+
+_BLOCK_UNIT: Final = 512  # of st_blocks
+
+
+class What(Enum):
+    BLOCK = "block"
+    QUARANTINED = "quarantined"
+    TEMPORARY = "temporary"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    what: What
+    parts: tuple[str, ...]  # directories below the tier's
+    name: str
+    stored_bytes: int
+    changed: float  # Unix seconds
+    namespace: NamespaceId | None = None
+    key: BlockKey | None = None
+
+    @property
+    def path(self) -> str:
+        return "/".join((*self.parts, self.name))
+
+
+def survey(directory: Path) -> Iterator[FoundFile]:
+    """OSError of a directory that cannot be listed passes; one that is gone is empty."""
+    for entry in _entries(directory):
+        if entry.name.startswith((PROBE_PREFIX, f".{PINS_NAME}.")):
+            yield from _found(What.TEMPORARY, (), entry)
+    for entry in _entries(directory / VERSION_DIRECTORY):
+        namespace = digest_from_hex(entry.name)
+        parts = (VERSION_DIRECTORY, entry.name)
+        if namespace is None or not entry.is_dir(follow_symlinks=False):
+            yield from _found(What.FOREIGN, parts[:1], entry)
+            continue
+        for inner in _entries(Path(entry.path)):
+            if inner.is_dir(follow_symlinks=False) and len(inner.name) == 2:
+                yield from _shard(NamespaceId(namespace), (*parts, inner.name), Path(inner.path))
+            elif inner.name.startswith(".") and inner.name.endswith(TMP_SUFFIX):
+                yield from _found(What.TEMPORARY, parts, inner)
+            elif inner.name != DESCRIPTION_NAME:
+                yield from _found(What.FOREIGN, parts, inner)
+
+
+def remove_file(directory: Path, found: FoundFile) -> None:
+    """Unlinks what the survey found, where it found it; one that is gone is fine."""
+    with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
+        os.unlink(found.name, dir_fd=below)
+
+
+def _shard(namespace: NamespaceId, parts: tuple[str, ...], directory: Path) -> Iterator[FoundFile]:
+    for entry in _entries(directory):
+        key = digest_from_hex(entry.name[:64])
+        rest = entry.name[64:]
+        if key is None or entry.name[:2] != parts[-1]:
+            yield from _found(What.FOREIGN, parts, entry)
+            continue
+        if rest == BLOCK_SUFFIX:
+            what = What.BLOCK
+        elif rest == BLOCK_SUFFIX + BAD_SUFFIX:
+            what = What.QUARANTINED
+        elif rest.endswith(TMP_SUFFIX):
+            what = What.TEMPORARY
+        else:
+            what = What.FOREIGN
+        yield from _found(what, parts, entry, namespace, BlockKey(key))
+
+
+def _found(
+    what: What,
+    parts: tuple[str, ...],
+    entry: os.DirEntry[str],
+    namespace: NamespaceId | None = None,
+    key: BlockKey | None = None,
+) -> Iterator[FoundFile]:
+    try:
+        info = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(info.st_mode):
+        what = What.FOREIGN
+    size = info.st_blocks * _BLOCK_UNIT
+    yield FoundFile(what, parts, entry.name, size, info.st_ctime, namespace, key)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,380 @@
+"""`tiering ls`, `rm`, `pin`, `verify`, `gc`, `export`, `import`: with a sidecar and without."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ollama_tiering import cli
+from ollama_tiering.store import samples
+from ollama_tiering.store.dirs import lock_file
+from tests.contract.daemon import Daemon, PutStream
+
+MODEL = "sha256-" + "ab" * 32
+NS = samples.namespace(MODEL, layers=1)
+OTHER = samples.namespace("other-model", layers=1)
+FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
+SHARED = list(range(8))
+ONE = samples.sequence(NS, [*SHARED, 50])
+TWO = samples.sequence(NS, [*SHARED, 60, 61])
+THREE = samples.sequence(OTHER, list(range(20)))
+
+
+def ident(blocks: list[samples.SampleBlock]) -> str:
+    return blocks[-1].key.hex()
+
+
+class Place:
+    """A filled store, and the commands on it."""
+
+    def __init__(self, daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+        self.daemon = daemon
+        self.root = daemon.root
+        self._capsys = capsys
+
+    def run(self, *args: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(arg) for arg in args])
+        assert isinstance(caught.value.code, int)
+        out, err = self._capsys.readouterr()
+        return caught.value.code, out, err
+
+    def ok(self, *args: str | Path) -> str:
+        code, out, err = self.run(*args)
+        assert code == 0, err
+        return out
+
+    def json(self, *args: str | Path) -> Any:
+        return json.loads(self.ok(*args, "--json"))
+
+    def ids(self, *args: str) -> set[str]:
+        return {chain["id"] for chain in self.json("ls", *args)["chains"]}
+
+    def file(self, block: samples.SampleBlock, tier: str = "local") -> Path:
+        (path,) = (self.root / tier).rglob(f"{block.key.hex()}.kvb")
+        return path
+
+    def flip(self, block: samples.SampleBlock, tier: str = "local") -> None:
+        path = self.file(block, tier)
+        path.chmod(0o600)
+        content = bytearray(path.read_bytes())
+        content[4100] ^= 1
+        path.write_bytes(content)
+
+    def contents(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.root)): path.read_bytes()
+            for path in sorted(self.root.rglob("*.kvb*"))
+        }
+
+
+@pytest.fixture(params=["sidecar", "files"])
+def place(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as daemon:
+        for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("HOME", directory)
+        monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
+        monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(daemon.ram_dir))
+        monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(daemon.local_dir))
+        monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", str(daemon.budgets[0]))
+        monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL_GB", str(daemon.budgets[1]))
+        put(daemon)
+        if request.param == "files":
+            daemon.stop()
+        yield Place(daemon, capsys)
+
+
+def put(daemon: Daemon) -> None:
+    from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+
+    with daemon.channel() as channel:
+        stub = rpc.BlockStoreStub(channel)
+        for ns, blocks in ((NS, ONE), (NS, TWO), (OTHER, THREE)):
+            stream = PutStream(stub, ns)
+            assert all(result.stored for result in stream.put(blocks))
+            stream.close()
+    daemon.wait_written()
+
+
+def test_ls_as_a_table(place: Place) -> None:
+    lines = place.ok("ls", "--sort", "tokens").splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert " ".join(lines[0].split()) == "ID MODEL TOKENS SIZE BLOCKS OWN TIERS USED HITS"
+    assert re.sub(" +", " ", lines[1]).startswith(
+        f"{ident(THREE)[:8]} other-model 20 60.0 KiB 5 60.0 KiB ram local "
+    )
+    assert lines[2].split()[1] == "abababababab"
+    total = format_kib(9 * FILE_BYTES)
+    assert lines[-1] == f"3 conversations, 9 blocks, {total} (ram {total}, local {total})"
+
+
+def format_kib(size: int) -> str:
+    return f"{size / 1024:.1f} KiB"
+
+
+def test_ls_as_json(place: Place) -> None:
+    document = place.json("ls", "--sort", "size", "--limit", "1")
+    (chain,) = document["chains"]
+    tiers = [
+        {"tier": tier, "blocks": 5, "stored_bytes": 5 * FILE_BYTES} for tier in ("ram", "local")
+    ]
+    assert chain.pop("last_use") > chain.pop("created") > 0
+    assert chain == {
+        "id": ident(THREE),
+        "namespace": OTHER.digest().hex(),
+        "model": "other-model",
+        "tokens": 20,
+        "blocks": 5,
+        "file_bytes": 5 * FILE_BYTES,
+        "own_blocks": 5,
+        "own_bytes": 5 * FILE_BYTES,
+        "tiers": tiers,
+        "hits": 0,
+        "pinned": False,
+        "leased": False,
+        "complete": True,
+    }
+    assert document["namespaces"][OTHER.digest().hex()] == dict(OTHER.fields())
+    assert document["stored"]["blocks"] == 9
+    assert document["version"] == 1
+
+
+def test_ls_selects_sorts_and_shows_blocks(place: Place) -> None:
+    assert place.ids("--model", "other") == {ident(THREE)}
+    assert place.ids("--min-tokens", "10") == {ident(TWO), ident(THREE)}
+    assert place.ids("--older-than", "1h") == set()
+    assert place.ids("--tier", "remote") == set()
+    assert place.ids("--min-size", f"{5 * FILE_BYTES}") == {ident(THREE)}
+    blocks = place.json("ls", "--blocks", ident(TWO)[:10])["blocks"]
+    assert [block["id"] for block in blocks] == [block.key.hex() for block in TWO]
+    assert [block["tokens"] for block in blocks] == [4, 8, 10]
+    assert [block["children"] for block in blocks] == [1, 2, 0]
+    assert "nothing" not in place.ok("ls", "--model", "none")
+    out = place.ok("ls", "--reverse", "--sort", "model", "--limit", "2")
+    assert [line.split()[1] for line in out.splitlines()[1:3]] == ["other-model", "abababababab"]
+
+
+def test_names_of_models_come_from_ollama(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = place.root / "models"
+    manifest = models / "manifests/registry.ollama.ai/library/qwen3/0.6b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": MODEL.replace("-", ":")}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    manifest.with_name("broken").write_text("[1")
+    monkeypatch.setenv("OLLAMA_MODELS", str(models))
+    assert "qwen3:0.6b" in place.ok("ls")
+
+
+def test_rm_leaves_what_others_need(place: Place) -> None:
+    planned = place.json("rm", ident(ONE)[:12], "--dry-run")
+    assert planned["kept"] == {"needed by another chain": 2}
+    assert place.ids() == {ident(ONE), ident(TWO), ident(THREE)}
+    out = place.ok("rm", ident(ONE)[:12], "--yes")
+    assert out.startswith("removed 1 conversation, 1 block, 24.0 KiB; stays: 2 blocks needed by")
+    assert place.ids() == {ident(TWO), ident(THREE)}
+    place.ok("rm", "--all", "--yes")
+    assert place.ok("ls") == "nothing is stored\n"
+    assert place.contents() == {}
+
+
+def test_rm_asks_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    code, _, err = place.run("rm", "--all")
+    assert (code, "hint: add --yes" in err) == (2, True)
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    code, _, err = place.run("rm", "--model", "other")
+    assert code == 130
+    assert "would remove 1 conversation, 5 blocks" in err
+    assert len(place.ids()) == 3
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert place.ok("rm", "--model", "other").startswith("removed 1 conversation, 5 blocks")
+    assert len(place.ids()) == 2
+
+
+def test_a_pin_keeps_and_outlives_everything(place: Place) -> None:
+    assert "pinned: 3 blocks" in place.ok("pin", ident(ONE)[:12])
+    assert "was pinned already" in place.ok("pin", ident(ONE)[:12])
+    assert place.json("rm", "--all", "--yes")["kept"] == {"pinned": 3}
+    assert place.ids("--pinned") == {ident(ONE)}
+    if place.daemon.process is not None and place.daemon.process.poll() is None:
+        place.daemon.stop()
+    for path in place.daemon.local_dir.glob("index.sqlite*"):
+        path.unlink()
+    with place.daemon:
+        assert place.ids("--pinned") == {ident(ONE)}
+        assert place.json("unpin", ident(ONE))["pins"][0]["changed"] is True
+    assert place.ids("--pinned") == set()
+
+
+@pytest.mark.parametrize("place", ["files"], indirect=True)
+def test_too_many_pins_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL_GB", f"{8 * FILE_BYTES}B")
+    code, _, err = place.run("pin", ident(THREE))
+    assert code == 1
+    assert "60.0 KiB more would pin" in err
+    assert "hint: unpin something" in err
+    assert place.run("pin", ident(THREE), "--dry-run")[0] == 1
+    place.ok("pin", ident(ONE))
+    assert len(place.contents()) == 18  # a small budget alone made a tool evict nothing
+
+
+def test_verify_finds_damage_and_repair_moves_it_aside(place: Place) -> None:
+    assert place.ok("verify").startswith("read 18 blocks, 216.0 KiB: all sound")
+    place.flip(THREE[2])
+    before = place.contents()
+    code, out, err = place.run("verify")
+    assert code == 8
+    assert f"damaged  local v1/{OTHER.digest().hex()}" in out
+    assert "hint: tiering verify --repair" in err
+    assert place.contents() == before
+    code, out, _ = place.run("verify", "--repair", "--json")
+    assert code == 8
+    (finding,) = json.loads(out)["findings"]
+    assert (finding["what"], finding["tier"], finding["repaired"]) == ("damaged", "local", True)
+    bad = [name for name in place.contents() if name.endswith(".bad")]
+    assert len(bad) == 1
+    assert len(place.contents()) == len(before)
+    assert place.run("verify")[0] == 0
+
+
+def test_gc_removes_waste(place: Place) -> None:
+    assert place.ok("gc") == "nothing to remove\n"
+    for tier in ("ram", "local"):
+        place.flip(THREE[0], tier)
+    assert place.run("verify", "--repair")[0] == 8
+    models = place.root / "models"
+    (models / "blobs").mkdir(parents=True)
+    code, _, err = place.run("gc", "--models", models)
+    assert (code, "holds no model" in err) == (2, True)
+    (models / "blobs" / ("sha256-" + "cd" * 32)).touch()
+    before = place.contents()
+    planned = {w["kind"]: w["files"] for w in place.json("gc", "--dry-run")["waste"] if w["files"]}
+    assert planned == {"unreachable": 4, "quarantined": 2}
+    assert place.contents() == before
+    out = place.ok("gc", "--models", models)
+    assert out.splitlines() == [
+        "removed 4 blocks of models that are gone, 96.0 KiB",
+        "removed 4 blocks whose start is missing, 96.0 KiB",
+        "removed 2 blocks quarantined, 24.0 KiB",
+    ]
+    assert place.contents() == {}
+
+
+def test_export_and_import(place: Place) -> None:
+    for name, options in (("x.tar", ()), ("x", ("--directory",))):
+        archive = place.root / name
+        place.ok("export", ident(TWO)[:10], archive, "--dry-run", *options)
+        assert not archive.exists()
+        place.ok("export", ident(TWO)[:10], archive, *options)
+        assert place.run("export", ident(TWO)[:10], archive, *options)[0] == 2
+        stored = place.contents()
+        place.ok("rm", ident(TWO), "--yes")
+        planned = place.json("import", archive, "--dry-run")
+        assert (planned["present"], planned["stored"]) == (2, 1)
+        assert place.json("import", archive)["stored"] == 1
+        assert place.json("import", archive)["stored"] == 0
+        assert "all 3 blocks stored already" in place.ok("import", archive)
+        if place.daemon.process is not None and place.daemon.process.poll() is None:
+            place.daemon.wait_written()
+        assert set(place.contents()) >= {name for name in stored if name.startswith("local/")}
+    assert place.run("verify")[0] == 0
+
+
+def test_import_refuses_what_is_damaged(place: Place) -> None:
+    archive = place.root / "x.tar"
+    place.ok("export", ident(TWO), archive)
+    content = bytearray(archive.read_bytes())
+    content[content.index(b"KVTBLK") + 4100] ^= 1
+    archive.write_bytes(content)
+    place.ok("rm", "--all", "--yes")
+    code, _, err = place.run("import", archive)
+    assert code == 8
+    assert "checksum" in err
+    assert place.ids() == set()
+
+
+def test_unknown_and_malformed_ids_are_usage_errors(place: Place) -> None:
+    for args in (("ls", "0000"), ("pin", "0000"), ("rm", "0000", "--yes"), ("export", "0000", "x")):
+        code, _, err = place.run(*args)
+        assert code == 2
+        assert "no block with id 0000" in err
+        assert "hint: `tiering ls` shows ids" in err
+    assert place.run("pin", "../etc")[0] == 2
+    for args in (("rm",), ("rm", "--all", "--model", "x"), ("ls", "--older-than", "soon")):
+        assert place.run(*args)[0] == 2
+
+
+def test_looking_at_nothing_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(tmp_path / "ram"))
+    place = Place(Daemon(tmp_path), capsys)
+    assert place.ok("ls") == "nothing is stored\n"
+    assert place.ok("verify").startswith("read 0 blocks")
+    assert place.ok("gc") == "nothing to remove\n"
+    assert list(tmp_path.iterdir()) == []
+    code, _, err = place.run("ls", "--socket", tmp_path / "s")
+    assert (code, "no sidecar listens" in err) == (9, True)
+
+
+def test_a_directory_that_another_process_uses_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = tmp_path / "local"
+    local.mkdir(mode=0o700)
+    monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(tmp_path / "s"))
+    monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(local))
+    monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", "0")
+    held = lock_file(local / ".lock", "test")
+    place = Place(Daemon(tmp_path), capsys)
+    code, _, err = place.run("ls")
+    assert code == 9
+    assert f"in use by process {os.getpid()}" in err
+    os.close(held)
+
+
+@pytest.mark.parametrize("place", ["files"], indirect=True)
+def test_offline_looking_leaves_what_a_start_would_clean_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.flip(THREE[0])
+    path = place.file(THREE[0])
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1  # its header too: a start would quarantine it
+    path.write_bytes(content)
+    for index in place.daemon.local_dir.glob("index.sqlite*"):
+        index.unlink()
+    (path.parent / f"{THREE[0].key.hex()}.00.tmp").write_bytes(b"half")
+    monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL_GB", f"{FILE_BYTES}B")
+    before = {p: p.read_bytes() for p in place.root.rglob("*") if p.is_file()}
+    place.ok("ls")
+    place.ok("gc", "--dry-run")
+    place.ok("rm", "--all", "--dry-run")
+    code, out, _ = place.run("verify")
+    assert code == 8
+    words = sorted(line.split()[0] for line in out.splitlines())
+    assert words == ["damaged", "read", "temporary"]
+    assert {p: p.read_bytes() for p in place.root.rglob("*") if p.is_file()} == before
+    code, out, _ = place.run("verify", "--repair")
+    assert code == 8
+    assert "header checksum does not match (repaired)" in out
+    assert place.run("verify")[0] == 0
