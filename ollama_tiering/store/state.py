@@ -17,10 +17,12 @@ from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.speed import SpeedMeter
-from ollama_tiering.store.tier import Tier, TierStats
+from ollama_tiering.store.tier import Tier, TierKind, TierStats
 from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_PREFIX = "unknown prefix"  # the miss of a look-up; the others are of a lease or a block
 
 _PROMOTABLE_BLOCKS = 1024
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
@@ -60,6 +62,11 @@ class Counters:
     get_blocks: int = 0
     get_bytes: int = 0
     misses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hits(self) -> int:
+        """Look-ups that found at least one row."""
+        return self.has_calls - self.misses.get(UNKNOWN_PREFIX, 0)
 
     def miss(self, reason: str) -> None:
         self.misses[reason] = self.misses.get(reason, 0) + 1
@@ -181,6 +188,13 @@ class StoreState:
                 self.promotable[key] = None
         if self.promotable:
             self.work.set()
+
+    def count_served(self, blocks: Iterable[tuple[TierKind, int]]) -> None:
+        """Blocks named to a client, with the tier it reads them from."""
+        by_kind = {level.tier.kind: level.stats for level in self.levels}
+        for kind, file_bytes in blocks:
+            by_kind[kind].served_blocks += 1
+            by_kind[kind].served_bytes += file_bytes
 
     # --- eviction ------------------------------------------------------------------------------
 
