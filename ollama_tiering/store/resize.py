@@ -1,4 +1,4 @@
-"""A budget that changes while the store runs: evicts down to a smaller one. Takes the lock itself."""
+"""A budget that changes while the store runs: evicts down to a smaller one. Takes the lock."""
 
 from __future__ import annotations
 
