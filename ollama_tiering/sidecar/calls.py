@@ -97,8 +97,16 @@ class CallMetrics(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
         finally:
             code = _code(context)
-            self._calls.labels(method, failed if failed and code == "OK" else code).inc()
+            if code == "OK":
+                code = failed or (grpc.StatusCode.CANCELLED.name if _cancelled() else code)
+            self._calls.labels(method, code).inc()
             self._seconds.labels(method).observe(self._clock() - start)
+
+
+def _cancelled() -> bool:
+    """Whether the client went away, also where the handler cleaned up and ended normally."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _code(context: Context) -> str:
