@@ -22,6 +22,7 @@ from ollama_tiering.store.tiered import TieredStore
 log = logging.getLogger(__name__)
 
 _STATUS_SECONDS: Final = 10.0
+_LEAST_SECONDS: Final = 2.0  # twice as long as the mover rests when there is nothing to do
 
 
 class Alive:
@@ -48,7 +49,7 @@ class Alive:
         if self._half_period is None:
             return
         silent = self._store.mover_silent_seconds()
-        stalled = silent > 2 * self._half_period
+        stalled = silent > max(2 * self._half_period, _LEAST_SECONDS)
         if stalled and not self._stalled:
             log.error("mover stalled, no more signs of life: silent_seconds=%.1f", silent)
         elif self._stalled and not stalled:

@@ -29,8 +29,10 @@ def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
 def shrink(state: StoreState, level: Level) -> bool:
     """Evicts what is above the budget as far as it may go; whether anything went."""
     with state.lock:
-        if not level.lru.excess_bytes:
+        # What another thread evicts right now counts as gone, or both would evict for one excess.
+        surplus = level.lru.excess_bytes - level.leaving_bytes
+        if surplus <= 0:
             return False
-        doomed = state.take_victims(level, level.lru.excess_bytes, partial=True)
+        doomed = state.take_victims(level, surplus, partial=True)
     room.unlink(state, doomed)
     return bool(doomed) or room.purge_quarantine(state, level, keep_blocks=0)

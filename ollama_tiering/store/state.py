@@ -39,6 +39,7 @@ class Level:
     stats: TierStats = field(default_factory=TierStats)
     consecutive_failures: int = 0
     suspended_until: float = 0.0
+    leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
 
 
@@ -118,6 +119,7 @@ class StoreState:
             return None
         record.levels.discard(level.index)
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
+        level.leaving_bytes += doomed.claim.reserved_bytes
         if not record.levels:
             self._forget(record)
             self.leaving.add(key)
@@ -128,6 +130,7 @@ class StoreState:
 
     def gone(self, doomed: Doomed, *, unlinked: bool) -> None:
         doomed.claim.release()
+        doomed.level.leaving_bytes -= doomed.claim.reserved_bytes
         if not unlinked:  # the file is still there: its bytes stay counted until the next start
             doomed.level.kept_bytes += doomed.claim.reserved_bytes
             self.count_overhead(doomed.level)

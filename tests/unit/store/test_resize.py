@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import samples
+from ollama_tiering.store import resize, room, samples
 from ollama_tiering.store.lru import ByteLru
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import TierKind
@@ -179,3 +179,17 @@ def test_an_lru_over_its_budget_says_by_how_much() -> None:
     lru.add("a", 8)
     lru.budget_bytes = 5
     assert lru.excess_bytes == 3
+
+
+def test_two_threads_do_not_evict_twice_for_one_excess() -> None:
+    bench = Bench(ram=None, local=8)
+    blocks = bench.put(range(32))
+    level = bench.state.levels[0]
+    level.lru.budget_bytes = 4 * FILE_BYTES
+    with bench.state.lock:  # another thread has begun and not yet unlinked
+        taken = bench.state.take_victims(level, level.lru.excess_bytes)
+    assert not resize.shrink(bench.state, level)
+    room.unlink(bench.state, taken)
+    assert excess(bench) == [0]
+    assert bench.in_tier(0) == keys_of(blocks[:4])
+    assert level.leaving_bytes == 0
