@@ -39,6 +39,10 @@ COMMANDS = {
         "Run the block store service and look into it.",
     ),
     "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
+    "systemd": (
+        "ollama_tiering.cli.systemd:systemd",
+        "Install sidecar and patched Ollama as services.",
+    ),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
     "bench": (
