@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.contract.daemon import Daemon
 
 
 class Scrape:
@@ -49,3 +53,17 @@ def of_port(port: int, headers: Iterable[tuple[str, str]] = ()) -> Scrape:
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain")
         return Scrape(answer.read().decode())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class MeteredDaemon(Daemon):
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.port = free_port()
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--metrics-port", str(self.port)]

@@ -23,26 +23,12 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon, PutStream
-from tests.unit.sidecar.scrape import Scrape, of_port, of_registry
+from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, free_port, of_port, of_registry
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def scrape(bench: Bench) -> Scrape:
     return of_registry(make_registry(bench.store))
-
-
-class MeteredDaemon(Daemon):
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.port = free_port()
-
-    def command(self) -> list[str]:
-        return [*super().command(), "--metrics-port", str(self.port)]
 
 
 @pytest.fixture(scope="module")
