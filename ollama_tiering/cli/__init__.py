@@ -50,6 +50,10 @@ COMMANDS = {
         "Write a conversation to a file or directory.",
     ),
     "import": ("ollama_tiering.cli.archive:import_command", "Store an exported conversation."),
+    "systemd": (
+        "ollama_tiering.cli.systemd:systemd",
+        "Install sidecar and patched Ollama as services.",
+    ),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
     "bench": (

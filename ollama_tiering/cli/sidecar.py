@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--local", type=click.Path(path_type=Path), help="Directory on a local disk.")
 @click.option("--local-gb", type=float, help="Budget of the local tier in GiB; 0 for none.")
 @click.option("--log-level", type=click.Choice(_LEVELS), help="How much to say on stderr.")
+@click.option("--log-format", type=click.Choice(("text", "json")), help="Lines, or JSON objects.")
+@click.option("--metrics-port", type=int, help="Prometheus metrics on loopback; 0 for none.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file.")
 def sidecar(
     socket: Path | None,
@@ -30,13 +30,15 @@ def sidecar(
     local: Path | None,
     local_gb: float | None,
     log_level: str | None,
+    log_format: str | None,
+    metrics_port: int | None,
     config_file: Path | None,
 ) -> None:
     """Keep KV blocks in RAM and on disk for the patched Ollama.
 
     Runs in the foreground. One line on stdout says when it is ready; a service manager that set
     NOTIFY_SOCKET is told too. SIGTERM or Ctrl-C writes down what is in RAM only (up to 10 s), then
-    ends.
+    ends. SIGHUP rereads the settings: budgets, watermarks and the log level change at once.
     """
     overrides: dict[str, Any] = {
         "sidecar.socket": socket,
@@ -45,17 +47,19 @@ def sidecar(
         "sidecar.local_dir": local,
         "sidecar.local_budget": _bytes(local_gb),
         "sidecar.log_level": log_level,
+        "sidecar.log_format": log_format,
+        "sidecar.metrics_port": metrics_port,
     }
     settings = config.load_sidecar(overrides, path=config_file)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    logging.getLogger("ollama_tiering").setLevel(settings.log_level.upper())
-    from ollama_tiering.sidecar.server import serve  # gRPC is slow to import: not for --help
+    from ollama_tiering.sidecar import logs  # gRPC is slow to import: not for --help
+    from ollama_tiering.sidecar.server import serve
 
-    left = serve(settings, ready=lambda line: click.echo(line))
+    logs.configure(settings.log_format, settings.log_level)
+    left = serve(
+        settings,
+        ready=lambda line: click.echo(line),
+        reread=lambda: config.load_sidecar(overrides, path=config_file),
+    )
     if left.blocks:
         click.echo(
             f"sidecar stopped: {left.blocks} blocks ({format_size(left.left_bytes)}) are in RAM "

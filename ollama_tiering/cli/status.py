@@ -43,7 +43,8 @@ def status(socket: Path | None, as_json: bool) -> None:
 def _ask(path: Path) -> pb.StatResponse:
     if not path.is_socket():
         raise ServiceError(
-            f"no sidecar runs: {path} is not there", hint="start one: tiering sidecar"
+            f"no sidecar runs: {path} is not there",
+            hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
         )
     from ollama_tiering.client import BlockClient  # gRPC is slow to import: not for --help
 
@@ -53,7 +54,7 @@ def _ask(path: Path) -> pb.StatResponse:
         except ServiceError as error:
             raise ServiceError(
                 f"no sidecar answers on {path} ({error.message})",
-                hint="start one: tiering sidecar",
+                hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
             ) from None
 
 

@@ -44,6 +44,7 @@ class SidecarConfig:
     daily_write_bytes: int = 0  # local tier, per day; 0 means no limit
     metrics_port: int = 0  # Prometheus on loopback; 0 means off
     log_level: str = "info"
+    log_format: str = "text"  # text | json
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ SETTINGS = (
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
+    Setting("sidecar.log_format", "log_format", _choice("text", "json")),
     Setting("patch.source", "source", _text, ENV_SOURCE),
     Setting("patch.tag", "tag", _text),
     Setting("patch.cpu", "cpu", _choice("variants", "native")),

@@ -25,9 +25,13 @@ from grpc_reflection.v1alpha import reflection
 
 from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.errors import ConfigError, ServiceError
-from ollama_tiering.sidecar.notify import notify, watchdog_seconds
+from ollama_tiering.sidecar.alive import Alive
+from ollama_tiering.sidecar.calls import CallMetrics
+from ollama_tiering.sidecar.metrics import MetricsEndpoint, make_registry
+from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.fs_tier import FsTier
@@ -82,14 +86,22 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
         raise
 
 
-def serve(config: SidecarConfig, *, ready: Callable[[str], None] | None = None) -> LeftOver:
-    """Runs until SIGTERM or SIGINT; says what could not be written down in time."""
+def serve(
+    config: SidecarConfig,
+    *,
+    ready: Callable[[str], None] | None = None,
+    reread: Callable[[], SidecarConfig] | None = None,
+) -> LeftOver:
+    """Runs until SIGTERM or SIGINT; says what could not be written down in time.
+
+    On SIGHUP the settings are taken from `reread`; a terminal that hangs up ends the sidecar.
+    """
     # The loop must not wait 5 ms for the interpreter whenever a copying thread has it.
     sys.setswitchinterval(_SWITCH_SECONDS)
     with claim_socket(config.socket_path):
         store = open_store(config)
         try:
-            asyncio.run(_serve(config, store, ready))
+            asyncio.run(_serve(config, store, ready, reread))
         finally:
             left = store.close(_DRAIN_SECONDS)
             if left.blocks:
@@ -117,22 +129,33 @@ def claim_socket(path: Path) -> Iterator[None]:
 
 
 async def _serve(
-    config: SidecarConfig, store: TieredStore, ready: Callable[[str], None] | None
+    config: SidecarConfig,
+    store: TieredStore,
+    ready: Callable[[str], None] | None,
+    reread: Callable[[], SidecarConfig] | None,
 ) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    reloader = Reloader(store, config, reread or (lambda: config), _budget)
+    hung_up = sys.stderr.isatty() or reread is None
+    loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
+    registry = make_registry(store)
+    counting = [CallMetrics(registry)] if config.metrics_port else []
     guard = PeerGuard(config.socket_path)
     server = grpc.aio.server(
-        interceptors=[_PeerInterceptor(guard)],
+        interceptors=[*counting, _PeerInterceptor(guard)],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ],
     )
-    with ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="block-io") as pool:
+    with (
+        ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="block-io") as pool,
+        MetricsEndpoint(registry, config.metrics_port),
+    ):
         rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), server)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -142,14 +165,15 @@ async def _serve(
         await server.start()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-        watchdog = asyncio.create_task(_keep_alive())
+        tasks = [asyncio.create_task(t) for t in (Alive(store).run(), reloader.run(pool))]
         notify("READY=1")
         if ready is not None:
             ready(f"sidecar ready: socket={config.socket_path} {_summary(store)}")
         await stopping.wait()
         log.info("stopping")
         notify("STOPPING=1")
-        watchdog.cancel()
+        for task in tasks:
+            task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
 
@@ -166,13 +190,6 @@ class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 async def _refuse_peer(request: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only the sidecar's user may call it")
-
-
-async def _keep_alive() -> None:
-    period = watchdog_seconds()
-    while period is not None:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(period)
 
 
 def _bind(server: Any, path: Path) -> None:
@@ -217,7 +234,6 @@ def _refuse_unsupported(config: SidecarConfig) -> None:
     for name, value, only in (
         ("admission", config.admission, "eager"),
         ("daily_write", config.daily_write_bytes, 0),
-        ("metrics_port", config.metrics_port, 0),
     ):
         if value != only:
             raise ConfigError(

@@ -14,6 +14,7 @@ from ollama_tiering.store.key import BlockKey
 class Lease:
     keys: tuple[BlockKey, ...]
     expires: float
+    opened: float
 
 
 class LeaseTable:
@@ -25,10 +26,15 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def open(self, keys: Sequence[BlockKey], expires: float) -> int:
+    def open(self, keys: Sequence[BlockKey], expires: float, opened: float = 0.0) -> int:
         lease_id = next(self._ids)
-        self._leases[lease_id] = Lease(tuple(keys), expires)
+        self._leases[lease_id] = Lease(tuple(keys), expires, opened)
         return lease_id
+
+    def oldest_seconds(self, now: float) -> float:
+        """Since the oldest open lease was given; 0 when there is none."""
+        oldest = next(iter(self._leases.values()), None)
+        return now - oldest.opened if oldest else 0.0
 
     def close(self, lease_id: int) -> tuple[BlockKey, ...]:
         """Keys to unpin; none when the lease has expired or never was."""

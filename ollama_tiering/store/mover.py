@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import room
+from ollama_tiering.store import resize, room
 from ollama_tiering.store.blockfile import BlockMeta, read_meta
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
@@ -34,9 +34,18 @@ class Mover:
         self._low = low_watermark
         self._trimming: set[int] = set()  # levels on their way from high to low
 
+    def set_watermarks(self, high: float, low: float) -> None:
+        self._high, self._low = high, low
+
     def step(self) -> bool:
         """The most urgent piece of work; False when there is none that could be done now."""
-        return self.sample() or self.trim() or self.promote_one() or self.write_down_one()
+        return (
+            self.sample()
+            or self.trim()
+            or self.shrink()
+            or self.promote_one()
+            or self.write_down_one()
+        )
 
     def sample(self) -> bool:
         """Times a short read of a block that a client is about to read, if it is still on the disk.
@@ -81,6 +90,10 @@ class Mover:
             room.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed
+
+    def shrink(self) -> bool:
+        """Goes on with what a lowered budget could not evict at once: it was leased or unsaved."""
+        return any([resize.shrink(self._state, level) for level in self._state.levels])
 
     def write_down_one(self) -> bool:
         """Copies the block that waits longest one tier down; it stays above until trimmed."""
@@ -185,7 +198,9 @@ class Mover:
             state.add_copy(record, target, stored_bytes)
             state.worked(target)
             target.stats.written_bytes += stored_bytes
+            target.stats.write_seconds += writing
             source.stats.read_bytes += record.file_bytes
+            source.stats.read_seconds += reading
         if counts:
             source.speed.add_read(record.file_bytes, reading)
         target.speed.add_write(record.file_bytes, writing)

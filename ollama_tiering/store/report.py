@@ -57,6 +57,7 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    overhead_bytes: int = 0  # of used_bytes: files that are no blocks, e.g. quarantined ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,4 @@ class StoreReport:
     counters: Counters
     open_leases: int
     unsaved_blocks: int
+    oldest_lease_seconds: float = 0.0  # since the oldest open lease was given; 0 without one

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -241,7 +242,9 @@ class WriteSession:
             if covered:
                 self._drop(pending)
                 return CommitResult(True, "covered by a longer block")  # nothing is left to do
+            start = time.perf_counter()
             stored_bytes = level.tier.publish(pending.temp)
+            seconds = time.perf_counter() - start
         except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
             self._drop(pending)
             log.warning("commit refused: key=%s reason=%s", pending.claim.key.hex(), error)
@@ -265,6 +268,7 @@ class WriteSession:
             state.counters.put_blocks += 1
             state.counters.put_bytes += record.file_bytes
             level.stats.written_bytes += stored_bytes
+            level.stats.write_seconds += seconds
             state.worked(level)
         room.unlink(state, doomed)
         state.work.set()

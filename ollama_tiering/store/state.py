@@ -23,6 +23,8 @@ from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
 
+UNKNOWN_PREFIX = "unknown prefix"  # the miss of a look-up; the others are of a lease or a block
+
 _PROMOTABLE_BLOCKS = 1024
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
@@ -38,6 +40,7 @@ class Level:
     stats: TierStats = field(default_factory=TierStats)
     consecutive_failures: int = 0
     suspended_until: float = 0.0
+    leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
 
 
@@ -61,6 +64,11 @@ class Counters:
     get_blocks: int = 0
     get_bytes: int = 0
     misses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hits(self) -> int:
+        """Look-ups that found at least one row."""
+        return self.has_calls - self.misses.get(UNKNOWN_PREFIX, 0)
 
     def miss(self, reason: str) -> None:
         self.misses[reason] = self.misses.get(reason, 0) + 1
@@ -113,6 +121,7 @@ class StoreState:
             return None
         record.levels.discard(level.index)
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
+        level.leaving_bytes += doomed.claim.reserved_bytes
         if not record.levels:
             self._forget(record)
             self.leaving.add(key)
@@ -123,6 +132,7 @@ class StoreState:
 
     def gone(self, doomed: Doomed, *, unlinked: bool) -> None:
         doomed.claim.release()
+        doomed.level.leaving_bytes -= doomed.claim.reserved_bytes
         if not unlinked:  # the file is still there: its bytes stay counted until the next start
             doomed.level.kept_bytes += doomed.claim.reserved_bytes
             self.count_overhead(doomed.level)
@@ -183,6 +193,13 @@ class StoreState:
                 self.promotable[key] = None
         if self.promotable:
             self.work.set()
+
+    def count_served(self, blocks: Iterable[tuple[TierKind, int]]) -> None:
+        """Blocks named to a client, with the tier it reads them from."""
+        by_kind = {level.tier.kind: level.stats for level in self.levels}
+        for kind, file_bytes in blocks:
+            by_kind[kind].served_blocks += 1
+            by_kind[kind].served_bytes += file_bytes
 
     # --- eviction ------------------------------------------------------------------------------
 

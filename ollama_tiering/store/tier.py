@@ -53,6 +53,10 @@ class TierStats:
     quarantined_blocks: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
+    write_seconds: float = 0.0  # the store waited for what it wrote or made durable
+    read_seconds: float = 0.0
+    served_blocks: int = 0  # leased to clients, which read them themselves
+    served_bytes: int = 0
     failures: dict[str, int] = field(default_factory=dict)  # by errno name
 
 

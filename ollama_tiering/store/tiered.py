@@ -7,6 +7,7 @@ nothing; a damaged block is a miss and is quarantined.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import opening, room
+from ollama_tiering.store import opening, resize, room
 from ollama_tiering.store.blockfile import read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex
@@ -31,7 +32,7 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
-from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.state import UNKNOWN_PREFIX, Doomed, Level, StoreState
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
@@ -81,6 +82,7 @@ class TieredStore:
         self.pins.load()
         self._shrink_to_budget()
         self._measure = measure
+        self._mover_seen = self._state.clock()
         self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
@@ -129,7 +131,7 @@ class TieredStore:
             counters.asked_tokens += len(tokens) // 4
             counters.matched_tokens += matched
             if not found:
-                counters.miss("unknown prefix")
+                counters.miss(UNKNOWN_PREFIX)
         return blocks
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
@@ -148,7 +150,8 @@ class TieredStore:
             held = [record.key for record in records]
             for key in held:
                 state.pin(key)
-            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
+            now = state.clock()
+            lease_id = state.leases.open(held, now + self._lease_seconds, now)
             state.touch(reversed(records))
         blocks = []
         for record in records:
@@ -159,6 +162,7 @@ class TieredStore:
         with state.lock:
             state.counters.get_blocks += len(blocks)
             state.counters.get_bytes += sum(block.file_bytes for block in blocks)
+            state.count_served((block.tier, block.file_bytes) for block in blocks)
             cold = [block.key for block in blocks if block.tier is not TierKind.RAM]
             if cold:
                 # The last ones: the client has not read them when they are looked at.
@@ -271,14 +275,33 @@ class TieredStore:
                     used_bytes=level.lru.used_bytes + level.lru.overhead_bytes,
                     reserved_bytes=level.lru.reserved_bytes,
                     blocks=len(level.lru),
-                    stats=level.stats,
+                    stats=copy.deepcopy(level.stats),
                     read_bytes_per_second=level.speed.read,
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
+                    overhead_bytes=level.lru.overhead_bytes,
                 )
                 for level in state.levels
             ]
-            return StoreReport(tiers, state.counters, len(state.leases), len(state.unsaved))
+            return StoreReport(
+                tiers,
+                copy.deepcopy(state.counters),
+                len(state.leases),
+                len(state.unsaved),
+                oldest_lease_seconds=state.leases.oldest_seconds(state.clock()),
+            )
+
+    def mover_silent_seconds(self) -> float:
+        """Since the background thread last began a piece of work; 0 where there is no thread."""
+        return self._state.clock() - self._mover_seen if self._thread is not None else 0.0
+
+    def set_budget(self, kind: TierKind, budget_bytes: int) -> int:
+        """Holds from now on; bytes above it that cannot go yet. ValueError: resize.set_budget."""
+        return resize.set_budget(self._state, kind, budget_bytes)
+
+    def set_watermarks(self, high: float, low: float) -> None:
+        self._mover.set_watermarks(high, low)
+        self._state.work.set()
 
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
@@ -321,6 +344,7 @@ class TieredStore:
         self._measure_speeds()
         flushed = state.clock()
         while not self._closed:
+            self._mover_seen = state.clock()
             try:
                 busy = self._mover.step()
                 now = state.clock()

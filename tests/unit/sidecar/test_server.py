@@ -170,11 +170,12 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         manager.settimeout(20)
         environment = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "200000"}
         with Daemon(tmp_path / "d", env=environment) as daemon:
-            messages = {manager.recv(100).decode() for _ in range(3)}
-            assert messages == {"READY=1", "WATCHDOG=1"}
+            messages = {manager.recv(1000).decode() for _ in range(4)}
+            status = "STATUS=ram 0 blocks, 0 B; local 0 blocks, 0 B"
+            assert messages == {"READY=1", "WATCHDOG=1", status}
             daemon.stop()
             while "STOPPING=1" not in messages:
-                messages.add(manager.recv(100).decode())
+                messages.add(manager.recv(1000).decode())
 
 
 def test_a_setting_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_status_without_a_sidecar_says_so_and_exits_9(tmp_path: Path) -> None:
     )
     assert finished.returncode == 9
     assert json.loads(finished.stdout)["running"] is False
-    assert "hint: start one: tiering sidecar" in finished.stderr
+    assert "hint: start Ollama with it: tiering up" in finished.stderr
 
 
 def test_help_does_not_import_grpc(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What install wrote, file by file with its SHA-256, and nothing else that uninstall may remove.
+
+The manifest lies in the prefix. It is written before the files, so an install that was cut off can
+be removed or repeated; a file whose content is not the one that was written is a person's, and
+stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.errors import ServiceError
+
+MANIFEST_NAME: Final = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """One thing to write: `content`, a copy of `source`, or a link to `link`."""
+
+    path: Path  # on the machine it is for, without the root
+    mode: int = 0o644
+    content: bytes | None = None
+    source: Path | None = None
+    link: str | None = None
+
+    @property
+    def digest(self) -> str:
+        if self.link is not None:
+            return _of_link(self.link)
+        if self.content is not None:
+            return hashlib.sha256(self.content).hexdigest()
+        assert self.source is not None
+        return file_digest(self.source)
+
+
+@dataclass(slots=True)
+class Manifest:
+    files: dict[str, str] = field(default_factory=dict)  # path -> SHA-256
+    directories: list[str] = field(default_factory=list)  # made by install, outermost first
+    units: list[str] = field(default_factory=list)
+    stock: dict[str, str] = field(default_factory=dict)  # as it was when installed
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was done, or would be; paths without the root."""
+
+    written: list[str] = field(default_factory=list)
+    same: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # changed by a person
+    missing: list[str] = field(default_factory=list)
+
+
+class Installed:
+    """The files of one prefix below one root. Not for two processes at once."""
+
+    def __init__(self, prefix: Path, root: Path | None = None) -> None:
+        self._prefix = prefix
+        self._root = root
+        self._path = self.at(prefix / MANIFEST_NAME)
+
+    def at(self, path: Path | str) -> Path:
+        """Where a path of that machine lies on this one."""
+        return self._root / Path(path).relative_to("/") if self._root else Path(path)
+
+    def load(self) -> Manifest | None:
+        try:
+            return Manifest(**json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ServiceError(
+                f"{self._path} is not what install wrote: {error}",
+                hint="remove what it names by hand, then the file",
+            ) from None
+
+    def state(self, path: str, wanted: str) -> str:
+        """`same`, `changed` or `missing`."""
+        found = digest(self.at(path))
+        return "missing" if found is None else "same" if found == wanted else "changed"
+
+    def install(
+        self, files: Sequence[NewFile], wanted: Manifest, *, dry_run: bool = False
+    ) -> Changes:
+        """Writes the files and completes `wanted`. ServiceError, and nothing written, where a file
+        that is not ours, or no longer as we wrote it, is in the way.
+        """
+        old = self.load() or Manifest()
+        new = {str(file.path): file.digest for file in files}
+        blocked = [
+            path
+            for path, wanted_digest in new.items()
+            if digest(self.at(path)) not in (None, wanted_digest, old.files.get(path))
+        ]
+        if blocked:
+            raise ServiceError(
+                "not written by install, or changed since: " + ", ".join(blocked),
+                hint="move them away; settings of your own belong into a drop-in "
+                "(systemctl edit UNIT)",
+            )
+        changes = Changes()
+        for path, digest_ in new.items():
+            same = self.state(path, digest_) == "same"
+            (changes.same if same else changes.written).append(path)
+        gone = {path: digest_ for path, digest_ in old.files.items() if path not in new}
+        if not dry_run:
+            wanted.files = gone | new
+            wanted.directories = self._make_directories(new, old.directories)
+            self._save(wanted)
+            for file in files:
+                if str(file.path) in changes.written:
+                    self._write(file)
+        self._take_away(gone, changes, dry_run=dry_run)
+        if not dry_run:
+            wanted.files = new
+            self._save(wanted)
+        return changes
+
+    def uninstall(self, *, dry_run: bool = False) -> Changes:
+        """Removes what is as install wrote it, the manifest last, then directories now empty."""
+        manifest = self.load() or Manifest()
+        changes = Changes()
+        self._take_away(manifest.files, changes, dry_run=dry_run)
+        if not dry_run:
+            self._path.unlink(missing_ok=True)
+            for directory in reversed(manifest.directories):
+                with contextlib.suppress(OSError):  # not empty: somebody else's things are in it
+                    self.at(directory).rmdir()
+        return changes
+
+    def _take_away(self, files: dict[str, str], changes: Changes, *, dry_run: bool) -> None:
+        for path, wanted in files.items():
+            state = self.state(path, wanted)
+            if state == "same":
+                if not dry_run:
+                    self.at(path).unlink()
+                changes.removed.append(path)
+            else:
+                (changes.kept if state == "changed" else changes.missing).append(path)
+
+    def _make_directories(self, paths: Iterable[str], known: Sequence[str]) -> list[str]:
+        made = list(known)
+        for path in [*paths, str(self._prefix / MANIFEST_NAME)]:
+            missing = []
+            for parent in Path(path).parents:
+                if self.at(parent).is_dir():
+                    break
+                missing.append(parent)
+            for parent in reversed(missing):
+                self.at(parent).mkdir(mode=0o755)
+                made.append(str(parent))
+        return made
+
+    def _write(self, file: NewFile) -> None:
+        """Whole or not at all; a binary that runs is replaced, not written into."""
+        target = self.at(file.path)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            if file.link is not None:
+                temporary.symlink_to(file.link)
+            else:
+                with temporary.open("xb") as sink:
+                    if file.source is not None:
+                        with file.source.open("rb") as source:
+                            shutil.copyfileobj(source, sink, 1 << 20)
+                    else:
+                        sink.write(file.content or b"")
+                    os.fchmod(sink.fileno(), file.mode)
+                    sink.flush()
+                    os.fsync(sink.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _save(self, manifest: Manifest) -> None:
+        text = json.dumps(asdict(manifest), indent=1) + "\n"
+        self._write(NewFile(self._prefix / MANIFEST_NAME, content=text.encode()))
+
+
+def digest(path: Path) -> str | None:
+    """Of a file's content or a link's target; None where nothing is."""
+    try:
+        info = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISLNK(info.st_mode):
+        return _of_link(str(path.readlink()))
+    return file_digest(path) if stat.S_ISREG(info.st_mode) else "no regular file"
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_link(target: str) -> str:
+    return hashlib.sha256(b"link " + os.fsencode(target)).hexdigest()

@@ -1,0 +1,125 @@
+"""SIGHUP: the configuration is read again, and what can change while the sidecar runs does.
+
+All of it or nothing is read: a file that cannot be used leaves every old setting, and the log says
+why. What needs a restart is named and keeps its old value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ollama_tiering.config import SidecarConfig, format_size
+from ollama_tiering.errors import TieringError
+from ollama_tiering.sidecar import logs
+from ollama_tiering.sidecar.notify import notify
+from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiered import TieredStore
+
+log = logging.getLogger(__name__)
+
+# Field of the budget -> tier, field of its directory.
+_BUDGETS: Final = {
+    "ram_budget_bytes": (TierKind.RAM, "ram_dir"),
+    "local_budget_bytes": (TierKind.LOCAL, "local_dir"),
+}
+_WATERMARKS: Final = ("high_watermark", "low_watermark")
+
+
+class Reloader:
+    """`reread` gives the settings anew (TieringError when it cannot); `limit` cuts a budget to what
+    the file system has: (directory, wanted bytes, tier) -> bytes.
+    """
+
+    def __init__(
+        self,
+        store: TieredStore,
+        config: SidecarConfig,
+        reread: Callable[[], SidecarConfig],
+        limit: Callable[[Path, int, TierKind], int],
+        say: Callable[[str], None] = notify,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._reread = reread
+        self._limit = limit
+        self._say = say
+        self._wanted = asyncio.Event()
+
+    def request(self) -> None:
+        """A signal handler. Several before the first is done are one."""
+        self._wanted.set()
+
+    async def run(self, pool: ThreadPoolExecutor) -> None:
+        """Until cancelled. Files are read and evicted in the pool, not on the event loop."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._say(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                await asyncio.get_running_loop().run_in_executor(pool, self.apply)
+            except Exception:
+                log.exception("reload failed, the old settings stay")
+            self._say("READY=1")
+
+    def apply(self) -> None:
+        """May block."""
+        try:
+            wanted = self._reread()
+        except TieringError as error:
+            hint = error.hint or "none"
+            log.error("reload refused, old settings stay: reason=%s hint=%s", error.message, hint)
+            return
+        changed = [
+            field.name
+            for field in fields(SidecarConfig)
+            if getattr(wanted, field.name) != getattr(self._config, field.name)
+        ]
+        done = [name for name in changed if self._change(name, wanted)]
+        values: dict[str, Any] = {name: getattr(wanted, name) for name in done}
+        self._config = replace(self._config, **values)
+        left = [name for name in changed if name not in done]
+        log.log(
+            logging.WARNING if left else logging.INFO,
+            "reloaded: changed=%s needs_restart=%s",
+            ",".join(done) or "none",
+            ",".join(left) or "none",
+        )
+
+    def _change(self, name: str, wanted: SidecarConfig) -> bool:
+        """False when it takes a restart."""
+        if name in _BUDGETS:
+            return self._set_budget(name, wanted)
+        if name in _WATERMARKS:
+            self._store.set_watermarks(wanted.high_watermark, wanted.low_watermark)
+        elif name == "log_level":
+            logs.set_level(wanted.log_level)
+        else:
+            return False
+        return True
+
+    def _set_budget(self, name: str, wanted: SidecarConfig) -> bool:
+        kind, directory = _BUDGETS[name]
+        if getattr(wanted, directory) != getattr(self._config, directory):
+            return False  # a budget of another place
+        budget_bytes = getattr(wanted, name)
+        try:
+            if budget_bytes:
+                budget_bytes = self._limit(getattr(wanted, directory), budget_bytes, kind)
+            over = self._store.set_budget(kind, budget_bytes)
+        except (ValueError, OSError) as error:
+            log.warning("budget not changed: tier=%s reason=%s", kind.label, error)
+            return False
+        log.info(
+            "budget changed: tier=%s budget=%s still_over=%s",
+            kind.label,
+            format_size(budget_bytes),
+            format_size(over),
+        )
+        return True

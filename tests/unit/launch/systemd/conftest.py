@@ -1,0 +1,110 @@
+"""A machine below a directory: a stock Ollama, systemd's own units, a patched binary to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SYSTEM_UNITS = Path("/usr/lib/systemd/system")
+STOCK_UNIT = """[Unit]
+Description=Ollama Service
+[Service]
+ExecStart=/usr/local/bin/ollama serve
+User=ollama
+[Install]
+WantedBy=default.target
+"""
+
+
+@dataclass
+class Machine:
+    root: Path
+    build: Path
+
+    def tiering(self, *args: str | Path, code: int = 0, **env: str) -> str:
+        """Runs `tiering systemd ARGS --root …`; its output. Checks the exit code."""
+        command = [sys.executable, "-m", "ollama_tiering", "systemd", *map(str, args)]
+        done = subprocess.run(
+            [*command, "--root", str(self.root)],
+            env=self.environment() | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def document(self, *args: str | Path) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.tiering(*args, "--json"))
+        return answer
+
+    def install(self, *args: str | Path) -> str:
+        return self.tiering("install", "--binary", self.binary, *args)
+
+    @property
+    def binary(self) -> Path:
+        return self.build / "ollama"
+
+    def environment(self) -> dict[str, str]:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "XDG_"))}
+        return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": home}
+
+    def at(self, path: str | Path) -> Path:
+        return self.root / str(path).lstrip("/")
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> Path:
+        target = self.at(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(mode)
+        return target
+
+    def files(self) -> dict[str, str]:
+        """Everything on it, with content."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            name = str(path.relative_to(self.root))
+            if path.is_symlink():
+                found[name] = f"-> {path.readlink()}"
+            else:
+                found[name] = path.read_text() if path.is_file() else "directory"
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path / "root", tmp_path / "src")
+    made.write("/usr/local/bin/ollama", "stock binary", 0o755)
+    made.write("/etc/systemd/system/ollama.service", STOCK_UNIT)
+    made.write("/etc/systemd/system/ollama.service.d/override.conf", "[Service]\n")
+    made.build.mkdir()
+    made.binary.write_text("#!/bin/sh\nexit 0\n")
+    made.binary.chmod(0o755)
+    libraries = made.build / "build/lib/ollama"
+    (libraries / "cuda_v12").mkdir(parents=True)
+    (libraries / "libggml-base.so.0").write_text("library")
+    (libraries / "libggml-base.so").symlink_to("libggml-base.so.0")
+    (libraries / "cuda_v12/libggml-cuda.so").write_text("cuda")
+    return made
+
+
+@pytest.fixture
+def systemd_machine(machine: Machine) -> Machine:
+    """With the host's units, and something executable where the units point."""
+    if shutil.which("systemd-analyze") is None or not SYSTEM_UNITS.is_dir():
+        pytest.skip("systemd-analyze is not here")
+    shutil.copytree(SYSTEM_UNITS, machine.at(SYSTEM_UNITS), symlinks=True)
+    machine.write("/bin/kill", "", 0o755)
+    machine.write(sys.executable, "", 0o755)
+    return machine

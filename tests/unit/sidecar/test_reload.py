@@ -1,0 +1,205 @@
+"""SIGHUP: what may change does at once, the rest is named, a bad file changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.config import SidecarConfig, load_sidecar
+from ollama_tiering.errors import ConfigError
+from ollama_tiering.sidecar import logs
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.reload import Reloader
+from ollama_tiering.store import samples
+from ollama_tiering.store.tier import TierKind
+from tests.contract.daemon import Daemon, PutStream
+from tests.unit.sidecar.manager import Manager
+from tests.unit.store.support import FILE_BYTES, NS, Bench
+
+
+class Reading:
+    """A reloader over a store of 8 and 16 blocks whose settings a test writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.bench = Bench(ram=8, local=16)
+        self.config = replace(
+            load_sidecar({"sidecar.socket": root / "s"}, path=self.empty(root)),
+            ram_dir=root / "ram",
+            local_dir=root / "local",
+            ram_budget_bytes=8 * FILE_BYTES,
+            local_budget_bytes=16 * FILE_BYTES,
+        )
+        self.wanted = self.config
+        self.limits: dict[TierKind, int] = {}
+        self.reloader = Reloader(
+            self.bench.store, self.config, self.reread, self.limit, lambda _: None
+        )
+
+    @staticmethod
+    def empty(root: Path) -> Path:
+        (root / "empty.toml").write_text("")
+        return root / "empty.toml"
+
+    def reread(self) -> SidecarConfig:
+        return self.wanted
+
+    def limit(self, directory: Path, budget_bytes: int, kind: TierKind) -> int:
+        return min(budget_bytes, self.limits.get(kind, budget_bytes))
+
+    def budgets(self) -> list[int]:
+        return [tier.budget_bytes // FILE_BYTES for tier in self.bench.store.report().tiers]
+
+    def apply(self, **changes: object) -> None:
+        self.wanted = replace(self.wanted, **changes)  # type: ignore[arg-type]
+        self.reloader.apply()
+
+
+@pytest.fixture
+def reading(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Reading:
+    caplog.set_level(logging.DEBUG, "ollama_tiering")
+    return Reading(tmp_path)
+
+
+def test_budgets_change_at_once(reading: Reading, caplog: pytest.LogCaptureFixture) -> None:
+    reading.bench.put(range(4 * 6))
+    reading.bench.store.run_pending()
+    reading.apply(ram_budget_bytes=2 * FILE_BYTES, local_budget_bytes=3 * FILE_BYTES)
+    assert reading.budgets() == [2, 3]
+    assert len(reading.bench.in_tier(0)) <= 2
+    assert len(reading.bench.in_tier(1)) == 3
+    assert "changed=ram_budget_bytes,local_budget_bytes needs_restart=none" in caplog.text
+
+
+def test_watermarks_and_log_level_change_at_once(reading: Reading) -> None:
+    before = logging.getLogger(logs.ROOT).level
+    try:
+        reading.apply(high_watermark=0.5, low_watermark=0.25, log_level="error")
+        assert logging.getLogger(logs.ROOT).level == logging.ERROR
+    finally:
+        logging.getLogger(logs.ROOT).setLevel(before)
+    reading.bench.put(range(4 * 5))
+    reading.bench.store.run_pending()
+    assert len(reading.bench.in_tier(0)) == 2
+
+
+def test_what_needs_a_restart_is_named_each_time(
+    reading: Reading, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    reading.apply(socket_path=tmp_path / "other", metrics_port=9999)
+    assert "changed=none needs_restart=socket_path,metrics_port" in caplog.text
+    caplog.clear()
+    reading.apply()
+    assert "needs_restart=socket_path,metrics_port" in caplog.text
+
+
+def test_a_tier_is_not_removed_and_a_budget_of_another_directory_waits(
+    reading: Reading, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    reading.apply(ram_budget_bytes=0)
+    assert "needs_restart=ram_budget_bytes" in caplog.text
+    reading.apply(local_dir=tmp_path / "elsewhere", local_budget_bytes=FILE_BYTES)
+    assert reading.budgets() == [8, 16]
+
+
+def test_a_budget_is_cut_to_the_file_system(reading: Reading) -> None:
+    reading.limits[TierKind.LOCAL] = 5 * FILE_BYTES
+    reading.apply(local_budget_bytes=100 * FILE_BYTES)
+    assert reading.budgets() == [8, 5]
+
+
+def test_settings_that_cannot_be_read_change_nothing(
+    reading: Reading, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> SidecarConfig:
+        raise ConfigError("config.toml:3: low_watermark: 2 is not", hint="correct that line")
+
+    monkeypatch.setattr(reading.reloader, "_reread", refuse)
+    reading.apply(ram_budget_bytes=FILE_BYTES)
+    assert reading.budgets() == [8, 16]
+    assert "reason=config.toml:3: low_watermark: 2 is not hint=correct that line" in caplog.text
+
+
+def test_nothing_new_says_so(reading: Reading, caplog: pytest.LogCaptureFixture) -> None:
+    reading.apply()
+    assert "reloaded: changed=none needs_restart=none" in caplog.text
+
+
+class FileDaemon(Daemon):
+    """Its budgets come from a file, not from flags."""
+
+    @property
+    def file(self) -> Path:
+        return self.root / "config.toml"
+
+    def write(self, text: str) -> None:
+        self.root.mkdir(exist_ok=True)
+        self.file.write_text(f'[sidecar]\nlocal_dir = "{self.local_dir}"\n{text}')
+
+    def command(self) -> list[str]:
+        flags = super().command()
+        cut = flags.index("--local")
+        return [*flags[:cut], "--config", str(self.file)]
+
+    def hang_up(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
+
+def test_a_running_sidecar_rereads_its_file_and_tells_the_manager(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        daemon = FileDaemon(tmp_path / "d", env=manager.environment(60))
+        daemon.write('ram_budget = "8MB"\nlocal_budget = "8MB"\n')
+        with daemon:
+            manager.wait(lambda said: said == "READY=1")
+            blocks = samples.sequence(NS, range(4 * 20))
+            with daemon.channel() as channel:
+                stream = PutStream(rpc.BlockStoreStub(channel), NS)
+                assert all(result.stored for result in stream.put(blocks))
+                stream.close()
+            daemon.wait_written()
+            size = len(blocks[0].data)
+            daemon.write(f"ram_budget = {8 * size}\nlocal_budget = {4 * size}\n")
+            daemon.hang_up()
+            said = manager.wait(lambda said: said.startswith("RELOADING=1\nMONOTONIC_USEC="))
+            assert int(said.rpartition("=")[2]) > 0
+            manager.wait(lambda said: said == "READY=1")
+            local = daemon.stat().tiers[1]
+            assert local.budget_bytes == 4 * size
+            assert local.used_bytes == 4 * size
+            files = daemon.local_dir.rglob
+            daemon.wait(lambda _: len(list(files("*.kvb"))) == 4, "what is evicted is unlinked")
+            daemon.write("ram_budget = oops\n")
+            daemon.hang_up()
+            manager.wait(lambda said: said == "READY=1")
+            assert daemon.stat().tiers[0].budget_bytes == 8 * size
+            assert daemon.stop() == 0
+    assert f"{daemon.file}:3" in daemon.log
+    assert "old settings stay" in daemon.log
+
+
+def test_a_terminal_that_hangs_up_ends_the_sidecar_in_order(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            daemon.command(),
+            env=daemon.environment(),
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert "sidecar ready" in process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(30) == 0
+            assert "sidecar stopped" in process.stdout.read()
+    finally:
+        os.close(ours)
+        os.close(theirs)
