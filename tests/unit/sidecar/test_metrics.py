@@ -223,6 +223,16 @@ def test_the_endpoint_answers_get_and_ends_with_its_block() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+def test_no_name_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(name: str = "") -> str:
+        raise AssertionError(f"asked for {name}")
+
+    monkeypatch.setattr(socket, "getfqdn", asked)
+    port = free_port()
+    with MetricsEndpoint(make_registry(Bench().store), port):
+        assert of_port(port)("tiering_leases") == 0
+
+
 class FakeContext:
     def __init__(self, code: Any = 0) -> None:
         self._code = code
