@@ -42,7 +42,7 @@ class Service:
     binary: Path | None
     address: str
     models: Path | None
-    home: Path | None  # of `run_as`
+    keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
 
     @property
     def system(self) -> bool:
@@ -173,17 +173,15 @@ def server_unit(service: Service) -> str:
 
 
 def _held_back(service: Service) -> list[str]:
-    models = service.models or (service.home / ".ollama" if service.home else None)
     return [
         "",
         *_user(service),
-        *(_environment(HOME=str(service.home)) if service.home else ()),
         "# Blocks that find no room in RAM are written where the sidecar says.",
         f"StateDirectory={DIRECTORY}",
         "StateDirectoryMode=0700",
         "# Nothing that implies NoNewPrivileges or closes devices: CUDA may need nvidia-modprobe.",
         "ProtectSystem=strict",
-        *([f"ReadWritePaths=-{quote(models)}"] if models else []),
+        *(f"ReadWritePaths=-{quote(p)}" for p in (service.keys, service.models) if p),
         *(f"ReadWritePaths={quote(path)}" for path in service.writable),
         "ProtectHome=read-only",
         "PrivateTmp=yes",

@@ -60,6 +60,23 @@ def test_systemd_accepts_the_units(systemd_machine: Machine, options: tuple[str,
     assert (done.returncode, complaints) == (0, [])
 
 
+def test_systemd_accepts_the_units_of_a_user(
+    systemd_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    here = Machine(Path("/"), systemd_machine.build)
+    here.tiering("install", "--binary", here.binary, "--user", HOME=str(home))
+    units = [home / ".config/systemd/user" / name for name in (SIDECAR, SERVER)]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
+    done = analyze("--user", "verify", *units)
+    complaints = [line for line in done.stderr.splitlines() if "ollama-tier" in line]
+    assert (done.returncode, complaints) == (0, [])
+    here.tiering("uninstall", "--user", HOME=str(home))
+    assert list(home.rglob("*")) == []
+
+
 def test_verify_would_find_a_mistake(systemd_machine: Machine) -> None:
     systemd_machine.install()
     path = systemd_machine.at(UNITS / SIDECAR)
@@ -160,7 +177,22 @@ def test_the_server_is_not_kept_from_its_devices(machine: Machine) -> None:
         assert not re.search(rf"^{setting}", text, re.MULTILINE), setting
     assert '"OLLAMA_NOPRUNE=1"' in text
     assert '"OLLAMA_MODELS=/srv/models"' in text
-    assert "ReadWritePaths=-/srv/models" in text
+
+
+def test_the_server_may_write_where_it_keeps_its_key(machine: Machine) -> None:
+    machine.install()
+    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/usr/share/ollama"]
+    machine.at("/usr/share/ollama/.ollama").mkdir(parents=True)
+    machine.install("--models", "/srv/models")
+    places = ["-/usr/share/ollama/.ollama", "-/srv/models"]
+    assert unit(machine, SERVER).all("ReadWritePaths") == places
+    machine.install("--run-as", "somebody")
+    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/home/somebody"]
+
+
+def test_a_user_that_the_other_root_does_not_have_is_refused(machine: Machine) -> None:
+    arguments = ("install", "--sidecar-only", "--run-as", "nobody-there")
+    assert "no user nobody-there" in machine.tiering(*arguments, code=2)
 
 
 def test_words_of_a_unit_file_are_quoted_as_systemd_reads_them() -> None:
