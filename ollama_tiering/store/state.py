@@ -22,8 +22,6 @@ from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_PREFIX = "unknown prefix"  # the miss of a look-up; the others are of a lease or a block
-
 _PROMOTABLE_BLOCKS = 1024
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
@@ -67,7 +65,7 @@ class Counters:
     @property
     def hits(self) -> int:
         """Look-ups that found at least one row."""
-        return self.has_calls - self.misses.get(UNKNOWN_PREFIX, 0)
+        return self.has_calls - self.misses.get("unknown prefix", 0)
 
     def miss(self, reason: str) -> None:
         self.misses[reason] = self.misses.get(reason, 0) + 1
@@ -89,7 +87,7 @@ class StoreState:
             Level(index, tier, ByteLru(budget), SpeedMeter(tier.kind))
             for index, (tier, budget) in enumerate(tiers)
         ]
-        self.leases = LeaseTable()
+        self.leases = LeaseTable(clock)
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked

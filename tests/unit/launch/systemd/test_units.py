@@ -51,6 +51,9 @@ def analyze(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("options", [(), ("--prefix", "/srv/k v/100%"), ("--sidecar-only",)])
 def test_systemd_accepts_the_units(systemd_machine: Machine, options: tuple[str, ...]) -> None:
+    systemd_machine.write(
+        "/etc/ollama-tiering/config.toml", "[sidecar]\nlocal_dir = \"/mnt/50% 'fast' disk/kv\"\n"
+    )
     systemd_machine.install(*options)
     names = [SIDECAR] if options == ("--sidecar-only",) else [SIDECAR, SERVER]
     done = analyze("verify", f"--root={systemd_machine.root}", *names)
@@ -152,7 +155,7 @@ def test_tiers_in_places_of_a_persons_choice_are_writable(machine: Machine) -> N
     )
     machine.install()
     for name in (SIDECAR, SERVER):
-        assert '"/mnt/fast disk/kv"' in unit(machine, name).all("ReadWritePaths")
+        assert '-"/mnt/fast disk/kv"' in unit(machine, name).all("ReadWritePaths")
         assert not any("/dev/shm" in path for path in unit(machine, name).all("ReadWritePaths"))
 
 
