@@ -173,7 +173,8 @@ def _newest_binary() -> Path:
     if found is None:
         raise UsageError(
             "no patched Ollama is built yet",
-            hint="build one: tiering patch; or name one with --binary; or --sidecar-only",
+            hint="build one: tiering patch; or name one with --binary (with sudo: root has no "
+            "builds of yours); or --sidecar-only",
         )
     return found
 

@@ -42,7 +42,10 @@ class Alive:
         pause = min(self._half_period or _STATUS_SECONDS, _STATUS_SECONDS)
         while True:
             self.ping()
-            self.say_status()
+            try:
+                self.say_status()
+            except Exception:  # a line nobody needs must not end the signs of life
+                log.exception("status not said")
             await asyncio.sleep(pause)
 
     def ping(self) -> None:

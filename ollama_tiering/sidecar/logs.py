@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ class JsonLines(logging.Formatter):
             line[f"field_{name}" if name in _RESERVED else name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line, allow_nan=False)  # ASCII: no line break of Unicode's own
 
 
 def _fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
@@ -63,5 +64,6 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
             continue
         value = next(values, None)
         if name:
-            plain = isinstance(value, str | int | float | bool)
+            plain = isinstance(value, str | int)
+            plain = plain or (isinstance(value, float) and math.isfinite(value))
             yield name, value if plain else str(value)

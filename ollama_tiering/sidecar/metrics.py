@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -200,7 +201,7 @@ class MetricsEndpoint:
             return self
         app = make_wsgi_app(self._registry)
         try:
-            self._server = make_server(LOOPBACK, self._port, app, handler_class=_Handler)
+            self._server = make_server(LOOPBACK, self._port, app, _Server, _Handler)
         except OSError as error:
             log.warning("metrics not served: port=%d error=%s", self._port, error)
             return self
@@ -222,6 +223,14 @@ class MetricsEndpoint:
             ending.start()
             ending.join(_STOP_SECONDS)
             server.server_close()
+
+
+class _Server(WSGIServer):
+    def server_bind(self) -> None:
+        """As the base class, but asks no name server, perhaps in vain, what we are called."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, self.server_address[1]
+        self.setup_environ()
 
 
 class _Handler(WSGIRequestHandler):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store.key import BlockKey
@@ -18,7 +19,8 @@ class Lease:
 
 
 class LeaseTable:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         # A client that outlives a restart of the sidecar must not release another's lease.
         self._ids = itertools.count(secrets.randbits(48) << 14)
         self._leases: dict[int, Lease] = {}
@@ -26,15 +28,15 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def open(self, keys: Sequence[BlockKey], expires: float, opened: float = 0.0) -> int:
+    def open(self, keys: Sequence[BlockKey], expires: float) -> int:
         lease_id = next(self._ids)
-        self._leases[lease_id] = Lease(tuple(keys), expires, opened)
+        self._leases[lease_id] = Lease(tuple(keys), expires, self._clock())
         return lease_id
 
-    def oldest_seconds(self, now: float) -> float:
+    def oldest_seconds(self) -> float:
         """Since the oldest open lease was given; 0 when there is none."""
         oldest = next(iter(self._leases.values()), None)
-        return now - oldest.opened if oldest else 0.0
+        return self._clock() - oldest.opened if oldest else 0.0
 
     def close(self, lease_id: int) -> tuple[BlockKey, ...]:
         """Keys to unpin; none when the lease has expired or never was."""

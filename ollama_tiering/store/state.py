@@ -23,8 +23,6 @@ from ollama_tiering.store.tree import BlockRecord, BlockTree
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_PREFIX = "unknown prefix"  # the miss of a look-up; the others are of a lease or a block
-
 _PROMOTABLE_BLOCKS = 1024
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
@@ -68,7 +66,7 @@ class Counters:
     @property
     def hits(self) -> int:
         """Look-ups that found at least one row."""
-        return self.has_calls - self.misses.get(UNKNOWN_PREFIX, 0)
+        return self.has_calls - self.misses.get("unknown prefix", 0)
 
     def miss(self, reason: str) -> None:
         self.misses[reason] = self.misses.get(reason, 0) + 1
@@ -90,7 +88,7 @@ class StoreState:
             Level(index, tier, ByteLru(budget), SpeedMeter(tier.kind))
             for index, (tier, budget) in enumerate(tiers)
         ]
-        self.leases = LeaseTable()
+        self.leases = LeaseTable(clock)
         self.pins = PinTable()
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed

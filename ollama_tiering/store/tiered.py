@@ -32,7 +32,7 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
-from ollama_tiering.store.state import UNKNOWN_PREFIX, Doomed, Level, StoreState
+from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
@@ -131,7 +131,7 @@ class TieredStore:
             counters.asked_tokens += len(tokens) // 4
             counters.matched_tokens += matched
             if not found:
-                counters.miss(UNKNOWN_PREFIX)
+                counters.miss("unknown prefix")
         return blocks
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
@@ -150,8 +150,7 @@ class TieredStore:
             held = [record.key for record in records]
             for key in held:
                 state.pin(key)
-            now = state.clock()
-            lease_id = state.leases.open(held, now + self._lease_seconds, now)
+            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
             state.touch(reversed(records))
         blocks = []
         for record in records:
@@ -288,7 +287,7 @@ class TieredStore:
                 copy.deepcopy(state.counters),
                 len(state.leases),
                 len(state.unsaved),
-                oldest_lease_seconds=state.leases.oldest_seconds(state.clock()),
+                oldest_lease_seconds=state.leases.oldest_seconds(),
             )
 
     def mover_silent_seconds(self) -> float:

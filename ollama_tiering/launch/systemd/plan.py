@@ -108,7 +108,7 @@ def _service(request: Request, found: dict[str, str]) -> Service:
         binary=request.place / "bin" / "ollama" if request.binary else None,
         address=str(request.address or beside),
         models=request.models,
-        home=Path(account.pw_dir) if account else None,
+        keys=_keys(request, Path(account.pw_dir)) if account else None,
     )
 
 
@@ -146,16 +146,38 @@ def _account(request: Request) -> pwd.struct_passwd | None:
             raise UsageError("--run-as is for the system's manager", hint="leave out one of both")
         return None
     name = request.run_as or DEFAULT_USER
+    for account in _accounts(request.root):
+        if account.pw_name == name:
+            return account
     try:
-        return pwd.getpwnam(name)
+        if not request.root:
+            return pwd.getpwnam(name)  # may be known to a directory service only
     except KeyError:
-        if request.root:
-            return None
-        raise UsageError(
-            f"there is no user {name} to run the services as",
-            hint="name one with --run-as, make one (useradd --system --create-home "
-            "--home-dir /var/lib/ollama ollama), or install for yourself with --user",
-        ) from None
+        pass
+    raise UsageError(
+        f"there is no user {name} to run the services as",
+        hint="name one with --run-as, make one (useradd --system --create-home "
+        "--home-dir /var/lib/ollama ollama), or install for yourself with --user",
+    )
+
+
+def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
+    """Of the passwd file of another root."""
+    if root is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for line in (root / "etc/passwd").read_text(encoding="utf-8").splitlines():
+            fields = line.split(":")
+            if len(fields) == 7 and fields[2].isdigit() and fields[3].isdigit():
+                numbers = int(fields[2]), int(fields[3])
+                yield pwd.struct_passwd((*fields[:2], *numbers, *fields[4:]))
+
+
+def _keys(request: Request, home: Path) -> Path:
+    """The server's own directory; until it has made that, the home it makes it in."""
+    keys = home / ".ollama"
+    here = request.root / keys.relative_to("/") if request.root else keys
+    return keys if here.is_dir() else home
 
 
 def _require_reachable(account: pwd.struct_passwd, *paths: Path) -> None:

@@ -42,7 +42,7 @@ class Service:
     binary: Path | None
     address: str
     models: Path | None
-    home: Path | None  # of `run_as`
+    keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
 
     @property
     def system(self) -> bool:
@@ -117,7 +117,7 @@ def _locked_in(service: Service) -> list[str]:
         "StateDirectoryMode=0700",
         "# /dev/shm, where the RAM tier lies, stays writable and is the host's.",
         "ProtectSystem=strict",
-        *(f"ReadWritePaths={quote(path)}" for path in service.writable),
+        *(f"ReadWritePaths=-{quote(path)}" for path in service.writable),
         f"ProtectHome={'read-only' if service.home_is_needed else 'yes'}",
         "PrivateTmp=yes",
         "PrivateDevices=yes",
@@ -173,18 +173,16 @@ def server_unit(service: Service) -> str:
 
 
 def _held_back(service: Service) -> list[str]:
-    models = service.models or (service.home / ".ollama" if service.home else None)
     return [
         "",
         *_user(service),
-        *(_environment(HOME=str(service.home)) if service.home else ()),
         "# Blocks that find no room in RAM are written where the sidecar says.",
         f"StateDirectory={DIRECTORY}",
         "StateDirectoryMode=0700",
         "# Nothing that implies NoNewPrivileges or closes devices: CUDA may need nvidia-modprobe.",
         "ProtectSystem=strict",
-        *([f"ReadWritePaths=-{quote(models)}"] if models else []),
-        *(f"ReadWritePaths={quote(path)}" for path in service.writable),
+        *(f"ReadWritePaths=-{quote(p)}" for p in (service.keys, service.models) if p),
+        *(f"ReadWritePaths=-{quote(path)}" for path in service.writable),
         "ProtectHome=read-only",
         "PrivateTmp=yes",
         "ProtectControlGroups=yes",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ollama_tiering.sidecar import logs
 
@@ -117,3 +120,23 @@ def test_no_message_of_ours_names_a_field_that_every_line_has() -> None:
     assert len(found) > 20
     taken = re.compile(r"\b(time|level|logger|message|exception)=%")
     assert [text for text in found if taken.search(text)] == []
+
+
+VALUES = st.one_of(
+    st.text(), st.integers(), st.floats(), st.binary().map(repr), st.none(), st.booleans()
+)
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=5))
+def test_whatever_the_values_a_line_is_one_object(values: list[Any]) -> None:
+    message = "happened: " + " ".join(f"f{index}=%s" for index in range(len(values)))
+    record = logging.LogRecord("x", 20, "p", 1, message, tuple(values), None)
+    text = logs.JsonLines().format(record)
+    assert text.splitlines() == [text]
+    line = json.loads(text)
+    for index, value in enumerate(values):
+        same = line[f"f{index}"]
+        plain = isinstance(value, str | int | bool) or (
+            isinstance(value, float) and math.isfinite(value)
+        )
+        assert same == (value if plain else str(value))

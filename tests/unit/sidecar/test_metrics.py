@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -194,12 +196,26 @@ def test_a_cancelled_stream_is_counted_as_cancelled(daemon: MeteredDaemon) -> No
 
 def test_a_slow_client_holds_up_neither_the_store_nor_the_end(tmp_path: Path) -> None:
     daemon = MeteredDaemon(tmp_path).start()
+    over = threading.Event()
     with socket.create_connection(("127.0.0.1", daemon.port)) as slow:
-        slow.sendall(b"GET /metrics HTTP/1.0\r\n")
-        assert daemon.stat().version == __version__
-        start = time.monotonic()
-        assert daemon.stop() == 0
-        assert time.monotonic() - start < 4
+
+        def drip() -> None:
+            """A request that never ends, and never long enough for a time-out."""
+            slow.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+            with contextlib.suppress(OSError):
+                while not over.wait(0.2):
+                    slow.sendall(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert daemon.stat().version == __version__
+            start = time.monotonic()
+            assert daemon.stop() == 0
+            assert time.monotonic() - start < 15  # it would never end
+        finally:
+            over.set()
+            dripping.join()
 
 
 def test_a_taken_port_is_a_warning_and_the_store_works(tmp_path: Path) -> None:
@@ -221,6 +237,16 @@ def test_the_endpoint_answers_get_and_ends_with_its_block() -> None:
         refused.value.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_no_name_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(name: str = "") -> str:
+        raise AssertionError(f"asked for {name}")
+
+    monkeypatch.setattr(socket, "getfqdn", asked)
+    port = free_port()
+    with MetricsEndpoint(make_registry(Bench().store), port):
+        assert of_port(port)("tiering_leases") == 0
 
 
 class FakeContext:

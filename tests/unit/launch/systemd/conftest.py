@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pwd
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+
+from ollama_tiering.cli import main
 
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 STOCK_UNIT = """[Unit]
@@ -24,6 +28,11 @@ User=ollama
 WantedBy=default.target
 """
 
+PASSWD = """root:x:0:0:root:/root:/bin/bash
+ollama:x:998:998::/usr/share/ollama:/bin/false
+somebody:x:1000:1000:Some Body,,,:/home/somebody:/bin/bash
+"""
+
 
 @dataclass
 class Machine:
@@ -32,17 +41,16 @@ class Machine:
 
     def tiering(self, *args: str | Path, code: int = 0, **env: str) -> str:
         """Runs `tiering systemd ARGS --root …`; its output. Checks the exit code."""
-        command = [sys.executable, "-m", "ollama_tiering", "systemd", *map(str, args)]
-        done = subprocess.run(
-            [*command, "--root", str(self.root)],
-            env=self.environment() | env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        return done.stdout if code == 0 else done.stderr
+        output, complaint = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.environment() | env, clear=True),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(complaint),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main(["systemd", *map(str, args), "--root", str(self.root)])
+        assert ended.value.code == code, (output.getvalue(), complaint.getvalue())
+        return (complaint if code else output).getvalue()
 
     def document(self, *args: str | Path) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.tiering(*args, "--json"))
@@ -58,7 +66,7 @@ class Machine:
     def environment(self) -> dict[str, str]:
         home = pwd.getpwuid(os.getuid()).pw_dir
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "XDG_"))}
-        return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": home}
+        return kept | {"HOME": home}
 
     def at(self, path: str | Path) -> Path:
         return self.root / str(path).lstrip("/")
@@ -88,6 +96,7 @@ def machine(tmp_path: Path) -> Machine:
     made.write("/usr/local/bin/ollama", "stock binary", 0o755)
     made.write("/etc/systemd/system/ollama.service", STOCK_UNIT)
     made.write("/etc/systemd/system/ollama.service.d/override.conf", "[Service]\n")
+    made.write("/etc/passwd", PASSWD)
     made.build.mkdir()
     made.binary.write_text("#!/bin/sh\nexit 0\n")
     made.binary.chmod(0o755)

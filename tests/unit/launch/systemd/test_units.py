@@ -51,6 +51,9 @@ def analyze(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("options", [(), ("--prefix", "/srv/k v/100%"), ("--sidecar-only",)])
 def test_systemd_accepts_the_units(systemd_machine: Machine, options: tuple[str, ...]) -> None:
+    systemd_machine.write(
+        "/etc/ollama-tiering/config.toml", "[sidecar]\nlocal_dir = \"/mnt/50% 'fast' disk/kv\"\n"
+    )
     systemd_machine.install(*options)
     names = [SIDECAR] if options == ("--sidecar-only",) else [SIDECAR, SERVER]
     done = analyze("verify", f"--root={systemd_machine.root}", *names)
@@ -58,6 +61,23 @@ def test_systemd_accepts_the_units(systemd_machine: Machine, options: tuple[str,
         line for line in (done.stdout + done.stderr).splitlines() if "ollama-tier" in line
     ]
     assert (done.returncode, complaints) == (0, [])
+
+
+def test_systemd_accepts_the_units_of_a_user(
+    systemd_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    here = Machine(Path("/"), systemd_machine.build)
+    here.tiering("install", "--binary", here.binary, "--user", HOME=str(home))
+    units = [home / ".config/systemd/user" / name for name in (SIDECAR, SERVER)]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
+    done = analyze("--user", "verify", *units)
+    complaints = [line for line in done.stderr.splitlines() if "ollama-tier" in line]
+    assert (done.returncode, complaints) == (0, [])
+    here.tiering("uninstall", "--user", HOME=str(home))
+    assert list(home.rglob("*")) == []
 
 
 def test_verify_would_find_a_mistake(systemd_machine: Machine) -> None:
@@ -135,7 +155,7 @@ def test_tiers_in_places_of_a_persons_choice_are_writable(machine: Machine) -> N
     )
     machine.install()
     for name in (SIDECAR, SERVER):
-        assert '"/mnt/fast disk/kv"' in unit(machine, name).all("ReadWritePaths")
+        assert '-"/mnt/fast disk/kv"' in unit(machine, name).all("ReadWritePaths")
         assert not any("/dev/shm" in path for path in unit(machine, name).all("ReadWritePaths"))
 
 
@@ -160,7 +180,22 @@ def test_the_server_is_not_kept_from_its_devices(machine: Machine) -> None:
         assert not re.search(rf"^{setting}", text, re.MULTILINE), setting
     assert '"OLLAMA_NOPRUNE=1"' in text
     assert '"OLLAMA_MODELS=/srv/models"' in text
-    assert "ReadWritePaths=-/srv/models" in text
+
+
+def test_the_server_may_write_where_it_keeps_its_key(machine: Machine) -> None:
+    machine.install()
+    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/usr/share/ollama"]
+    machine.at("/usr/share/ollama/.ollama").mkdir(parents=True)
+    machine.install("--models", "/srv/models")
+    places = ["-/usr/share/ollama/.ollama", "-/srv/models"]
+    assert unit(machine, SERVER).all("ReadWritePaths") == places
+    machine.install("--run-as", "somebody")
+    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/home/somebody"]
+
+
+def test_a_user_that_the_other_root_does_not_have_is_refused(machine: Machine) -> None:
+    arguments = ("install", "--sidecar-only", "--run-as", "nobody-there")
+    assert "no user nobody-there" in machine.tiering(*arguments, code=2)
 
 
 def test_words_of_a_unit_file_are_quoted_as_systemd_reads_them() -> None:
