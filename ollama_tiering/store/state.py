@@ -39,6 +39,7 @@ class Level:
     consecutive_failures: int = 0
     suspended_until: float = 0.0
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
+    surveyed: bool = True  # whether all its files are counted; nothing is written before
 
 
 @dataclass(slots=True)
