@@ -16,6 +16,7 @@ from ollama_tiering.store.archive import Manifest
 from ollama_tiering.store.census import Census
 from ollama_tiering.store.describe import Fields, read_description
 from ollama_tiering.store.exporting import ChainToExport, chain_to_export
+from ollama_tiering.store.found_files import What, remove_file, walk
 from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
 from ollama_tiering.store.inventory import (
     Listing,
@@ -28,7 +29,6 @@ from ollama_tiering.store.inventory import (
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.session import CommitResult, WriteSession
 from ollama_tiering.store.state import Level
-from ollama_tiering.store.survey import What, remove_file, survey
 from ollama_tiering.store.tier import OpenBlock, TierKind
 from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tree import BlockRecord
@@ -112,7 +112,9 @@ class Administration:
             for record in ends.values()
             if models is not None and census.gone_model(record.namespace, models)
         ]
-        broken = [record for record in ends.values() if not census.chain(record).complete]
+        broken = []  # nothing, as long as its start may only be unseen yet
+        if all(level.surveyed for level in self._state.levels):
+            broken = [record for record in ends.values() if not census.chain(record).complete]
         result = []
         for kind, chosen in (
             ("expired", expired),
@@ -167,7 +169,7 @@ class Administration:
             directory = level.tier.directory
             if directory is None or level.tier.kind is TierKind.REMOTE:
                 continue
-            bad = [found for found in survey(directory) if found.what is What.QUARANTINED]
+            bad = [found for found in walk(directory) if found.what is What.QUARANTINED]
             files, stored_bytes = files + len(bad), stored_bytes + sum(f.stored_bytes for f in bad)
             if not dry_run:
                 room.purge_quarantine(self._state, level, keep_blocks=0)
@@ -181,7 +183,7 @@ class Administration:
             directory = level.tier.directory
             if directory is None:
                 continue
-            for found in survey(directory):
+            for found in walk(directory):
                 if found.what is not What.TEMPORARY:
                     continue
                 if is_leftover(self._state, level, found, alone=self._alone):

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
+from ollama_tiering.store.found_files import What, walk
 from ollama_tiering.store.fs_tier import FsTempBlock, FsTier
 from ollama_tiering.store.index import BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.survey import What, survey
 from ollama_tiering.store.tier import StoredBlock
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class FrozenTier(FsTier):
         self.frozen = False
 
     def scan(self) -> Iterator[StoredBlock]:
-        for found in survey(self.directory):
+        for found in walk(self.directory):
             if found.what is not What.BLOCK or found.namespace is None or found.key is None:
                 continue
             try:

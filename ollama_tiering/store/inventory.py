@@ -44,7 +44,7 @@ class BlockLine:
     tiers: tuple[TierUse, ...]
     created: float  # Unix seconds
     last_use: float
-    hits: int
+    hits: int  # how often a prompt matched it
     children: int
     pinned: bool
     leased: bool
@@ -61,7 +61,7 @@ class ChainLine:
     own_blocks: int  # that no other chain uses: what `rm` takes
     own_bytes: int
     tiers: tuple[TierUse, ...]
-    created: float  # of its own blocks: first made, last used, most often leased
+    created: float  # of its own blocks: first made, last used, most often hit
     last_use: float
     hits: int
     pinned: bool

@@ -24,11 +24,10 @@ PIN_SHARE: Final = 0.5  # of the budget of the tier that keeps pinned blocks
 
 
 class PinBook:
-    """`index_path` says beside which file the pins lie; None keeps them in memory only."""
+    """The file lies in the directory of `home`; without a directory pins are in memory only."""
 
-    def __init__(self, state: StoreState, index_path: Path | None, share: float) -> None:
+    def __init__(self, state: StoreState, share: float) -> None:
         self._state = state
-        self._path = index_path.with_name(PINS_NAME) if index_path is not None else None
         self._share = share
         self._changing = threading.Lock()
 
@@ -39,14 +38,19 @@ class PinBook:
         return (own or self._state.levels)[-1]
 
     @property
+    def path(self) -> Path | None:
+        directory = self.home.tier.directory
+        return directory / PINS_NAME if directory is not None else None
+
+    @property
     def limit_bytes(self) -> int:
         return int(self.home.lru.budget_bytes * self._share)
 
     def load(self) -> None:
         """To be called once the books are filled. OSError passes: see load_pins."""
-        if self._path is None:
+        if self.path is None:
             return
-        found = load_pins(self._path)
+        found = load_pins(self.path)
         with self._state.lock:
             for pin in found:
                 self._state.pins.add(pin)
@@ -125,11 +129,11 @@ class PinBook:
         return True
 
     def _save(self) -> None:
-        if self._path is None:
+        if self.path is None:
             return
         with self._state.lock:
             pins = list(self._state.pins)
-        save_pins(self._path, pins)
+        save_pins(self.path, pins)
 
     def _kept_bytes(self) -> int:
         return sum(map(self._block_bytes, self._state.pins.kept_keys()))

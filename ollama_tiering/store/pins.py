@@ -1,8 +1,9 @@
 """Pins: chains a person wants kept. A pinned block is never evicted; only damage takes it away.
 
-`PinTable` is what eviction asks; pure, under the store's lock. `pins.json` beside the index keeps
-them: a file of its own, because the index may be thrown away at any time. It names every block of
-each chain, so that a block that comes back (stored again, found later by a scan) is kept again.
+`PinTable` is what eviction asks; pure, under the store's lock. `pins.json` in a tier's directory
+keeps them: a file of its own, because the index may be thrown away at any time. It names every
+block of each chain, so that a block that comes back (stored again, found later by a scan) is kept
+again.
 
     {"version": 1, "pins": [{"namespace": hex, "chain": [hex, …], "since": Unix seconds}]}
 """

@@ -40,6 +40,7 @@ class Level:
     suspended_until: float = 0.0
     leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
+    surveyed: bool = True  # whether all its files are counted; nothing is written before
 
 
 @dataclass(slots=True)

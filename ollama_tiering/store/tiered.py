@@ -78,7 +78,7 @@ class TieredStore:
         self._index_suspect = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
         opening.load(self._state, self._index)
-        self.pins = PinBook(self._state, index_path, pin_share)
+        self.pins = PinBook(self._state, pin_share)
         self.pins.load()
         self._shrink_to_budget()
         self._measure = measure
@@ -107,6 +107,8 @@ class TieredStore:
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
             state.touch([record for record, _ in reversed(found)])
+            for record, _ in found:
+                record.hits += 1
             costs = [level.speed.expectation() for level in state.levels]
             kinds = [level.tier.kind for level in state.levels]
             blocks = []
@@ -146,7 +148,6 @@ class TieredStore:
                     state.counters.miss("evicted")
                     break
                 records.append(record)
-                record.hits += 1
             held = [record.key for record in records]
             for key in held:
                 state.pin(key)

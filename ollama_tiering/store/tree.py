@@ -25,7 +25,7 @@ class BlockRecord:
     file_bytes: int
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
-    hits: int = 0  # how often it was leased for a restore
+    hits: int = 0  # how often a prompt matched it
     levels: set[int] = field(default_factory=set)  # indices of the tiers that hold it
 
     @property

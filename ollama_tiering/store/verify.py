@@ -15,10 +15,10 @@ from typing import Final
 from ollama_tiering.store import room
 from ollama_tiering.store.blockfile import read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.found_files import FoundFile, What, remove_file, walk
 from ollama_tiering.store.inventory import Finding, VerifyStep
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.survey import FoundFile, What, remove_file, survey
 from ollama_tiering.store.tier import Tier, TierKind
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _examine(level: Level) -> Iterator[tuple[FoundFile, str, str, int]]:
     directory = level.tier.directory
     if directory is None:
         return
-    for found in survey(directory):
+    for found in walk(directory):
         if found.what is not What.BLOCK or found.namespace is None or found.key is None:
             yield found, found.what.value, "", 0
             continue

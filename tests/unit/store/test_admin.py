@@ -104,9 +104,9 @@ def test_a_chain_is_a_leaf_with_what_leads_to_it(tools: Tools) -> None:
 
 def test_hits_and_uses_are_counted_and_survive_a_restart(tmp_path: Path) -> None:
     tools = Tools(tmp_path)
-    blocks = tools.put(range(8))
+    tools.put(range(8))
     for _ in range(3):
-        tools.bench.store.release(tools.bench.lease(blocks))
+        tools.bench.rows(range(8))
         tools.bench.tick(10)
     (line,) = tools.chains()
     assert line.hits == 3
@@ -420,3 +420,14 @@ def test_a_child_of_what_is_just_being_written_is_reachable(tools: Tools) -> Non
     tools.bench.fill(reserved, first.data)
     assert tools.bench.session.commit([reserved.reservation_id])[0].stored
     assert tools.bench.rows(range(8)) == 8
+
+
+def test_while_a_tier_is_still_surveyed_nothing_counts_as_unreachable(tools: Tools) -> None:
+    broken = tools.put(range(8))
+    for tier in ("ram", "local"):
+        tools.flip(tools.file(tier, broken[0].key), 4100)
+        tools.verify(repair=True)
+    tools.bench.state.levels[1].surveyed = False
+    assert set(collect(tools)) == {"quarantined"}
+    tools.bench.state.levels[1].surveyed = True
+    assert set(collect(tools)) == {"unreachable"}

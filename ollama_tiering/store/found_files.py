@@ -52,7 +52,7 @@ class FoundFile:
         return "/".join((*self.parts, self.name))
 
 
-def survey(directory: Path) -> Iterator[FoundFile]:
+def walk(directory: Path) -> Iterator[FoundFile]:
     """OSError of a directory that cannot be listed passes; one that is gone is empty."""
     for entry in _entries(directory):
         if entry.name.startswith((PROBE_PREFIX, f".{PINS_NAME}.")):
@@ -73,7 +73,7 @@ def survey(directory: Path) -> Iterator[FoundFile]:
 
 
 def remove_file(directory: Path, found: FoundFile) -> None:
-    """Unlinks what the survey found, where it found it; one that is gone is fine."""
+    """Unlinks what the walk found, where it found it; one that is gone is fine."""
     with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
         os.unlink(found.name, dir_fd=below)
 
