@@ -39,7 +39,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What a close could not write down: it is in RAM only and does not outlive a reboot."""
+    """What is in RAM only after a close, for want of time or by policy: lost with a reboot."""
 
     blocks: int
     left_bytes: int
@@ -57,6 +57,10 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    written_today_bytes: int  # to a disk of this machine; 0 elsewhere
+    daily_write_bytes: int  # the limit of that; 0 for none
+    disk_full: bool  # nothing is written: below the free-space floor
+    surveyed: bool  # all its files are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,5 @@ class StoreReport:
     counters: Counters
     open_leases: int
     unsaved_blocks: int
+    unsaved_bytes: int
+    not_written: dict[str, int]  # how often a block did not go to the disk, by reason

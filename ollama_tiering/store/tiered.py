@@ -16,10 +16,13 @@ from typing import Final
 
 from ollama_tiering.store import opening, room
 from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
-from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.mover import Mover, only_in_ram
+from ollama_tiering.store.policy import StorePolicy
+from ollama_tiering.store.probing import measure_levels
 from ollama_tiering.store.report import (
     Leased,
     LeasedBlock,
@@ -29,8 +32,8 @@ from ollama_tiering.store.report import (
     TierReport,
 )
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.speed import measure_directory
 from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _SAMPLES_PER_LEASE: Final = 4
+_SURVEY_WAIT_SECONDS: Final = 1.0  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
 
 
@@ -60,22 +64,36 @@ class TieredStore:
         reserve_seconds: float = 120.0,
         background: bool = True,
         measure: bool = True,
+        policy: StorePolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not tiers:
             raise ValueError("a store needs a tier")
-        self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
+        policy = policy or StorePolicy()
+        self._daily = DailyWrites.of(tiers, policy.daily_write_bytes, wall_clock)
+        self._state = StoreState(
+            tiers, clock=clock, wall_clock=wall_clock, policy=policy, daily=self._daily
+        )
         self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
         self._index = BlockIndex(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
+        self._stop = threading.Event()
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
+        opening.keep_headroom(self._state, index_path)
         opening.load(self._state, self._index)
-        self._shrink_to_budget()
+        survey = Survey(self._state, self._stop)
         self._measure = measure
         self._thread: threading.Thread | None = None
+        if not background:
+            survey.run()
+        else:
+            threading.Thread(target=survey.run_until_done, name="block-survey", daemon=True).start()
+            survey.counted.wait(_SURVEY_WAIT_SECONDS)
+        for level in self._state.levels:  # a budget made smaller holds from the start
+            room.shrink(self._state, level)
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
             self._thread.start()
@@ -93,7 +111,9 @@ class TieredStore:
         state = self._state
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
-            state.touch([record for record, _ in reversed(found)])
+            leaf_to_root = [record for record, _ in reversed(found)]
+            state.touch(leaf_to_root, hit=True)
+            state.admission.used(leaf_to_root)
             costs = [level.speed.expectation() for level in state.levels]
             kinds = [level.tier.kind for level in state.levels]
             blocks = []
@@ -180,10 +200,7 @@ class TieredStore:
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         for level in self._state.levels:
-            try:
-                level.tier.describe(namespace, fields)
-            except OSError as error:
-                log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
+            room.describe(self._state, level, namespace, fields)
         session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
         self._sessions.add(session)
         return session
@@ -262,10 +279,22 @@ class TieredStore:
                     read_bytes_per_second=level.speed.read,
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
+                    written_today_bytes=charged * self._daily.written_bytes,
+                    daily_write_bytes=charged * self._daily.limit_bytes,
+                    disk_full=level.space is not None and level.space.short,
+                    surveyed=level.surveyed,
                 )
                 for level in state.levels
+                for charged in (state.admission.charges(level),)
             ]
-            return StoreReport(tiers, state.counters, len(state.leases), len(state.unsaved))
+            return StoreReport(
+                tiers,
+                state.counters,
+                len(state.leases),
+                len(state.unsaved),
+                state.unsaved.waiting_bytes,
+                dict(state.admission.refused),
+            )
 
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
@@ -282,14 +311,18 @@ class TieredStore:
         if self._closed:
             return LeftOver(0, 0)
         self._closed = True
+        deadline = self._state.clock() + drain_seconds
+        self._stop.set()
         self._state.work.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(drain_seconds)
         for session in list(self._sessions):
             self.close_session(session)
-        self.run_pending(deadline=self._state.clock() + drain_seconds)
-        left = LeftOver(*unsaved_bytes(self._state))
-        self.flush_index()
+        if self._thread is None or not self._thread.is_alive():  # else the disk hangs
+            self._mover.drain(deadline)
+            self.flush_index()
+        left = LeftOver(*only_in_ram(self._state))
+        self._daily.close()
         if self._index is not None:
             self._index.close()
         for level in self._state.levels:
@@ -298,7 +331,8 @@ class TieredStore:
 
     def _run(self) -> None:
         state = self._state
-        self._measure_speeds()
+        if self._measure:
+            measure_levels(state)
         flushed = state.clock()
         while not self._closed:
             try:
@@ -315,23 +349,6 @@ class TieredStore:
             if not busy:
                 state.work.wait(_IDLE_SECONDS)
                 state.work.clear()
-
-    def _measure_speeds(self) -> None:
-        for level in self._state.levels if self._measure else ():
-            directory = level.tier.directory
-            if directory is None or level.speed.read:
-                continue
-            try:
-                measure_directory(directory, level.speed, in_memory=level.tier.in_memory)
-            except OSError as error:
-                log.warning("not measured: tier=%s error=%s", level.tier.kind.label, error)
-
-    def _shrink_to_budget(self) -> None:
-        """A budget made smaller since the last run holds from the start."""
-        for level in self._state.levels:
-            with self._state.lock:
-                doomed = self._state.take_victims(level, level.lru.excess_bytes)
-            room.unlink(self._state, doomed)
 
     def _locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy whose file is there. Called without the lock, the block pinned."""
