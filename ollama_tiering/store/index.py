@@ -193,5 +193,9 @@ class BlockIndex:
         self._connection = self._open()
 
     def _unlink(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        remove_index(self.path)
+
+
+def remove_index(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -14,18 +14,19 @@ from typing import Final
 from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
-_SMALL_FILES_BYTES: Final = 16 << 10  # the count of today's writes, twice while it is replaced
+_SMALL_FILES_BYTES: Final = 12 << 10  # the count of today's writes, twice while it is replaced
 _ROWS_PER_PART: Final = 250  # of one transaction and one hold of the lock; see HEADROOM_BYTES
 
 
 def keep_headroom(state: StoreState, index_path: Path | None) -> None:
     """Files beside the blocks grow between two looks at them: that much is kept free."""
     for level in state.levels:
-        if level.tier.growth_bytes:
+        if level.tier.directory is not None and level.tier.kind is TierKind.LOCAL:
             level.headroom_bytes = _SMALL_FILES_BYTES
         if index_path is not None and level.tier.directory == index_path.parent:
             level.headroom_bytes += HEADROOM_BYTES

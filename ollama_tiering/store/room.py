@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
 _ROUNDS = 4  # others may take what was freed; then there is no room for this one
-_DESCRIPTION_BYTES = 16 << 10
+_DESCRIPTION_BYTES = 8 << 10
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
@@ -126,9 +126,9 @@ def describe(
     state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
 ) -> None:
     """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
-    growth_bytes = level.tier.growth_bytes
+    on_disk = level.tier.directory is not None
     with state.lock:
-        claim = level.lru.reserve(growth_bytes and growth_bytes + _DESCRIPTION_BYTES)
+        claim = level.lru.reserve(on_disk * _DESCRIPTION_BYTES + level.tier.growth_bytes)
     if claim is None:
         return
     try:
