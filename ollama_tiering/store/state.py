@@ -50,6 +50,10 @@ class Level:
     full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
 
+    @property
+    def physical_bytes(self) -> int:
+        return self.lru.used_bytes + self.lru.overhead_bytes - self.headroom_bytes
+
 
 @dataclass(slots=True)
 class Doomed:

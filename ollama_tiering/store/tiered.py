@@ -272,7 +272,7 @@ class TieredStore:
                     kind=level.tier.kind,
                     directory=level.tier.directory,
                     budget_bytes=level.lru.budget_bytes,
-                    used_bytes=level.lru.used_bytes + level.lru.overhead_bytes,
+                    used_bytes=level.physical_bytes,
                     reserved_bytes=level.lru.reserved_bytes,
                     blocks=len(level.lru),
                     stats=level.stats,

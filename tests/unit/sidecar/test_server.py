@@ -179,7 +179,7 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
 
 def test_a_setting_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
-    config.write_text('[sidecar]\nadmission = "second-touch"\n')
+    config.write_text("[sidecar]\nmetrics_port = 9100\n")
     finished = subprocess.run(
         [*Daemon(tmp_path).command(), "--config", str(config)],
         env=Daemon(tmp_path).environment(),
@@ -189,7 +189,7 @@ def test_a_setting_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 10
-    assert "second-touch" in finished.stderr
+    assert "9100" in finished.stderr
 
 
 def test_status_shows_tiers_and_runners(daemon: Daemon) -> None:
