@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.tier import TierKind, TierStats
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedBlock:
+class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dataclass
     key: BlockKey
     rows: int  # that match the prompt
     block_rows: int

@@ -87,10 +87,14 @@ class TieredStore:
         survey = Survey(self._state, self._stop)
         self._measure = measure
         self._thread: threading.Thread | None = None
+        self._survey_thread: threading.Thread | None = None
         if not background:
             survey.run()
         else:
-            threading.Thread(target=survey.run_until_done, name="block-survey", daemon=True).start()
+            self._survey_thread = threading.Thread(
+                target=survey.run_until_done, name="block-survey", daemon=True
+            )
+            self._survey_thread.start()
             survey.counted.wait(_SURVEY_WAIT_SECONDS)
         for level in self._state.levels:  # a budget made smaller holds from the start
             room.shrink(self._state, level)
@@ -314,8 +318,9 @@ class TieredStore:
         deadline = self._state.clock() + drain_seconds
         self._stop.set()
         self._state.work.set()
-        if self._thread is not None:
-            self._thread.join(drain_seconds)
+        for thread in (self._survey_thread, self._thread):
+            if thread is not None:
+                thread.join(max(0.0, deadline - self._state.clock()))
         for session in list(self._sessions):
             self.close_session(session)
         if self._thread is None or not self._thread.is_alive():  # else the disk hangs
