@@ -60,13 +60,20 @@ class FsOpenBlock:
 
 class FsTempBlock:
     def __init__(
-        self, tier: FsTier, namespace: NamespaceId, key: BlockKey, file_bytes: int, name: str
+        self,
+        tier: FsTier,
+        namespace: NamespaceId,
+        key: BlockKey,
+        file_bytes: int,
+        name: str,
+        grown_bytes: int,
     ) -> None:
         self._tier = tier
         self.namespace = namespace
         self.key = key
         self.file_bytes = file_bytes
         self.name = name
+        self.grown_bytes = grown_bytes
         self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
 
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -128,14 +135,16 @@ class FsTier:
         name = f"{key.hex()}.{secrets.token_hex(4)}{TMP_SUFFIX}"
         for tries_left in reversed(range(_TRIES)):
             try:
-                self._create(shard(namespace, key), name, file_bytes)
-                break
+                grown = self._create(shard(namespace, key), name, file_bytes)
+                return FsTempBlock(self, namespace, key, file_bytes, name, grown)
             except FileNotFoundError:
                 if not tries_left:
                     raise
-        return FsTempBlock(self, namespace, key, file_bytes, name)
+        raise AssertionError("unreachable")
 
-    def _create(self, place: tuple[str, ...], name: str, file_bytes: int) -> None:
+    def _create(self, place: tuple[str, ...], name: str, file_bytes: int) -> int:
+        """By how many bytes directories grew."""
+        grown = 0
         with open_below(self.directory, place, create=True) as below:
             fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
@@ -148,9 +157,10 @@ class FsTier:
             finally:
                 os.close(fd)
                 if place not in self._other:
-                    self._note(place[:1], self._root)
-                    self._note(place[:2], self._root / place[1])
-                self._other.note(place, physical_bytes(os.fstat(below)))
+                    grown += self._note(place[:1], self._root)
+                    grown += self._note(place[:2], self._root / place[1])
+                grown += self._other.note(place, physical_bytes(os.fstat(below)))
+        return grown
 
     def publish(self, temp: TempBlock) -> int:
         assert isinstance(temp, FsTempBlock)
@@ -283,9 +293,11 @@ class FsTier:
                 self._other.forget((*place, DESCRIPTION_NAME))
                 self._remove_directory(*place)
 
-    def _note(self, place: tuple[str, ...], path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self._other.note(place, physical_bytes(path.lstat()))
+    def _note(self, place: tuple[str, ...], path: Path) -> int:
+        try:
+            return self._other.note(place, physical_bytes(path.lstat()))
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def _scan_shard(
         self, namespace: NamespaceId, directory: os.DirEntry[str]

@@ -37,6 +37,13 @@ class Reservation(Generic[K]):
             self.release()
             self._lru.add(key, stored_bytes)
 
+    def shrink(self, given_bytes: int) -> None:
+        """Gives a part back: it is counted elsewhere now."""
+        if self._open:
+            given_bytes = max(0, min(given_bytes, self.reserved_bytes))
+            self.reserved_bytes -= given_bytes
+            self._lru.reserved_bytes -= given_bytes
+
     def release(self) -> None:
         if self._open:
             self._open = False

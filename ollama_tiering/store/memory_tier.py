@@ -29,6 +29,7 @@ class MemoryOpenBlock:
 
 class MemoryTempBlock:
     path: Path | None = None
+    grown_bytes = 0
 
     def __init__(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> None:
         self.namespace = namespace

@@ -202,7 +202,7 @@ class Mover:
                 meta = read_meta(block.read_at, block.file_bytes)
                 at = target
                 temp = room.create_temp(
-                    state, target, record.namespace, record.key, block.file_bytes
+                    state, target, record.namespace, record.key, block.file_bytes, claim
                 )
                 reading, writing = copy_verified(meta, block, temp)
             start = time.perf_counter()

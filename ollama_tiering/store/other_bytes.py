@@ -26,10 +26,13 @@ class OtherBytes:
     def __contains__(self, place: tuple[str, ...]) -> bool:
         return place in self._bytes
 
-    def note(self, place: tuple[str, ...], stored_bytes: int) -> None:
+    def note(self, place: tuple[str, ...], stored_bytes: int) -> int:
+        """By how much it has grown."""
         with self._lock:
-            self.total += stored_bytes - self._bytes.get(place, 0)
+            grown = stored_bytes - self._bytes.get(place, 0)
+            self.total += grown
             self._bytes[place] = stored_bytes
+        return grown
 
     def forget(self, place: tuple[str, ...]) -> None:
         with self._lock:

@@ -106,9 +106,17 @@ def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
 
 
 def create_temp(
-    state: StoreState, level: Level, namespace: NamespaceId, key: BlockKey, file_bytes: int
+    state: StoreState,
+    level: Level,
+    namespace: NamespaceId,
+    key: BlockKey,
+    file_bytes: int,
+    claim: Reservation[BlockKey],
 ) -> TempBlock:
-    """A file for the block; on ENOSPC evicts, retries once, then lets the error pass."""
+    """A file for the block; on ENOSPC evicts, retries once, then lets the error pass.
+
+    What directories grew by is counted with them from now on, and no more in the claim.
+    """
     try:
         temp = level.tier.create(namespace, key, file_bytes)
     except OSError as error:
@@ -118,6 +126,7 @@ def create_temp(
             raise
         temp = level.tier.create(namespace, key, file_bytes)
     with state.lock:
+        claim.shrink(min(temp.grown_bytes, level.tier.growth_bytes))
         state.count_overhead(level)
     return temp
 

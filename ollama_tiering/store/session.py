@@ -206,7 +206,9 @@ class WriteSession:
                 outcome = Outcome.REFUSED
                 continue
             try:
-                temp = room.create_temp(state, level, self._namespace, claim.key, claim.file_bytes)
+                temp = room.create_temp(
+                    state, level, self._namespace, claim.key, claim.file_bytes, reservation
+                )
             except OSError as error:
                 state.admission.refund(level, claim.file_bytes)
                 with state.lock:

@@ -76,6 +76,7 @@ class TempBlock(Protocol):
     key: BlockKey
     file_bytes: int
     path: Path | None  # where a client on this host may fill it
+    grown_bytes: int  # by how much directories grew for it
 
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
