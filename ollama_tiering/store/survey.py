@@ -25,18 +25,18 @@ _RETRY_SECONDS: Final = 5.0
 
 
 class Survey:
-    """Of all levels, fastest first. `counted` is set once every level takes blocks."""
+    """Of all levels, fastest first. `done` is set when everything is known."""
 
     def __init__(self, state: StoreState, stop: threading.Event) -> None:
         self._state = state
         self._stop = stop
-        self.counted = threading.Event()
+        self.done = threading.Event()
 
     def run(self) -> None:
         """Once, on the caller's time. OSError passes: a store that cannot see is not opened."""
         unknown = [(level, self._count(level)) for level in self._state.levels]
-        self.counted.set()
         self._read(unknown)
+        self.done.set()
 
     def run_until_done(self) -> None:
         """For a thread: a tier that fails is asked again."""
@@ -52,11 +52,11 @@ class Survey:
                 except Exception:
                     log.exception("survey failed")
                     return
-        self.counted.set()
         try:
             self._read(unknown)
         except Exception:
             log.exception("survey failed")
+        self.done.set()
 
     def _count(self, level: Level) -> list[StoredBlock]:
         """Compares books and files; what the books do not know, newest first."""

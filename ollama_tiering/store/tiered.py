@@ -95,7 +95,7 @@ class TieredStore:
                 target=survey.run_until_done, name="block-survey", daemon=True
             )
             self._survey_thread.start()
-            survey.counted.wait(_SURVEY_WAIT_SECONDS)
+            survey.done.wait(_SURVEY_WAIT_SECONDS)
         for level in self._state.levels:  # a budget made smaller holds from the start
             room.shrink(self._state, level)
         if background:

@@ -17,6 +17,7 @@ import pytest
 
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
+from ollama_tiering.store.key import tokens_to_bytes
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon, PutStream
 
@@ -236,3 +237,46 @@ def test_help_does_not_import_grpc(tmp_path: Path) -> None:
     )
     environment = Daemon(tmp_path).environment()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=30)
+
+
+def test_status_says_what_was_written_today_and_what_was_kept_off_the_disk(tmp_path: Path) -> None:
+    settings = {"admission": "second-touch", "daily_write": "1GB"}
+    with Daemon(tmp_path, settings=settings) as daemon:
+        blocks = put(daemon, [1, 2, 3, 4, 5])
+        assert daemon.stat().tiers[1].blocks == 0
+        with daemon.channel() as channel:
+            stub = rpc.BlockStoreStub(channel)
+            request = pb.HasRequest(
+                namespace=NS.digest(),
+                keys=[blocks[0].key],
+                tokens=tokens_to_bytes([1, 2, 3, 4, 5]),
+                block_tokens=4,
+            )
+            assert stub.Has(request, timeout=10).matched_tokens == 5
+        daemon.wait(lambda stat: stat.tiers[1].blocks == 2, "asked for twice, written down")
+        command = [*daemon.command()[:3], "status", "--socket", str(daemon.socket)]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        assert "written today (UTC)" in text.stdout
+        document = json.loads(
+            subprocess.run(
+                [*command, "--json"], capture_output=True, text=True, timeout=30, check=True
+            ).stdout
+        )
+        local = document["tiers"][1]
+        assert local["written_today_bytes"] == sum(len(block.data) for block in blocks)
+        assert local["daily_write_bytes"] == 10**9
+        assert local["surveyed"]
+        assert not local["disk_full"]
+    with Daemon(tmp_path, settings=settings) as again:
+        assert again.stat().tiers[1].written_today_bytes == local["written_today_bytes"]
+
+
+def test_a_minimum_free_share_that_the_disk_lacks_keeps_blocks_in_ram(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    if disk.f_bavail >= 0.9 * disk.f_blocks:
+        pytest.skip("the disk is nearly empty: no floor below 90 % is above what is free")
+    with Daemon(tmp_path, settings={"min_free_percent": 90}) as daemon:
+        put(daemon, [1, 2, 3])
+        stat = daemon.wait(lambda stat: stat.tiers[1].disk_full, "the floor is seen")
+        assert stat.tiers[1].blocks == 0
+        assert stat.tiers[0].blocks == 1
