@@ -19,6 +19,7 @@ from ollama_tiering.store.tree import BlockRecord
 if TYPE_CHECKING:
     from ollama_tiering.store.state import Level, StoreState
 
+_REST_SECONDS: Final = 10.0  # after the tier below had no room
 _GHOSTS: Final = 1 << 16  # keys remembered of blocks that were offered once and not kept
 
 
@@ -29,6 +30,7 @@ class Admission:
         self.daily = daily
         self.refused: dict[str, int] = {}  # blocks by reason
         self._behind = False  # something in RAM only was dropped from the queue
+        self._rest_until = 0.0
         self._ghosts: OrderedDict[BlockKey, None] = OrderedDict()
 
     def charges(self, level: Level) -> bool:
@@ -64,9 +66,19 @@ class Admission:
                 self.want(record)
                 marked = self._state.unsaved.waiting_bytes
 
+    def no_room(self, *keys: BlockKey) -> None:
+        """The tier below may evict nothing for them: RAM need not keep them any longer."""
+        for key in keys:
+            self._state.unsaved.discard(key)
+        self._behind = True
+        self._rest_until = self._state.clock() + _REST_SECONDS
+        self._refuse("no room")
+
     def refill(self) -> bool:
         """The queue is dry: takes again what did not fit, the most valuable first."""
         if not self._behind or self.policy.admission != EAGER:
+            return False
+        if self._state.clock() < self._rest_until:
             return False
         self._behind = False
         state = self._state

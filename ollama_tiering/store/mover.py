@@ -17,6 +17,7 @@ from ollama_tiering.store.blockfile import BlockMeta, read_meta
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.expiry import Expiry
+from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import OpenBlock, TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
@@ -35,6 +36,7 @@ class Mover:
         self._high = high_watermark
         self._low = low_watermark
         self._trimming: set[int] = set()  # levels on their way from high to low
+        self._refusals = 0  # copies for which a tier had no room
         self._gave_back = state.clock()
         self._expiry = Expiry(state.policy.ttl_seconds, state.clock, state.wall_clock)
 
@@ -139,15 +141,22 @@ class Mover:
                 state.unsaved.discard(key)  # it can live in the tier above only
                 return True
             record = self._first_missing(record, source, target)
-            state.pin(record.key)
+            # The block before it too: making room must not evict what makes this one worth having.
+            held = (record.key, BlockKey(record.parent))
+            for one in held:
+                state.pin(one)
+            refusals = self._refusals
         try:
             done = self._copy(record, source, target)
         finally:
             with state.lock:
-                state.unpin(record.key)
+                for one in held:
+                    state.unpin(one)
         with state.lock:
             if done:
                 state.unsaved.discard(record.key)
+            elif self._refusals > refusals:
+                state.admission.no_room(key, record.key)
             else:
                 state.unsaved.defer(record.key)
                 state.unsaved.defer(key)
@@ -193,6 +202,7 @@ class Mover:
         claim = room.reserve_room(state, target, record.file_bytes)
         if claim is None:
             state.admission.refund(target, record.file_bytes)
+            self._refusals += state.waits_for(target)
             return False
         temp: TempBlock | None = None
         at = source
