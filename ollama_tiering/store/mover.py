@@ -58,6 +58,8 @@ class Mover:
         """
         state = self._state
         moved = [room.shrink(state, level) for level in state.levels]
+        if state.early:
+            moved.append(self._drop_early())
         now = state.clock()
         if not 0 <= now - self._gave_back < _GIVE_BACK_SECONDS:
             self._gave_back = now
@@ -86,6 +88,15 @@ class Mover:
         except OSError as error:
             log.debug("not sampled: key=%s error=%s", record.key.hex(), error)
         return True
+
+    def _drop_early(self) -> bool:
+        """Blocks whose parent was not stored after all, and that were in use when that was seen."""
+        state = self._state
+        with state.lock:
+            failed = [key for key in state.early if key not in state.writing]
+            doomed = [one for key in failed for one in state.drop_early(key)]
+        room.unlink(state, doomed)
+        return bool(doomed)
 
     def trim(self) -> bool:
         """Empties a tier with one below it from the high to the low watermark.

@@ -239,18 +239,24 @@ class StoreState:
                 level.stats.evicted_blocks += 1
         return taken
 
-    def drop_early(self, parent: BlockKey) -> list[Doomed]:
+    def drop_early(self, parent: bytes) -> list[Doomed]:
         """The parent was not stored after all: what was committed below it meanwhile goes too."""
         doomed: list[Doomed] = []
         waiting = self.early.pop(parent, [])
+        kept = []  # in use just now: the mover tries again
         while waiting:
             key = waiting.pop()
             record = self.tree.get(key)
-            if record is None or self.pinned(key):
+            if record is None:
+                continue
+            if self.pinned(key):
+                kept.append(key)
                 continue
             waiting += [child.key for child in self.tree.children(key)]
             levels = [self.levels[index] for index in sorted(record.levels)]
             doomed += [one for level in levels if (one := self.drop_copy(level, key))]
+        if kept:
+            self.early[parent] = kept
         return doomed
 
     def below(self, level: Level) -> Level | None:

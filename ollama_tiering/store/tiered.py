@@ -115,7 +115,12 @@ class TieredStore:
         state = self._state
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
-            leaf_to_root = [record for record, _ in reversed(found)]
+            if found and 2 * found[-1][1] < found[-1][0].rows:
+                # A few rows in common, as under one chat template, do not make a block wanted.
+                state.touch([found[-1][0]])
+                leaf_to_root = [record for record, _ in reversed(found[:-1])]
+            else:
+                leaf_to_root = [record for record, _ in reversed(found)]
             state.touch(leaf_to_root, hit=True)
             state.admission.used(leaf_to_root)
             costs = [level.speed.expectation() for level in state.levels]

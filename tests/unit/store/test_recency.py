@@ -57,6 +57,15 @@ def test_writing_a_conversation_again_is_no_hit() -> None:
     assert all(record.hits == 0 for record in bench.state.tree)
 
 
+def test_a_few_rows_in_common_are_no_hit() -> None:
+    bench = Bench()
+    (block,) = bench.put([1, 2, 3, 4])
+    assert bench.rows([1, 9, 9, 9]) == 1
+    assert bench.state.tree.get(block.key).hits == 0  # type: ignore[union-attr]
+    assert bench.rows([1, 2, 9, 9]) == 2
+    assert bench.state.tree.get(block.key).hits == 1  # type: ignore[union-attr]
+
+
 def test_hits_survive_a_restart(tmp_path: Path) -> None:
     bench = Bench(ram=None, local=6, index_path=tmp_path / "index.sqlite")
     prefix = bench.put(range(8))
@@ -165,6 +174,21 @@ def test_a_child_committed_first_goes_when_its_parent_fails(end: str) -> None:
     assert bench.store.report().tiers[0].used_bytes == 0
     bench.put(range(8))
     assert bench.rows(range(8)) == 8
+
+
+def test_a_child_in_use_when_its_parent_fails_goes_afterwards() -> None:
+    bench = Bench()
+    other, _, two = two_writers(bench)
+    assert other.commit([two])[0].stored
+    child = samples.sequence(NS, range(8))[1]
+    lease = bench.lease([child])
+    bench.session.close()
+    bench.store.run_pending()
+    assert child.key in bench.in_tier(0)
+    bench.store.release(lease)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == bench.in_tier(1) == set()
+    assert bench.state.early == {}
 
 
 def test_a_child_whose_parent_has_failed_already_is_not_stored() -> None:
