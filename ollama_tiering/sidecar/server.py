@@ -90,7 +90,7 @@ def serve(config: SidecarConfig, *, ready: Callable[[str], None] | None = None) 
             left = store.close(_DRAIN_SECONDS)
             if left.blocks:
                 log.warning(
-                    "not written down in time: blocks=%d size=%s (kept in RAM until a reboot)",
+                    "in RAM only, kept until a reboot: blocks=%d size=%s",
                     left.blocks,
                     format_size(left.left_bytes),
                 )

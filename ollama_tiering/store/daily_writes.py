@@ -1,7 +1,8 @@
 """Bytes written to the local disk today, kept in a small file that survives restarts and kills.
 
-The file is always ahead of what was written, by at most `_AHEAD_BYTES`: a killed sidecar has spent
-too much of its day, never too little. It is not in the index, which may be thrown away.
+The file is always ahead of what was written, by at most `_AHEAD_BYTES` and a small part of the
+limit: a killed sidecar has spent too much of its day, never too little. It is not in the index,
+which may be thrown away.
 
 The day is a UTC date. A clock that jumps back does not end the day; one that jumps forward does,
 but two days of one process are at least `_SHORTEST_DAY_SECONDS` of the monotonic clock apart.
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "written-today.json"
 
 _AHEAD_BYTES: Final = 64 << 20
+_AHEAD_PARTS: Final = 64
 _SHORTEST_DAY_SECONDS: Final = 12 * 3600.0
 _DAY_SECONDS: Final = 86400
 _MOST_BYTES: Final = 1 << 60
@@ -79,7 +81,7 @@ class DailyWrites:
                 return False
             self._written_bytes += written_bytes
             if self._written_bytes > self._saved_bytes:
-                self._save(self._written_bytes + _AHEAD_BYTES)
+                self._save(self._written_bytes + self._ahead_bytes())
             return True
 
     def refund(self, written_bytes: int) -> None:
@@ -92,6 +94,12 @@ class DailyWrites:
         with self._lock:
             if self._saved_bytes != self._written_bytes:
                 self._save(self._written_bytes)
+
+    def _ahead_bytes(self) -> int:
+        if not self.limit_bytes:
+            return _AHEAD_BYTES
+        left = self.limit_bytes - self._written_bytes
+        return max(0, min(_AHEAD_BYTES, self.limit_bytes // _AHEAD_PARTS, left))
 
     def _change_day(self) -> None:
         day = int(self._wall_clock() // _DAY_SECONDS)

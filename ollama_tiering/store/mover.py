@@ -168,6 +168,7 @@ class Mover:
                 state.unsaved.discard(record.key)
             elif self._refusals > refusals:
                 state.admission.no_room(key, record.key)
+                return True  # RAM may evict them now
             else:
                 state.unsaved.defer(record.key)
                 state.unsaved.defer(key)

@@ -33,6 +33,7 @@ from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePoli
 from ollama_tiering.store.session import Outcome, WriteSession
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tree import BlockRecord
 
 NS = samples.namespace(layers=1)
 BLOCK_TOKENS = int(NS.block_tokens)
@@ -248,14 +249,18 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         state = self.store._state
-        sizes = []
-        for key in state.unsaved:
-            record = state.tree.get(key)
-            assert record is not None
-            sizes.append(record.file_bytes)
-        assert state.unsaved.waiting_bytes == sum(sizes)
+
+        def is_needed(record: BlockRecord) -> bool:
+            """Something below it is on the disk already: it must follow, full queue or not."""
+            children = state.tree.children(record.key)
+            return any(max(one.levels) > 0 or is_needed(one) for one in children)
+
+        waiting = [record for key in state.unsaved if (record := state.tree.get(key))]
+        assert len(waiting) == len(state.unsaved)
+        assert state.unsaved.waiting_bytes == sum(record.file_bytes for record in waiting)
         if self.policy.queue_bytes:
-            assert sum(sizes) <= max(self.policy.queue_bytes, FILE_BYTES)
+            free = [record.file_bytes for record in waiting if not is_needed(record)]
+            assert sum(free) <= max(self.policy.queue_bytes, FILE_BYTES)
 
     @invariant()
     def the_day_is_not_overdrawn(self) -> None:

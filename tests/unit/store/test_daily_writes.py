@@ -58,7 +58,13 @@ def test_a_kill_costs_some_of_the_day_and_never_gives_any(tmp_path: Path) -> Non
     for _ in range(30):
         writes.charge(7 * MB)
     killed = clocks.open(tmp_path / FILE_NAME, 1000 * MB)
-    assert 210 * MB <= killed.written_bytes <= (210 + 64) * MB
+    assert 210 * MB <= killed.written_bytes <= (210 + 1000 // 64 + 1) * MB
+
+
+def test_a_kill_never_makes_the_count_larger_than_the_limit(tmp_path: Path) -> None:
+    clocks = Clocks()
+    clocks.open(tmp_path / FILE_NAME, 1000).charge(999)
+    assert clocks.open(tmp_path / FILE_NAME, 1000).written_bytes <= 1000
 
 
 def test_a_new_day_starts_at_zero() -> None:
