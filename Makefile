@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test locks proto clean
+.PHONY: default lint format test soak chaos locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -8,6 +8,10 @@ format:
 	.venv/bin/ruff format
 test:
 	./scripts/test
+soak:
+	TIERING_SOAK=100 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/contract/test_store_machine.py
+chaos:
+	TIERING_CHAOS=1000 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/fault/test_chaos.py
 locks:
 	./scripts/lock
 proto:

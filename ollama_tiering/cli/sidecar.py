@@ -63,7 +63,7 @@ def sidecar(
     if left.blocks:
         click.echo(
             f"sidecar stopped: {left.blocks} blocks ({format_size(left.left_bytes)}) are in RAM "
-            "only; they are written down at the next start, unless the machine reboots"
+            "only, until the machine reboots; the next start goes on with them"
         )
     else:
         click.echo("sidecar stopped: everything is on disk")

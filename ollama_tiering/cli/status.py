@@ -77,6 +77,11 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "quarantined_blocks": tier.quarantined_blocks,
                 "read_bytes_per_second": tier.read_bytes_per_second,
                 "write_bytes_per_second": tier.write_bytes_per_second,
+                "written_today_bytes": tier.written_today_bytes,
+                "daily_write_bytes": tier.daily_write_bytes,
+                "disk_full": tier.disk_full,
+                "surveyed": tier.surveyed,
+                "expired_blocks": tier.expired_blocks,
             }
             for tier in answer.tiers
         ],
@@ -90,6 +95,8 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "misses": dict(answer.misses),
         "open_leases": answer.open_leases,
         "queued_demotions": answer.queued_demotions,
+        "queued_bytes": answer.queued_bytes,
+        "not_written": dict(answer.not_written),
         "runners": [
             {
                 "pid": runner.pid,
@@ -123,8 +130,15 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
         )
+        yield from _disk_lines(tier)
     if answer.queued_demotions:
-        yield f"  {answer.queued_demotions} blocks are still to be written to disk"
+        yield (
+            f"  {answer.queued_demotions} blocks ({format_size(answer.queued_bytes)}) are still "
+            "to be written to disk"
+        )
+    if answer.not_written:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(answer.not_written.items()))
+        yield f"  kept off the disk: {reasons}"
     yield (
         f"lookups {answer.has_calls}: {answer.matched_tokens} of {answer.asked_tokens} prompt "
         "tokens were in the store"
@@ -136,6 +150,16 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner)
+
+
+def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
+    if tier.written_today_bytes or tier.daily_write_bytes:
+        limit = f" of {format_size(tier.daily_write_bytes)}" if tier.daily_write_bytes else ""
+        yield f"         written today (UTC) {format_size(tier.written_today_bytes)}{limit}"
+    if tier.disk_full:
+        yield "         the disk is too full: nothing is written until others make room"
+    if not tier.surveyed:
+        yield "         its files are still being counted: nothing is written before"
 
 
 def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:

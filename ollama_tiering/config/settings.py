@@ -39,9 +39,14 @@ class SidecarConfig:
     lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
     reserve_seconds: float = 120.0  # a Put reservation not committed by then is released
     pin_share: float = 0.5  # of the local tier's budget: more may not be pinned
-    min_tokens: int = 64  # shorter prefixes are not stored
-    admission: str = "eager"  # eager | second-touch: when a block may go to the local tier
-    daily_write_bytes: int = 0  # local tier, per day; 0 means no limit
+    min_tokens: int = 64  # shorter prefixes are not written down
+    admission: str = "eager"  # eager | second-touch | pressure: when a block is written down
+    daily_write_bytes: int = 50 * 10**9  # local tier, per day; 0 means no limit
+    min_free_percent: float = 10.0  # of the local tier's file system, left to others
+    write_queue_bytes: int = 4 * GIB  # may wait to be written down, at most half of the RAM tier
+    write_queue_seconds: float = 60.0  # ... at the measured speed; 0 means no limit
+    tail_seconds: float = 10.0  # a partly filled block waits so long for a longer one
+    ttl_days: float = 0.0  # unused for so long, a block is dropped; 0 means never
     metrics_port: int = 0  # Prometheus on loopback; 0 means off
     log_level: str = "info"
     log_format: str = "text"  # text | json
@@ -139,8 +144,13 @@ SETTINGS = (
     Setting("sidecar.reserve_seconds", "reserve_seconds", _number(1, 86400)),
     Setting("sidecar.pin_share", "pin_share", _number(0.0, 1.0)),
     Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
-    Setting("sidecar.admission", "admission", _choice("eager", "second-touch")),
+    Setting("sidecar.admission", "admission", _choice("eager", "second-touch", "pressure")),
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),
+    Setting("sidecar.min_free_percent", "min_free_percent", _number(0, 90)),
+    Setting("sidecar.write_queue", "write_queue_bytes", parse_size),
+    Setting("sidecar.write_queue_seconds", "write_queue_seconds", _number(0, 86400)),
+    Setting("sidecar.tail_seconds", "tail_seconds", _number(0, 3600)),
+    Setting("sidecar.ttl_days", "ttl_days", _number(0, 36500)),
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
     Setting("sidecar.log_format", "log_format", _choice("text", "json")),

@@ -33,9 +33,9 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.service import BlockStoreService
+from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.report import LeftOver
 from ollama_tiering.store.tier import Tier, TierKind
@@ -50,14 +50,12 @@ _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
-_FILESYSTEM_SHARE: Final = 0.95
 
 
 def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore:
     """The tiers of the configuration; a budget of 0 means no such tier."""
-    _refuse_unsupported(config)
     wanted = (
-        (TierKind.RAM, config.ram_dir, config.ram_budget_bytes),
+        (TierKind.RAM, config.ram_dir, ram_budget(config)),
         (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
     )
     tiers: list[tuple[Tier, int]] = []
@@ -65,20 +63,19 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
         for kind, directory, budget_bytes in wanted:
             if budget_bytes:
                 opened = FsTier(kind, directory)
-                tiers.append((opened, _budget(directory, budget_bytes, kind)))
+                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
         if not tiers:
             raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
-        lowest = tiers[-1][0].directory
-        assert lowest is not None
         return TieredStore(
             tiers,
-            index_path=lowest / INDEX_NAME,
+            index_path=index_path(tiers),
             high_watermark=config.high_watermark,
             low_watermark=config.low_watermark,
             lease_seconds=config.lease_seconds,
             reserve_seconds=config.reserve_seconds,
             pin_share=config.pin_share,
             background=background,
+            policy=store_policy(config, tiers),
         )
     except BaseException:
         for tier, _ in tiers:
@@ -106,7 +103,7 @@ def serve(
             left = store.close(_DRAIN_SECONDS)
             if left.blocks:
                 log.warning(
-                    "not written down in time: blocks=%d size=%s (kept in RAM until a reboot)",
+                    "in RAM only, kept until a reboot: blocks=%d size=%s",
                     left.blocks,
                     format_size(left.left_bytes),
                 )
@@ -138,7 +135,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    reloader = Reloader(store, config, reread or (lambda: config), _budget)
+    reloader = Reloader(store, config, reread or (lambda: config), cut_budget)
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     registry = make_registry(store)
@@ -227,33 +224,6 @@ def _remove_dead_socket(path: Path) -> None:
         f"a process listens on {path} already",
         hint="use it (`tiering status`), stop it, or name another socket with --socket",
     )
-
-
-def _refuse_unsupported(config: SidecarConfig) -> None:
-    """A setting that would be ignored is refused instead."""
-    for name, value, only in (
-        ("admission", config.admission, "eager"),
-        ("daily_write", config.daily_write_bytes, 0),
-    ):
-        if value != only:
-            raise ConfigError(
-                f"sidecar.{name} = {value} is not supported yet", hint=f"set it to {only}"
-            )
-
-
-def _budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
-    """Never more than the file system has in all."""
-    info = os.statvfs(directory)
-    most = int(info.f_blocks * info.f_frsize * _FILESYSTEM_SHARE)
-    if budget_bytes <= most:
-        return budget_bytes
-    log.warning(
-        "budget cut to the file system: tier=%s wanted=%s has=%s",
-        kind.label,
-        format_size(budget_bytes),
-        format_size(most),
-    )
-    return most
 
 
 def _summary(store: TieredStore) -> str:

@@ -49,6 +49,7 @@ _OUTCOMES: Final = {
     Outcome.RESERVED: pb.Reservation.OUTCOME_RESERVED,
     Outcome.PRESENT: pb.Reservation.OUTCOME_PRESENT,
     Outcome.NO_ROOM: pb.Reservation.OUTCOME_NO_ROOM,
+    Outcome.REFUSED: pb.Reservation.OUTCOME_REFUSED,
 }
 
 
@@ -199,6 +200,8 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
             open_leases=report.open_leases,
             queued_demotions=report.unsaved_blocks,
             runners=self._runners.alive(),
+            queued_bytes=report.unsaved_bytes,
+            not_written=report.not_written,
         )
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
@@ -269,6 +272,11 @@ def _tier_stat(tier: TierReport) -> pb.TierStat:
         quarantined_blocks=tier.stats.quarantined_blocks,
         read_bytes_per_second=tier.read_bytes_per_second,
         write_bytes_per_second=tier.write_bytes_per_second,
+        written_today_bytes=tier.written_today_bytes,
+        daily_write_bytes=tier.daily_write_bytes,
+        disk_full=tier.disk_full,
+        surveyed=tier.surveyed,
+        expired_blocks=tier.stats.expired_blocks,
     )
 
 

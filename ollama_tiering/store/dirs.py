@@ -77,6 +77,7 @@ def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> I
                     raise
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o700, dir_fd=fd)
+                    os.fsync(fd)
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below

@@ -4,8 +4,9 @@
 
 Written under a temporary name, made durable (not on tmpfs), renamed, the directory synced; then
 never modified. `.bad` is a quarantined block, `.tmp` one that was not finished. Nothing below the
-directory is followed if it is a link, nothing but regular files is opened. Thread-safe: there is no
-state but counters of quarantined files.
+directory is followed if it is a link, nothing but regular files is opened. A directory goes with
+the last block in it. Thread-safe: there is no state but physical bytes of quarantined files and of
+what is no block.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX, fd_reader
 from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
 from ollama_tiering.store.pagecache import forget, resident
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
@@ -40,7 +42,9 @@ DESCRIPTION_NAME: Final = "namespace.json"
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_BLOCK_UNIT: Final = 512  # of st_blocks, whatever the file system
+_GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
+_TRIES: Final = 4  # another thread may remove a directory that was just found
+_TOP: Final = ("",)  # place of the files beside the version directory
 
 
 class FsOpenBlock:
@@ -56,13 +60,20 @@ class FsOpenBlock:
 
 class FsTempBlock:
     def __init__(
-        self, tier: FsTier, namespace: NamespaceId, key: BlockKey, file_bytes: int, name: str
+        self,
+        tier: FsTier,
+        namespace: NamespaceId,
+        key: BlockKey,
+        file_bytes: int,
+        name: str,
+        grown_bytes: int,
     ) -> None:
         self._tier = tier
         self.namespace = namespace
         self.key = key
         self.file_bytes = file_bytes
         self.name = name
+        self.grown_bytes = grown_bytes
         self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
 
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -87,6 +98,10 @@ class FsTier:
         self._root = directory / VERSION_DIRECTORY
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
+        self._other = OtherBytes()
+        block_bytes = os.statvfs(directory).f_frsize
+        self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
+        self._exclusive = exclusive
         self._lock = lock_file(directory / LOCK_NAME, f"{directory}") if exclusive else -1
         try:
             secure_directory(directory / VERSION_DIRECTORY)
@@ -98,17 +113,39 @@ class FsTier:
         for entry in _entries(self.directory):
             if entry.name.startswith(PROBE_PREFIX):
                 Path(entry.path).unlink(missing_ok=True)
+        self.measure_overhead()
+        self._note((VERSION_DIRECTORY,), self._root)
         for namespace_entry in _entries(self.directory / VERSION_DIRECTORY):
             namespace = digest_from_hex(namespace_entry.name)
             if namespace is None or not namespace_entry.is_dir(follow_symlinks=False):
                 continue
+            place = (VERSION_DIRECTORY, namespace_entry.name)
+            self._note(place, Path(namespace_entry.path))
+            self._note((*place, DESCRIPTION_NAME), Path(namespace_entry.path) / DESCRIPTION_NAME)
             for shard_entry in _entries(Path(namespace_entry.path)):
                 if shard_entry.is_dir(follow_symlinks=False):
+                    self._note((*place, shard_entry.name), Path(shard_entry.path))
                     yield from self._scan_shard(NamespaceId(namespace), shard_entry)
+                    if self._exclusive:
+                        self._remove_directory(*place, shard_entry.name)
+            if self._exclusive:
+                self._remove_namespace(place)
 
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> FsTempBlock:
         name = f"{key.hex()}.{secrets.token_hex(4)}{TMP_SUFFIX}"
-        with open_below(self.directory, shard(namespace, key), create=True) as below:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                grown = self._create(shard(namespace, key), name, file_bytes)
+                return FsTempBlock(self, namespace, key, file_bytes, name, grown)
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _create(self, place: tuple[str, ...], name: str, file_bytes: int) -> int:
+        """By how many bytes directories grew."""
+        grown = 0
+        with open_below(self.directory, place, create=True) as below:
             fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
                 # Real space, not a hole: a client that fills the file through a mapping would be
@@ -119,7 +156,11 @@ class FsTier:
                 raise
             finally:
                 os.close(fd)
-        return FsTempBlock(self, namespace, key, file_bytes, name)
+                if place not in self._other:
+                    grown += self._note(place[:1], self._root)
+                    grown += self._note(place[:2], self._root / place[1])
+                grown += self._other.note(place, physical_bytes(os.fstat(below)))
+        return grown
 
     def publish(self, temp: TempBlock) -> int:
         assert isinstance(temp, FsTempBlock)
@@ -128,7 +169,7 @@ class FsTier:
                 os.fchmod(fd, 0o400)
                 if not self.in_memory:
                     os.fsync(fd)
-                stored_bytes = os.fstat(fd).st_blocks * _BLOCK_UNIT
+                stored_bytes = physical_bytes(os.fstat(fd))
             os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
             if not self.in_memory:
                 os.fsync(below)
@@ -161,10 +202,21 @@ class FsTier:
         with open_below(self.directory, shard(namespace, key)) as below:
             info = os.stat(name, dir_fd=below, follow_symlinks=False)
             os.rename(name, name + BAD_SUFFIX, src_dir_fd=below, dst_dir_fd=below)
-        self._bad[namespace, name + BAD_SUFFIX] = info.st_blocks * _BLOCK_UNIT
+        self._bad[namespace, name + BAD_SUFFIX] = physical_bytes(info)
 
     def quarantined_bytes(self) -> int:
         return sum(self._bad.values())
+
+    def overhead_bytes(self) -> int:
+        return self.quarantined_bytes() + self._other.total
+
+    def measure_overhead(self) -> None:
+        total = physical_bytes(self.directory.stat())
+        for entry in _entries(self.directory):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    total += physical_bytes(entry.stat(follow_symlinks=False))
+        self._other.note(_TOP, total)
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         for namespace, name in list(self._bad)[: max(0, len(self._bad) - keep_blocks)]:
@@ -183,6 +235,9 @@ class FsTier:
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
                     file.write(text)
                 os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
+                self._note(parts[:1], self._root)
+                self._note(parts, self._root / parts[1])
+                self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
 
     def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:
@@ -210,11 +265,39 @@ class FsTier:
         return f"{self._root}/{namespace.hex()}/{name[:2]}/{name}{BLOCK_SUFFIX}"
 
     def _unlink(self, namespace: NamespaceId, key: BlockKey, name: str) -> None:
+        place = shard(namespace, key)
         with (
             contextlib.suppress(FileNotFoundError),
-            open_below(self.directory, shard(namespace, key)) as below,
+            open_below(self.directory, place) as below,
         ):
             os.unlink(name, dir_fd=below)
+        if self.growth_bytes:
+            self._remove_directory(*place)
+
+    def _remove_directory(self, *place: str) -> None:
+        """If it is empty. Its bytes are looked up again where another thread made it anew."""
+        with contextlib.suppress(OSError):
+            with open_below(self.directory, place[:-1]) as above:
+                os.rmdir(place[-1], dir_fd=above)
+            self._other.forget(place)
+            self._note(place, self.directory.joinpath(*place))
+
+    def _remove_namespace(self, place: tuple[str, ...]) -> None:
+        """What is left of a model that has no block any more."""
+        names = [entry.name for entry in _entries(self.directory.joinpath(*place))]
+        if names in ([], [DESCRIPTION_NAME]):
+            with contextlib.suppress(OSError):
+                with open_below(self.directory, place) as below:
+                    for name in names:
+                        os.unlink(name, dir_fd=below)
+                self._other.forget((*place, DESCRIPTION_NAME))
+                self._remove_directory(*place)
+
+    def _note(self, place: tuple[str, ...], path: Path) -> int:
+        try:
+            return self._other.note(place, physical_bytes(path.lstat()))
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def _scan_shard(
         self, namespace: NamespaceId, directory: os.DirEntry[str]
@@ -231,12 +314,12 @@ class FsTier:
             if not stat.S_ISREG(info.st_mode):
                 log.warning("not a regular file, ignored: path=%s", entry.path)
             elif rest == BLOCK_SUFFIX:
-                stored_bytes = info.st_blocks * _BLOCK_UNIT
+                stored_bytes = physical_bytes(info)
                 yield StoredBlock(
                     namespace, BlockKey(key), info.st_size, stored_bytes, info.st_mtime
                 )
             elif rest == BLOCK_SUFFIX + BAD_SUFFIX:
-                self._bad[namespace, entry.name] = info.st_blocks * _BLOCK_UNIT
+                self._bad[namespace, entry.name] = physical_bytes(info)
             elif rest.endswith(TMP_SUFFIX):
                 self._unlink(namespace, BlockKey(key), entry.name)
                 log.info("unfinished write removed: path=%s", entry.path)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 INDEX_NAME: Final = "index.sqlite"
 
 _VERSION: Final = 2
+_CHECKPOINT_PAGES: Final = 256
+HEADROOM_BYTES: Final = 8 << 20  # what the files may grow by between two looks at them
 _SCHEMA: Final = """
 CREATE TABLE blocks (
     key BLOB NOT NULL,
@@ -67,15 +69,18 @@ class IndexRow:
             all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
             and isinstance(self.tokens, bytes)
             and len(self.tokens) % 4 == 0
+            and isinstance(self.plain_rows, int)
             and 0 <= self.plain_rows <= len(self.tokens) // 4
             and isinstance(self.created, float)
+            and all(isinstance(n, int) and n >= 0 for n in (self.file_bytes, self.stored_bytes))
+            and isinstance(self.last_use, float)
             and isinstance(self.hits, int)
         )
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(IndexRow))
-_values = attrgetter(*_COLUMNS)
 _INSERT: Final = f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})"
+_values = attrgetter(*_COLUMNS)
 
 
 class BlockIndex:
@@ -87,15 +92,15 @@ class BlockIndex:
         self._connection = self._open()
 
     def load(self) -> Iterator[IndexRow]:
+        """All rows, the least recently used first. Ends early where the database is damaged."""
         try:
-            rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM blocks").fetchall()
+            query = f"SELECT {', '.join(_COLUMNS)} FROM blocks ORDER BY last_use"
+            for row in self._connection.execute(query):
+                entry = IndexRow(*row)
+                if entry.plausible:
+                    yield entry
         except sqlite3.Error as error:
             self._start_over(error)
-            return
-        for row in rows:
-            entry = IndexRow(*row)
-            if entry.plausible:
-                yield entry
 
     def save(self, rows: Iterable[IndexRow], removed: Sequence[BlockKey]) -> bool:
         """Replaces all rows of these keys. False: nothing was saved."""
@@ -103,12 +108,21 @@ class BlockIndex:
         keys = {(key,) for key in removed} | {(row.key,) for row in entries}
         try:
             with self._connection:
-                self._connection.executemany("DELETE FROM blocks WHERE key = ?", keys)
+                self._connection.executemany("DELETE FROM blocks WHERE key = ?", sorted(keys))
                 self._connection.executemany(_INSERT, map(_values, entries))
         except sqlite3.DatabaseError as error:
             self._start_over(error)
             return False
         return True
+
+    def compact(self) -> None:
+        """Gives pages that are no longer needed back to the file system."""
+        try:
+            (unused,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+            if unused > _CHECKPOINT_PAGES:
+                self._connection.execute(f"PRAGMA incremental_vacuum({unused})").fetchall()
+        except sqlite3.DatabaseError as error:
+            self._start_over(error)
 
     def load_speeds(self) -> dict[int, tuple[float, float]]:
         try:
@@ -159,8 +173,11 @@ class BlockIndex:
         try:
             if path is not None:
                 path.chmod(0o600)
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA journal_size_limit = {HEADROOM_BYTES // 4}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if version != _VERSION and tables:
@@ -170,9 +187,6 @@ class BlockIndex:
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
             connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM blocks LIMIT 0")
             connection.execute("SELECT tier, read, write FROM speeds LIMIT 0")
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(f"index damaged: {verdict}")
         except BaseException:
             connection.close()
             raise
@@ -194,5 +208,9 @@ class BlockIndex:
         self._connection = self._open()
 
     def _unlink(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        remove_index(self.path)
+
+
+def remove_index(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -1,4 +1,9 @@
-"""Byte-budgeted LRU. Pure: no I/O, no clock, not thread-safe; the store holds the lock.
+"""Byte-budgeted, segmented LRU. Pure: no I/O, no clock, not thread-safe; the store holds the lock.
+
+What was only written goes before what was asked for again (SLRU: Karedla, Love, Wherry, "Caching
+strategies to improve disk system performance", IEEE Computer 27(3), 1994): an entry starts on
+probation, a hit protects it; the protected ones have at most `PROTECTED_SHARE` of the budget, the
+oldest of them fall back to probation.
 
 Invariant: used + reserved + overhead <= budget after every successful reserve. Only `add`, which
 records what a directory already holds, and `commit` with more bytes than were reserved can go over
@@ -8,9 +13,12 @@ it; `excess_bytes` says by how much.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+PROTECTED_SHARE: Final = 0.8
 
 K = TypeVar("K", bound=Hashable)
 
@@ -28,6 +36,13 @@ class Reservation(Generic[K]):
         if self._open:
             self.release()
             self._lru.add(key, stored_bytes)
+
+    def shrink(self, given_bytes: int) -> None:
+        """Gives a part back: it is counted elsewhere now."""
+        if self._open:
+            given_bytes = max(0, min(given_bytes, self.reserved_bytes))
+            self.reserved_bytes -= given_bytes
+            self._lru.reserved_bytes -= given_bytes
 
     def release(self) -> None:
         if self._open:
@@ -47,25 +62,34 @@ class Reservation(Generic[K]):
 
 
 class ByteLru(Generic[K]):
-    """Least recently used first, by physical bytes. One owner of every number in it."""
+    """Least valuable first, by physical bytes. One owner of every number in it."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.reserved_bytes = 0
-        self.overhead_bytes = 0  # files that are not blocks: quarantine, index
-        self._entries: OrderedDict[K, int] = OrderedDict()
+        self.overhead_bytes = 0  # files that are not blocks: quarantine, directories, index
+        self._probation: OrderedDict[K, int] = OrderedDict()
+        self._protected: OrderedDict[K, int] = OrderedDict()
+        self._protected_bytes = 0
         self._pins: dict[K, int] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._probation) + len(self._protected)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._entries
+        return key in self._probation or key in self._protected
 
     def __iter__(self) -> Iterator[K]:
-        """Oldest first."""
-        return iter(self._entries)
+        """First to be evicted first."""
+        return chain(self._probation, self._protected)
+
+    def segments(self) -> tuple[Iterable[K], Iterable[K]]:
+        """Probation and protected, each least recently used first."""
+        return self._probation, self._protected
+
+    def __reversed__(self) -> Iterator[K]:
+        return chain(reversed(self._protected), reversed(self._probation))
 
     @property
     def claimed_bytes(self) -> int:
@@ -85,14 +109,37 @@ class ByteLru(Generic[K]):
         self.reserved_bytes += need_bytes
         return Reservation(self, need_bytes)
 
-    def add(self, key: K, stored_bytes: int) -> None:
-        """Records an entry as most recently used; the same key again replaces it."""
-        self.used_bytes += stored_bytes - self._entries.pop(key, 0)
-        self._entries[key] = stored_bytes
+    def add(self, key: K, stored_bytes: int, *, oldest: bool = False, hit: bool = False) -> None:
+        """Records an entry as most (or least) recently used; the same key again replaces it."""
+        hit = hit or key in self._protected
+        self.remove(key)
+        self.used_bytes += stored_bytes
+        segment = self._protected if hit else self._probation
+        segment[key] = stored_bytes
+        if oldest:
+            segment.move_to_end(key, last=False)
+        if hit:
+            self._protected_bytes += stored_bytes
+            self._level()
+
+    def resize(self, key: K, stored_bytes: int) -> None:
+        """Another size of an entry that stays where it is."""
+        change = stored_bytes - self.stored_bytes(key)
+        if key in self._probation:
+            self._probation[key] = stored_bytes
+        elif key in self._protected:
+            self._protected[key] = stored_bytes
+            self._protected_bytes += change
+        else:
+            return
+        self.used_bytes += change
 
     def remove(self, key: K) -> int:
         """Bytes given back; 0 when there is no such entry."""
-        stored_bytes = self._entries.pop(key, 0)
+        stored_bytes = self._probation.pop(key, None)
+        if stored_bytes is None:
+            stored_bytes = self._protected.pop(key, 0)
+            self._protected_bytes -= stored_bytes
         self.used_bytes -= stored_bytes
         return stored_bytes
 
@@ -103,11 +150,27 @@ class ByteLru(Generic[K]):
         return Reservation(self, stored_bytes)
 
     def stored_bytes(self, key: K) -> int:
-        return self._entries.get(key, 0)
+        return self._probation.get(key) or self._protected.get(key, 0)
 
-    def touch(self, key: K) -> None:
-        if key in self._entries:
-            self._entries.move_to_end(key)
+    def touch(self, key: K, *, hit: bool = False) -> None:
+        """Makes it the most recently used of its segment; a hit protects it."""
+        if key in self._protected:
+            self._protected.move_to_end(key)
+        elif key in self._probation:
+            if not hit:
+                self._probation.move_to_end(key)
+                return
+            stored_bytes = self._probation.pop(key)
+            self._protected[key] = stored_bytes
+            self._protected_bytes += stored_bytes
+            self._level()
+
+    def _level(self) -> None:
+        most = int(PROTECTED_SHARE * self.budget_bytes)
+        while self._protected_bytes > most and len(self._protected) > 1:
+            key, stored_bytes = self._protected.popitem(last=False)
+            self._protected_bytes -= stored_bytes
+            self._probation[key] = stored_bytes
 
     def pin(self, key: K) -> None:
         """Excludes the key from eviction until unpinned as often; it need not be an entry yet."""
@@ -141,14 +204,14 @@ class ByteLru(Generic[K]):
         chosen: list[K] = []
         freed = 0
         passed: set[K] = set()
-        for key in self._entries:
+        for key in self:
             candidate: K | None = key
             while candidate is not None and freed < need_bytes:
                 if candidate in self._pins or not may_evict(candidate):
                     passed.add(candidate)
                     break
                 chosen.append(candidate)
-                freed += self._entries[candidate]
+                freed += self.stored_bytes(candidate)
                 passed.discard(candidate)
                 follow = unblocks(candidate)
                 candidate = follow if follow in passed else None

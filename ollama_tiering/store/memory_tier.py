@@ -29,6 +29,7 @@ class MemoryOpenBlock:
 
 class MemoryTempBlock:
     path: Path | None = None
+    grown_bytes = 0
 
     def __init__(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> None:
         self.namespace = namespace
@@ -52,6 +53,7 @@ class MemoryTier:
         self.kind = kind
         self.directory: Path | None = None
         self.in_memory = True
+        self.growth_bytes = 0
         self.capacity_bytes = capacity_bytes
         self.blocks: dict[Place, bytes] = {}
         self.writing: dict[int, MemoryTempBlock] = {}
@@ -106,6 +108,12 @@ class MemoryTier:
 
     def quarantined_bytes(self) -> int:
         return sum(align(len(data)) for data in self.bad.values())
+
+    def overhead_bytes(self) -> int:
+        return self.quarantined_bytes()
+
+    def measure_overhead(self) -> None:
+        pass
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         for place in list(self.bad)[: max(0, len(self.bad) - keep_blocks)]:

@@ -1,4 +1,5 @@
-"""Moves blocks between neighbouring tiers: write down, promote, trim to the low watermark.
+"""Moves blocks between neighbouring tiers: write down, promote, trim to the low watermark. Evicts
+what a lowered budget, the free-space floor or old age wants gone.
 
 `step` does one piece of work and may be driven by a thread or by a test. No OSError leaves it, none
 deletes anything; a damaged source is quarantined.
@@ -11,18 +12,20 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import resize, room
+from ollama_tiering.store import room
 from ollama_tiering.store.blockfile import BlockMeta, read_meta
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import OpenBlock, TempBlock
+from ollama_tiering.store.tier import OpenBlock, TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
+_GIVE_BACK_SECONDS: Final = 10.0
 
 
 class Mover:
@@ -33,6 +36,9 @@ class Mover:
         self._high = high_watermark
         self._low = low_watermark
         self._trimming: set[int] = set()  # levels on their way from high to low
+        self._refusals = 0  # copies for which a tier had no room
+        self._gave_back = state.clock()
+        self._expiry = Expiry(state.policy.ttl_seconds, state.clock, state.wall_clock)
 
     def set_watermarks(self, high: float, low: float) -> None:
         self._high, self._low = high, low
@@ -41,11 +47,28 @@ class Mover:
         """The most urgent piece of work; False when there is none that could be done now."""
         return (
             self.sample()
+            or self.give_way()
             or self.trim()
-            or self.shrink()
             or self.promote_one()
             or self.write_down_one()
         )
+
+    def give_way(self) -> bool:
+        """Back to the budgets at once, back to the free-space floor and past old age now and then.
+
+        Only now and then: where others fill the disk, or a client still has an evicted file open,
+        evicting more would not free more.
+        """
+        state = self._state
+        moved = [room.shrink(state, level) for level in state.levels]
+        if state.early:
+            moved.append(self._drop_early())
+        now = state.clock()
+        if not 0 <= now - self._gave_back < _GIVE_BACK_SECONDS:
+            self._gave_back = now
+            moved += [room.give_back(state, level) for level in state.levels]
+            moved.append(self._expiry.run(state))
+        return any(moved)
 
     def sample(self) -> bool:
         """Times a short read of a block that a client is about to read, if it is still on the disk.
@@ -69,6 +92,15 @@ class Mover:
             log.debug("not sampled: key=%s error=%s", record.key.hex(), error)
         return True
 
+    def _drop_early(self) -> bool:
+        """Blocks whose parent was not stored after all, and that were in use when that was seen."""
+        state = self._state
+        with state.lock:
+            failed = [key for key in state.early if key not in state.writing]
+            doomed = [one for key in failed for one in state.drop_early(key)]
+        room.unlink(state, doomed)
+        return bool(doomed)
+
     def trim(self) -> bool:
         """Empties a tier with one below it from the high to the low watermark.
 
@@ -86,50 +118,72 @@ class Mover:
                     self._trimming.discard(level.index)
                 if level.index not in self._trimming:
                     continue
+                state.admission.press(level, surplus)
                 doomed = state.take_victims(level, surplus, partial=True)
             room.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed
 
-    def shrink(self) -> bool:
-        """Goes on with what a lowered budget could not evict at once: it was leased or unsaved."""
-        return any([resize.shrink(self._state, level) for level in self._state.levels])
+    def drain(self, deadline: float) -> None:
+        """Writes down what is wanted on disk until the (clock) deadline; nothing else."""
+        state = self._state
+        while state.clock() < deadline:
+            with state.lock:
+                state.unsaved.hurry()
+            if not self.write_down_one():
+                return
 
     def write_down_one(self) -> bool:
         """Copies the block that waits longest one tier down; it stays above until trimmed."""
         state = self._state
         with state.lock:
-            key = next(iter(state.unsaved), None)
-            record = state.tree.get(key) if key is not None else None
+            key = state.unsaved.first(state.clock())
             if key is None:
-                return False
+                return not len(state.unsaved) and state.admission.refill()
+            record = state.tree.get(key)
             if record is None:
-                del state.unsaved[key]
+                state.unsaved.discard(key)
                 return True
             source = state.levels[min(record.levels)]
             target = state.below(source)
             if target is None or target.index in record.levels:
-                del state.unsaved[key]
+                state.unsaved.discard(key)
                 return True
-            if state.suspended(target) or state.suspended(source):
+            if not state.waits_for(target) or state.suspended(source):
                 return False
-            if record.file_bytes > target.lru.budget_bytes:
-                del state.unsaved[key]  # it can live in the tier above only
+            if record.file_bytes + target.tier.growth_bytes > target.lru.budget_bytes:
+                state.unsaved.discard(key)  # it can live in the tier above only
                 return True
-            state.pin(key)
+            record = self._first_missing(record, source, target)
+            # The block before it too: making room must not evict what makes this one worth having.
+            held = (record.key, BlockKey(record.parent))
+            for one in held:
+                state.pin(one)
+            refusals = self._refusals
         try:
             done = self._copy(record, source, target)
         finally:
             with state.lock:
-                state.unpin(key)
-        if done:
-            with state.lock:
-                state.unsaved.pop(key, None)
-        elif key in state.unsaved:
-            with state.lock:
-                if key in state.unsaved:
-                    state.unsaved.move_to_end(key)
+                for one in held:
+                    state.unpin(one)
+        with state.lock:
+            if done:
+                state.unsaved.discard(record.key)
+            elif self._refusals > refusals:
+                state.admission.no_room(key, record.key)
+                return True  # RAM may evict them now
+            else:
+                state.unsaved.defer(record.key)
+                state.unsaved.defer(key)
         return done
+
+    def _first_missing(self, record: BlockRecord, source: Level, target: Level) -> BlockRecord:
+        """The block itself, or one before it that the tier below lacks: a chain has no holes."""
+        for before in self._state.tree.ancestors(record.parent):
+            if source.index not in before.levels or max(before.levels) >= target.index:
+                break
+            record = before
+        return record
 
     def promote_one(self) -> bool:
         """Copies a block that was asked for into RAM if that has room without evicting anything."""
@@ -143,7 +197,7 @@ class Mover:
             if record is None or not record.levels or top.index in record.levels:
                 return True
             source = state.levels[min(record.levels)]
-            after = top.lru.claimed_bytes + record.file_bytes
+            after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
             if after > self._low * top.lru.budget_bytes or state.suspended(top):
                 return True
             state.pin(key)
@@ -158,8 +212,12 @@ class Mover:
 
     def _copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
         state = self._state
+        if not target.surveyed or not state.admission.charge(target, record.file_bytes):
+            return False
         claim = room.reserve_room(state, target, record.file_bytes)
         if claim is None:
+            state.admission.refund(target, record.file_bytes)
+            self._refusals += state.waits_for(target)
             return False
         temp: TempBlock | None = None
         at = source
@@ -169,7 +227,7 @@ class Mover:
                 meta = read_meta(block.read_at, block.file_bytes)
                 at = target
                 temp = room.create_temp(
-                    state, target, record.namespace, record.key, block.file_bytes
+                    state, target, record.namespace, record.key, block.file_bytes, claim
                 )
                 reading, writing = copy_verified(meta, block, temp)
             start = time.perf_counter()
@@ -196,6 +254,7 @@ class Mover:
         with state.lock:
             claim.commit(record.key, stored_bytes)
             state.add_copy(record, target, stored_bytes)
+            state.count_overhead(target)
             state.worked(target)
             target.stats.written_bytes += stored_bytes
             target.stats.write_seconds += writing
@@ -208,6 +267,7 @@ class Mover:
         return True
 
     def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
+        """What reached the disk before it went wrong stays charged to the day."""
         if temp is not None:
             room.discard(level, temp)
         with self._state.lock:
@@ -246,9 +306,12 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> tuple[f
     return reading, writing
 
 
-def unsaved_bytes(state: StoreState) -> tuple[int, int]:
-    """(blocks, bytes) that are in the tier above only. Takes the lock."""
+def only_in_ram(state: StoreState) -> tuple[int, int]:
+    """(blocks, bytes) that no disk holds: they do not outlive a reboot. Takes the lock."""
     with state.lock:
-        records = [state.tree.get(BlockKey(key)) for key in state.unsaved]
-        sizes = [record.file_bytes for record in records if record is not None]
+        top = state.levels[0]
+        if len(state.levels) == 1 or (not top.tier.in_memory and top.tier.kind is not TierKind.RAM):
+            return 0, 0
+        records = [state.tree.get(key) for key in top.lru]
+        sizes = [r.file_bytes for r in records if r is not None and len(r.levels) == 1]
     return len(sizes), sum(sizes)

@@ -1,59 +1,67 @@
-"""From files to books at the start, from books to index while running.
+"""From index to books at the start, from books to index while running.
 
-The files are the truth: a block is known because a scan found its file. The index spares opening
-it; without a row that fits, the header is read.
+The files are the truth and the survey (survey.py) asks them; the index lets the store answer before
+that is done, and spares opening every file.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import read_meta
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.index import BlockIndex, IndexRow
-from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
+from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import StoredBlock
+from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
-_ROWS_PER_HOLD: Final = 1000  # of the lock: lookups must not wait for longer
+_SMALL_FILES_BYTES: Final = 12 << 10  # the count of today's writes, twice while it is replaced
+_ROWS_PER_PART: Final = 250  # of one transaction and one hold of the lock; see HEADROOM_BYTES
+
+
+def keep_headroom(state: StoreState, index_path: Path | None) -> None:
+    """Files beside the blocks grow between two looks at them: that much is kept free."""
+    for level in state.levels:
+        if level.tier.directory is not None and level.tier.kind is TierKind.LOCAL:
+            level.headroom_bytes = _SMALL_FILES_BYTES
+        if index_path is not None and level.tier.directory == index_path.parent:
+            level.headroom_bytes += HEADROOM_BYTES
 
 
 def load(state: StoreState, index: BlockIndex | None) -> None:
-    """Fills the books. OSError of a tier's scan passes: a store that cannot see is not opened."""
-    rows: dict[tuple[BlockKey, int], IndexRow] = {}
-    if index is not None:
-        rows = {(row.key, row.tier): row for row in index.load()}
-        for kind, (read, write) in index.load_speeds().items():
-            for level in state.levels:
-                if level.tier.kind == kind:
-                    level.speed.read, level.speed.write = read, write
-    found: list[tuple[BlockRecord, Level, int]] = []
+    """Fills the books with what the index says. Nobody else uses the state yet."""
     for level in state.levels:
-        for stored in level.tier.scan():
-            record = _record(state, level, stored, rows)
-            if record is not None:
-                found.append((record, level, stored.stored_bytes))
-    depths = _depths({record.key: record.parent for record, _, _ in found})
-    found.sort(key=lambda entry: (entry[0].last_use, -depths[entry[0].key]))
-    for record, level, stored_bytes in found:
-        known = state.add_copy(record, level, stored_bytes)
-        known.last_use = max(known.last_use, record.last_use)
-        known.hits = max(known.hits, record.hits)
-        row = rows.pop((record.key, int(level.tier.kind)), None)
-        if row is not None and row.stored_bytes == stored_bytes:
-            state.index_changed.discard(record.key)
-    state.index_changed.update(key for key, _ in rows)
-    found.sort(key=lambda entry: (entry[0].last_use, depths[entry[0].key]))
-    for record, _, _ in found:  # parents first: what is written down in time is a usable chain
-        _queue_unsaved(state, record.key)
-    for level in state.levels:
-        state.count_overhead(level)
+        level.surveyed = False
+    if index is None:
+        return
+    levels = {int(level.tier.kind): level for level in state.levels}
+    for kind, (read, write) in index.load_speeds().items():
+        if kind in levels:
+            levels[kind].speed.read, levels[kind].speed.write = read, write
+    records: dict[BlockKey, BlockRecord] = {}
+    namespaces: dict[bytes, NamespaceId] = {}
+    copies: list[tuple[BlockRecord, Level, int]] = []
+    for row in index.load():
+        known = levels.get(row.tier)
+        if known is None:
+            state.index_changed.add(row.key)
+            continue
+        record = records.get(row.key)
+        if record is None:
+            namespace = namespaces.setdefault(row.namespace, row.namespace)
+            record = records[row.key] = _record(row, namespace)
+        copies.append((record, known, row.stored_bytes))
+    depths = _depths({key: record.parent for key, record in records.items()})
+    # Leaves first among those used together: they are the first to be evicted.
+    copies.sort(key=lambda copy: (copy[0].last_use, -depths[copy[0].key]))
+    changed = set(state.index_changed)
+    for record, level, stored_bytes in copies:
+        state.add_copy(record, level, stored_bytes)
+    state.index_changed = changed
 
 
 def save(state: StoreState, index: BlockIndex) -> None:
@@ -66,15 +74,31 @@ def save(state: StoreState, index: BlockIndex) -> None:
         speeds = [
             (int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels
         ]
-    keys = list(changed)
-    for start in range(0, len(keys), _ROWS_PER_HOLD):
-        part = keys[start : start + _ROWS_PER_HOLD]
-        if not index.save(_rows(state, part), part):
+    keys = sorted(changed)  # neighbours share pages of the database
+    for start in range(0, len(keys), _ROWS_PER_PART):
+        part = keys[start : start + _ROWS_PER_PART]
+        saved = index.save(_rows(state, part), part)
+        count_files(state)
+        if not saved:
             with state.lock:
                 state.index_changed.update(keys[start:])
             return
     if keys:
         index.save_speeds(speeds)
+        index.compact()
+        count_files(state)
+
+
+def count_files(state: StoreState) -> None:
+    """Looks at what index and count of writes take of a tier's budget now. OSError is weather."""
+    for level in state.levels:
+        if level.headroom_bytes:
+            try:
+                level.tier.measure_overhead()
+            except OSError as error:
+                log.debug("not measured: tier=%s error=%s", level.tier.kind.label, error)
+            with state.lock:
+                state.count_overhead(level)
 
 
 def _rows(state: StoreState, keys: Sequence[BlockKey]) -> list[IndexRow]:
@@ -87,66 +111,18 @@ def _rows(state: StoreState, keys: Sequence[BlockKey]) -> list[IndexRow]:
     return rows
 
 
-def _record(
-    state: StoreState,
-    level: Level,
-    stored: StoredBlock,
-    rows: Mapping[tuple[BlockKey, int], IndexRow],
-) -> BlockRecord | None:
-    row = rows.get((stored.key, int(level.tier.kind)))
-    fits = row is not None and (row.namespace, row.file_bytes) == (
-        stored.namespace,
-        stored.file_bytes,
-    )
-    if row is not None and fits:
-        return BlockRecord(
-            key=row.key,
-            namespace=row.namespace,
-            parent=row.parent,
-            tokens=row.tokens,
-            plain_rows=row.plain_rows,
-            file_bytes=row.file_bytes,
-            last_use=row.last_use,
-            created=row.created,
-            hits=row.hits,
-        )
-    try:
-        with level.tier.open(stored.namespace, stored.key) as block:
-            meta = read_meta(block.read_at, block.file_bytes)
-        if (meta.namespace, meta.key) != (stored.namespace, stored.key):
-            raise CorruptBlock("the file lies where another block belongs")
-    except UnsupportedFormat as error:
-        level.kept_bytes += stored.stored_bytes
-        log.warning("block not readable here, kept: key=%s reason=%s", stored.key.hex(), error)
-        return None
-    except CorruptBlock as error:
-        log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-        room.quarantine(state, level, stored.namespace, stored.key)
-        return None
-    except OSError as error:
-        level.kept_bytes += stored.stored_bytes
-        log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
-        return None
+def _record(row: IndexRow, namespace: NamespaceId) -> BlockRecord:
     return BlockRecord(
-        key=meta.key,
-        namespace=meta.namespace,
-        parent=meta.parent,
-        tokens=meta.tokens,
-        plain_rows=meta.plain_rows,
-        file_bytes=meta.file_bytes,
-        last_use=stored.modified,
-        created=float(meta.created_unix_seconds),
+        key=row.key,
+        namespace=namespace,
+        parent=namespace if row.parent == namespace else row.parent,
+        tokens=row.tokens,
+        plain_rows=row.plain_rows,
+        file_bytes=row.file_bytes,
+        last_use=row.last_use,
+        created=row.created,
+        hits=row.hits,
     )
-
-
-def _queue_unsaved(state: StoreState, key: BlockKey) -> None:
-    record = state.tree.get(key)
-    if record is None or key in state.unsaved:
-        return
-    nearest = min(record.levels)
-    below = state.below(state.levels[nearest])
-    if below is not None and below.index not in record.levels and nearest == 0:
-        state.unsaved[key] = None
 
 
 def _row(record: BlockRecord, level: Level) -> IndexRow:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.tier import TierKind, TierStats
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedBlock:
+class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dataclass
     key: BlockKey
     rows: int  # that match the prompt
     block_rows: int
@@ -39,7 +39,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What a close could not write down: it is in RAM only and does not outlive a reboot."""
+    """What is in RAM only after a close, for want of time or by policy: lost with a reboot."""
 
     blocks: int
     left_bytes: int
@@ -57,6 +57,10 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    written_today_bytes: int  # to a disk of this machine; 0 elsewhere
+    daily_write_bytes: int  # the limit of that; 0 for none
+    disk_full: bool  # nothing is written: below the free-space floor
+    surveyed: bool  # all its files are counted
     overhead_bytes: int = 0  # of used_bytes: files that are no blocks, e.g. quarantined ones
 
 
@@ -66,4 +70,6 @@ class StoreReport:
     counters: Counters
     open_leases: int
     unsaved_blocks: int
+    unsaved_bytes: int
+    not_written: dict[str, int]  # how often a block did not go to the disk, by reason
     oldest_lease_seconds: float = 0.0  # since the oldest open lease was given; 0 without one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ollama_tiering.store import room
-from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tier import TierKind
 
 
@@ -20,19 +20,7 @@ def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
         raise ValueError(f"the {kind.label} tier cannot be removed while it is in use")
     with state.lock:
         level.lru.budget_bytes = budget_bytes
-    shrink(state, level)
+    room.shrink(state, level)
     state.work.set()
     with state.lock:
         return level.lru.excess_bytes
-
-
-def shrink(state: StoreState, level: Level) -> bool:
-    """Evicts what is above the budget as far as it may go; whether anything went."""
-    with state.lock:
-        # What another thread evicts right now counts as gone, or both would evict for one excess.
-        surplus = level.lru.excess_bytes - level.leaving_bytes
-        if surplus <= 0:
-            return False
-        doomed = state.take_victims(level, surplus, partial=True)
-    room.unlink(state, doomed)
-    return bool(doomed) or room.purge_quarantine(state, level, keep_blocks=0)

@@ -1,4 +1,8 @@
-"""Making room: takes victims under the lock, unlinks them outside of it. Used by every writer."""
+"""Making room: takes victims under the lock, unlinks them outside of it. Used by every writer.
+
+Room is what the budget, the free-space floor and the disk all grant. The budget may be lowered at
+any time: what is claimed already stays claimed, `shrink` evicts down to it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,25 @@ log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
 _ROUNDS = 4  # others may take what was freed; then there is no room for this one
+_DESCRIPTION_BYTES = 8 << 10
 
 
-def reserve_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
-    """A claim on the level's budget, evicting what must go. None: nothing more may be evicted."""
-    if need_bytes > level.lru.budget_bytes:
+def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
+    """A claim on the level's budget, evicting what must go. None: nothing more may be evicted.
+
+    It covers what the block adds to directories too.
+    """
+    need_bytes = file_bytes + level.tier.growth_bytes
+    if need_bytes > level.lru.budget_bytes or not level.surveyed:
+        return None
+    if not keeps_floor(state, level, need_bytes):
         return None
     for _ in range(_ROUNDS):
         with state.lock:
             claim = level.lru.reserve(need_bytes)
             if claim is not None:
+                if level.space is not None:
+                    level.space.take(need_bytes)
                 return claim
             doomed = state.take_victims(level, level.lru.shortfall_bytes(need_bytes))
         if doomed:
@@ -33,6 +46,57 @@ def reserve_room(state: StoreState, level: Level, need_bytes: int) -> Reservatio
         elif not purge_quarantine(state, level, keep_blocks=0):
             return None
     return None
+
+
+def keeps_floor(state: StoreState, level: Level, need_bytes: int) -> bool:
+    """Whether so much may be written before the disk is too full.
+
+    A disk at its floor takes new blocks for old ones. One that others have filled beyond it takes
+    none, and nothing is evicted for them: `give_back` returns what is ours, at its own pace.
+    """
+    space = level.space
+    if space is None or space.headroom_bytes() >= need_bytes:
+        return True
+    headroom = space.headroom_bytes(fresh=True)
+    if headroom >= need_bytes:
+        return True
+    if headroom >= 0 and free_bytes(state, level, need_bytes - headroom):
+        headroom = space.headroom_bytes(fresh=True)
+    if headroom >= need_bytes:
+        return True
+    with state.lock:
+        state.is_full(level)
+        state.admission.refused["disk full"] = state.admission.refused.get("disk full", 0) + 1
+    return False
+
+
+def give_back(state: StoreState, level: Level) -> bool:
+    """Evicts what brings the disk back to its floor, and no more."""
+    if level.space is None:
+        return False
+    missing = -level.space.headroom_bytes(fresh=True)
+    if missing <= 0:
+        return False
+    with state.lock:
+        doomed = state.take_victims(level, missing, partial=True)
+    unlink(state, doomed)
+    return bool(doomed)
+
+
+def shrink(state: StoreState, level: Level) -> bool:
+    """Evicts down to the budget, as far as leases allow; to be called again when they end."""
+    if not level.lru.excess_bytes:
+        return False
+    with state.lock:
+        # What another thread evicts right now counts as gone, or both would evict for one excess.
+        surplus = level.lru.excess_bytes - level.leaving_bytes
+        doomed = state.take_victims(level, surplus, partial=True)
+        if level.lru.excess_bytes > sum(one.claim.reserved_bytes for one in doomed):
+            bad_bytes = level.tier.quarantined_bytes()
+        else:
+            bad_bytes = 0
+    unlink(state, doomed)
+    return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
 
 
 def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
@@ -44,17 +108,48 @@ def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
 
 
 def create_temp(
-    state: StoreState, level: Level, namespace: NamespaceId, key: BlockKey, file_bytes: int
+    state: StoreState,
+    level: Level,
+    namespace: NamespaceId,
+    key: BlockKey,
+    file_bytes: int,
+    claim: Reservation[BlockKey],
 ) -> TempBlock:
-    """A file for the block; on ENOSPC evicts, retries once, then lets the error pass."""
+    """A file for the block; on ENOSPC evicts, retries once, then lets the error pass.
+
+    What directories grew by is counted with them from now on, and no more in the claim.
+    """
     try:
-        return level.tier.create(namespace, key, file_bytes)
+        temp = level.tier.create(namespace, key, file_bytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         if not free_bytes(state, level, file_bytes):
             raise
-        return level.tier.create(namespace, key, file_bytes)
+        temp = level.tier.create(namespace, key, file_bytes)
+    with state.lock:
+        claim.shrink(min(temp.grown_bytes, level.tier.growth_bytes))
+        state.count_overhead(level)
+    return temp
+
+
+def describe(
+    state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
+) -> None:
+    """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
+    on_disk = level.tier.directory is not None
+    with state.lock:
+        claim = level.lru.reserve(on_disk * _DESCRIPTION_BYTES + level.tier.growth_bytes)
+    if claim is None:
+        return
+    try:
+        if level.surveyed:
+            level.tier.describe(namespace, fields)
+    except OSError as error:
+        log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
+    with state.lock:
+        claim.release()
+        state.count_overhead(level)
 
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
@@ -67,6 +162,7 @@ def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
             log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
         with state.lock:
             state.gone(one, unlinked=unlinked)
+            state.count_overhead(one.level)
 
 
 def discard(level: Level, temp: TempBlock) -> None:

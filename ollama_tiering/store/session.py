@@ -11,22 +11,26 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.blockfile import (
-    ALIGNMENT,
-    MAX_FILE_BYTES,
     MAX_HEADER_BYTES,
     PREAMBLE_BYTES,
-    BlockMeta,
     buffer_reader,
     declared_file_bytes,
     read_meta,
     verify_payload,
+)
+from ollama_tiering.store.claims import (
+    Claim,
+    CommitResult,
+    Outcome,
+    Reserved,
+    check_claim,
+    check_meta,
+    record_of,
 )
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
@@ -35,36 +39,11 @@ from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
+__all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]
+
 log = logging.getLogger(__name__)
 
 _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
-
-
-class Outcome(Enum):
-    RESERVED = "reserved"
-    PRESENT = "present"
-    NO_ROOM = "no room"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    key: BlockKey
-    parent: bytes
-    file_bytes: int
-    tail: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    outcome: Outcome
-    reservation_id: int = 0
-    path: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    stored: bool
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -74,6 +53,7 @@ class _Pending:
     temp: TempBlock
     room: Reservation[BlockKey]
     deadline: float
+    charged_bytes: int = 0  # of the day's writes
 
 
 @dataclass(slots=True)
@@ -104,13 +84,13 @@ class WriteSession:
         self._inline: _Inline | None = None
 
     def reserve(self, claims: Sequence[Claim]) -> list[Reserved]:
-        """One answer per claim. After the first without room there is none for the rest either."""
+        """One answer per claim. After the first that is not taken none of the rest is either."""
         for claim in claims:
-            _check_claim(claim)
+            check_claim(claim)
         answers: list[Reserved] = []
         for claim in claims:
-            if answers and answers[-1].outcome is Outcome.NO_ROOM:
-                answers.append(Reserved(Outcome.NO_ROOM))
+            if answers and answers[-1].outcome in (Outcome.NO_ROOM, Outcome.REFUSED):
+                answers.append(Reserved(answers[-1].outcome))
                 continue
             pending = self._claim(claim)
             if isinstance(pending, Outcome):
@@ -200,48 +180,68 @@ class WriteSession:
                 return Outcome.NO_ROOM
             state.writing.add(claim.key)
             state.pin(BlockKey(claim.parent))
-        pending = None
+        pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
             pending = self._find_room(claim)
         finally:
-            if pending is None:
+            if isinstance(pending, Outcome):
                 self._unclaim(claim)
-        return pending or Outcome.NO_ROOM
+        return pending
 
-    def _find_room(self, claim: Claim) -> _Pending | None:
+    def _find_room(self, claim: Claim) -> _Pending | Outcome:
         """In the first tier that has room. A client cannot fill a file on a remote one."""
         state = self._state
+        outcome = Outcome.NO_ROOM
         for level in state.levels:
             if level.tier.kind is TierKind.REMOTE or state.suspended(level):
+                continue
+            if not state.admission.direct(claim.key, level):
+                outcome = Outcome.REFUSED
                 continue
             reservation = room.reserve_room(state, level, claim.file_bytes)
             if reservation is None:
                 continue
+            if not state.admission.charge(level, claim.file_bytes):
+                with state.lock:
+                    reservation.release()
+                outcome = Outcome.REFUSED
+                continue
             try:
-                temp = room.create_temp(state, level, self._namespace, claim.key, claim.file_bytes)
+                temp = room.create_temp(
+                    state, level, self._namespace, claim.key, claim.file_bytes, reservation
+                )
             except OSError as error:
+                state.admission.refund(level, claim.file_bytes)
                 with state.lock:
                     reservation.release()
                     state.failed(level, error, "reserve")
                 continue
             deadline = state.clock() + self._reserve_seconds
-            return _Pending(claim, level, temp, reservation, deadline)
-        return None
+            return _Pending(claim, level, temp, reservation, deadline, claim.file_bytes)
+        return outcome
+
+    def _rooted(self, parent: bytes) -> bool:
+        """Whether the block before is there or on its way. Lock held."""
+        state = self._state
+        return parent == self._namespace or parent in state.tree or parent in state.writing
 
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
         try:
             with pending.temp.open() as block:
                 meta = read_meta(block.read_at, block.file_bytes)
-                _check_meta(meta, pending.claim, self._namespace, self._block_tokens)
+                check_meta(meta, pending.claim, self._namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
-            record = _record(meta, state.wall_clock())
+            record = record_of(meta, state.wall_clock())
             with state.lock:
                 covered = state.tree.covered_by(record) is not None
+                rooted = self._rooted(record.parent)
             if covered:
                 self._drop(pending)
                 return CommitResult(True, "covered by a longer block")  # nothing is left to do
+            if not rooted:
+                raise InvalidBlock("the block before it is not stored")
             start = time.perf_counter()
             stored_bytes = level.tier.publish(pending.temp)
             seconds = time.perf_counter() - start
@@ -256,23 +256,40 @@ class WriteSession:
                 level.tier.remove(self._namespace, pending.claim.key)
             self._drop(pending)
             return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
+        pending.charged_bytes = 0  # written, whatever becomes of it
         with state.lock:
-            pending.room.commit(record.key, stored_bytes)
-            state.add_copy(record, level, stored_bytes)
-            state.writing.discard(record.key)
-            state.unpin(BlockKey(pending.claim.parent))
-            if state.below(level) is not None:
-                state.unsaved[record.key] = None
-            state.touch(state.tree.ancestors(record.key))
-            doomed = self._superseded(record)
-            state.counters.put_blocks += 1
-            state.counters.put_bytes += record.file_bytes
-            level.stats.written_bytes += stored_bytes
-            level.stats.write_seconds += seconds
-            state.worked(level)
+            rooted = self._rooted(record.parent)
+            if rooted:
+                level.stats.write_seconds += seconds
+                doomed = self._enter(pending, record, stored_bytes)
+        if not rooted:
+            with contextlib.suppress(OSError):
+                level.tier.remove(self._namespace, record.key)
+            self._drop(pending)
+            return CommitResult(False, "the block before it was not stored")
         room.unlink(state, doomed)
         state.work.set()
         return CommitResult(True)
+
+    def _enter(self, pending: _Pending, record: BlockRecord, stored_bytes: int) -> list[Doomed]:
+        """Into the books. Lock held."""
+        state, level = self._state, pending.level
+        pending.room.commit(record.key, stored_bytes)
+        state.add_copy(record, level, stored_bytes)
+        state.writing.discard(record.key)
+        state.early.pop(record.key, None)
+        if record.parent in state.writing:
+            state.early.setdefault(record.parent, []).append(record.key)
+        state.unpin(BlockKey(pending.claim.parent))
+        state.touch(state.tree.ancestors(record.key))
+        doomed = self._superseded(record)
+        state.admission.committed(record, level, tail=pending.claim.tail)
+        state.counters.put_blocks += 1
+        state.counters.put_bytes += record.file_bytes
+        level.stats.written_bytes += stored_bytes
+        state.worked(level)
+        state.count_overhead(level)
+        return doomed
 
     def _superseded(self, record: BlockRecord) -> list[Doomed]:
         """Tail blocks this one makes needless. A leased one stays until it is evicted."""
@@ -306,56 +323,30 @@ class WriteSession:
         except (CorruptBlock, UnsupportedFormat) as error:
             raise InvalidBlock(str(error)) from None
         claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
-        _check_claim(claim)
+        check_claim(claim)
         pending = self._claim(claim)
         if isinstance(pending, Outcome):
             if pending is Outcome.PRESENT:
                 return True
-            raise NoRoom("no room for the block and nothing may be evicted")
+            reason = "and nothing may be evicted" if pending is Outcome.NO_ROOM else "today or yet"
+            raise NoRoom(f"no room for the block {reason}")
         inline.pending = pending
         head, inline.head = bytes(inline.head), bytearray()
         return self._take_part(inline, head)
 
     def _drop(self, pending: _Pending) -> None:
+        state = self._state
         room.discard(pending.level, pending.temp)
-        with self._state.lock:
+        state.admission.refund(pending.level, pending.charged_bytes)
+        with state.lock:
             pending.room.release()
+            state.writing.discard(pending.claim.key)
+            doomed = state.drop_early(pending.claim.key)
+            state.count_overhead(pending.level)
+        room.unlink(state, doomed)
         self._unclaim(pending.claim)
 
     def _unclaim(self, claim: Claim) -> None:
         with self._state.lock:
             self._state.writing.discard(claim.key)
             self._state.unpin(BlockKey(claim.parent))
-
-
-def _record(meta: BlockMeta, now: float) -> BlockRecord:
-    return BlockRecord(
-        key=meta.key,
-        namespace=meta.namespace,
-        parent=meta.parent,
-        tokens=meta.tokens,
-        plain_rows=meta.plain_rows,
-        file_bytes=meta.file_bytes,
-        last_use=now,
-        created=float(meta.created_unix_seconds),
-    )
-
-
-def _check_claim(claim: Claim) -> None:
-    if not 2 * ALIGNMENT <= claim.file_bytes <= MAX_FILE_BYTES or claim.file_bytes % ALIGNMENT:
-        raise InvalidBlock(f"{claim.file_bytes} bytes cannot be the size of a block file")
-
-
-def _check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_tokens: int) -> None:
-    if meta.namespace != namespace:
-        raise InvalidBlock("the header is of another namespace")
-    if meta.key != claim.key or meta.parent != claim.parent:
-        raise InvalidBlock("the header is of another block than was reserved")
-    if meta.file_bytes != claim.file_bytes:
-        raise InvalidBlock("the file has another size than was reserved")
-    if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:
-        raise InvalidBlock(f"{meta.rows} rows do not fit the reservation")
-    if meta.first_position % block_tokens or (meta.first_position == 0) != (
-        meta.parent == namespace
-    ):
-        raise InvalidBlock(f"position {meta.first_position} does not fit the block's place")

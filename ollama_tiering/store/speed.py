@@ -21,7 +21,7 @@ PROBE_PREFIX: Final = ".probe-"
 
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
-_PROBE_BYTES: Final = 16 << 20
+PROBE_BYTES: Final = 16 << 20
 _PART_BYTES: Final = 1 << 20
 _DEFAULT_BYTES_PER_SECOND: Final = {
     TierKind.RAM: 1e9,
@@ -65,21 +65,21 @@ def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) ->
     try:
         part = os.urandom(_PART_BYTES)  # a disk that compresses must not look fast
         start = time.perf_counter()
-        for offset in range(0, _PROBE_BYTES, _PART_BYTES):
+        for offset in range(0, PROBE_BYTES, _PART_BYTES):
             if os.pwrite(fd, part, offset) != _PART_BYTES:
                 return
         if not in_memory:
             os.fsync(fd)
-        meter.add_write(_PROBE_BYTES, time.perf_counter() - start)
+        meter.add_write(PROBE_BYTES, time.perf_counter() - start)
         if not in_memory:
             pagecache.forget(fd)
-            if pagecache.resident(fd, _PROBE_BYTES) is not False:
+            if pagecache.resident(fd, PROBE_BYTES) is not False:
                 return
         buffer = bytearray(_PART_BYTES)
         start = time.perf_counter()
-        for offset in range(0, _PROBE_BYTES, _PART_BYTES):
+        for offset in range(0, PROBE_BYTES, _PART_BYTES):
             os.preadv(fd, [buffer], offset)
-        meter.add_read(_PROBE_BYTES, time.perf_counter() - start)
+        meter.add_read(PROBE_BYTES, time.perf_counter() - start)
     finally:
         path.unlink(missing_ok=True)
         os.close(fd)

@@ -13,17 +13,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ollama_tiering.store.admission import Admission
+from ollama_tiering.store.daily_writes import DailyWrites
+from ollama_tiering.store.eviction import choose_victims
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.pins import PinTable
+from ollama_tiering.store.policy import StorePolicy
+from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
 from ollama_tiering.store.tier import Tier, TierKind, TierStats
 from ollama_tiering.store.tree import BlockRecord, BlockTree
+from ollama_tiering.store.write_queue import WriteQueue
 
 log = logging.getLogger(__name__)
 
 _PROMOTABLE_BLOCKS = 1024
+_FULL_SECONDS = 5.0
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
 
@@ -40,7 +47,14 @@ class Level:
     suspended_until: float = 0.0
     leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
+    headroom_bytes: int = 0  # kept free for the index to grow
+    space: FreeSpace | None = None  # where a free-space floor is kept
+    full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
+
+    @property
+    def physical_bytes(self) -> int:
+        return self.lru.used_bytes + self.lru.overhead_bytes - self.headroom_bytes
 
 
 @dataclass(slots=True)
@@ -80,7 +94,10 @@ class StoreState:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        policy: StorePolicy | None = None,
+        daily: DailyWrites | None = None,
     ) -> None:
+        self.policy = policy or StorePolicy()
         self.lock = threading.Lock()
         self.clock = clock
         self.wall_clock = wall_clock
@@ -89,12 +106,20 @@ class StoreState:
             Level(index, tier, ByteLru(budget), SpeedMeter(tier.kind))
             for index, (tier, budget) in enumerate(tiers)
         ]
+        floor_percent = self.policy.min_free_percent
+        for level in self.levels:
+            directory = level.tier.directory
+            if floor_percent and level.tier.kind is TierKind.LOCAL and directory is not None:
+                level.space = FreeSpace(directory, floor_percent, clock)
+        daily = daily or DailyWrites(None, self.policy.daily_write_bytes, wall_clock=wall_clock)
+        self.admission = Admission(self, self.policy, daily)
         self.leases = LeaseTable(clock)
         self.pins = PinTable()
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
-        self.unsaved: OrderedDict[BlockKey, None] = OrderedDict()  # to be written down a level
+        self.early: dict[bytes, list[BlockKey]] = {}  # children committed before their parent
+        self.unsaved = WriteQueue()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.index_changed: set[BlockKey] = set()
@@ -102,14 +127,16 @@ class StoreState:
 
     # --- books ---------------------------------------------------------------------------------
 
-    def add_copy(self, record: BlockRecord, level: Level, stored_bytes: int) -> BlockRecord:
+    def add_copy(
+        self, record: BlockRecord, level: Level, stored_bytes: int, *, oldest: bool = False
+    ) -> BlockRecord:
         """Records that `level` holds the block; returns the record that now stands for it."""
         known = self.tree.get(record.key)
         if known is None:
             self.tree.add(record)
             known = record
-        known.levels.add(level.index)
-        level.lru.add(record.key, stored_bytes)
+        known.add_level(level.index)
+        level.lru.add(known.key, stored_bytes, oldest=oldest, hit=known.hits > 0)
         self.index_changed.add(record.key)
         return known
 
@@ -118,14 +145,14 @@ class StoreState:
         record = self.tree.get(key)
         if record is None or level.index not in record.levels:
             return None
-        record.levels.discard(level.index)
+        record.drop_level(level.index)
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
         level.leaving_bytes += doomed.claim.reserved_bytes
         if not record.levels:
             self._forget(record)
             self.leaving.add(key)
         elif level.index == 0:
-            self.unsaved.pop(key, None)
+            self.unsaved.discard(key)
         self.index_changed.add(key)
         return doomed
 
@@ -139,7 +166,9 @@ class StoreState:
 
     def count_overhead(self, level: Level) -> None:
         """To be called whenever files that are no blocks came or went."""
-        level.lru.overhead_bytes = level.kept_bytes + level.tier.quarantined_bytes()
+        level.lru.overhead_bytes = (
+            level.kept_bytes + level.headroom_bytes + level.tier.overhead_bytes()
+        )
 
     def forget_copy(self, level: Level, key: BlockKey) -> None:
         """The file of a copy is gone already."""
@@ -149,7 +178,7 @@ class StoreState:
 
     def _forget(self, record: BlockRecord) -> None:
         self.tree.discard(record.key)
-        self.unsaved.pop(record.key, None)
+        self.unsaved.discard(record.key)
         self.promotable.pop(record.key, None)
 
     # --- use -----------------------------------------------------------------------------------
@@ -165,15 +194,19 @@ class StoreState:
     def pinned(self, key: BlockKey) -> bool:
         return self.levels[0].lru.pinned(key)
 
-    def touch(self, leaf_to_root: Iterable[BlockRecord]) -> None:
-        """Marks as used, the leaf first: so it is also the first of them to be evicted."""
+    def touch(self, leaf_to_root: Iterable[BlockRecord], *, hit: bool = False) -> None:
+        """Marks as used, the leaf first: so it is also the first of them to be evicted.
+
+        A hit is a prompt that matched; that a block was written or read again is none.
+        """
         now = self.wall_clock()
         levels = self.levels
         for record in leaf_to_root:
             record.last_use = now
+            record.hits += hit
             self.index_changed.add(record.key)
             for index in record.levels:
-                levels[index].lru.touch(record.key)
+                levels[index].lru.touch(record.key, hit=hit)
 
     def expire(self) -> None:
         self.end_use(self.leases.expire(self.clock()))
@@ -216,44 +249,43 @@ class StoreState:
         )
 
     def take_victims(self, level: Level, need_bytes: int, *, partial: bool = False) -> list[Doomed]:
-        """Least recently used copies that free `need_bytes`; none if that cannot be reached, or as
-        many as possible with `partial`.
-
-        A chain has no holes: the last copy of a block goes only after all of its children. A block
-        not yet written down a level stays, unless that level is failing.
+        """Least valuable copies that free `need_bytes`; none if that cannot be reached, or as many
+        as possible with `partial`. What may go and in which order: eviction.py.
         """
+        if need_bytes <= 0:
+            return []
         self.expire()
-        below = self.below(level)
-        must_wait = below is not None and not self.suspended(below)
-        gone_children: dict[bytes, int] = {}
+        return self.take(level, choose_victims(self, level, need_bytes, partial=partial))
 
-        def may_evict(key: BlockKey) -> bool:
-            if self.kept_by_pin(level, key):
-                return False
-            record = self.tree.get(key)
-            if record is None or any(index > level.index for index in record.levels):
-                return True
-            if must_wait and key in self.unsaved:
-                return False
-            if len(record.levels) > 1:
-                return True
-            return self.tree.child_count(key) == gone_children.get(key, 0)
-
-        def unblocks(key: BlockKey) -> BlockKey | None:
-            record = self.tree.get(key)
-            if record is None or len(record.levels) > 1:
-                return None
-            gone_children[record.parent] = gone_children.get(record.parent, 0) + 1
-            return BlockKey(record.parent)
-
-        victims = level.lru.victims(need_bytes, may_evict, unblocks, partial=partial)
-        taken = [doomed for key in victims if (doomed := self.drop_copy(level, key))]
+    def take(self, level: Level, keys: Iterable[BlockKey]) -> list[Doomed]:
+        """Out of the books, and counted as evicted or demoted."""
+        taken = [doomed for key in keys if (doomed := self.drop_copy(level, key))]
         for doomed in taken:
             if doomed.key in self.tree:
                 level.stats.demoted_blocks += 1
             else:
                 level.stats.evicted_blocks += 1
         return taken
+
+    def drop_early(self, parent: bytes) -> list[Doomed]:
+        """The parent was not stored after all: what was committed below it meanwhile goes too."""
+        doomed: list[Doomed] = []
+        waiting = self.early.pop(parent, [])
+        kept = []  # in use just now: the mover tries again
+        while waiting:
+            key = waiting.pop()
+            record = self.tree.get(key)
+            if record is None:
+                continue
+            if self.pinned(key):
+                kept.append(key)
+                continue
+            waiting += [child.key for child in self.tree.children(key)]
+            levels = [self.levels[index] for index in sorted(record.levels)]
+            doomed += [one for level in levels if (one := self.drop_copy(level, key))]
+        if kept:
+            self.early[parent] = kept
+        return doomed
 
     def below(self, level: Level) -> Level | None:
         return self.levels[level.index + 1] if level.index + 1 < len(self.levels) else None
@@ -262,6 +294,17 @@ class StoreState:
 
     def suspended(self, level: Level) -> bool:
         return self.clock() < level.suspended_until
+
+    def waits_for(self, level: Level) -> bool:
+        """Whether blocks that are to be written to the level should be kept until they are."""
+        return not (
+            self.suspended(level)
+            or self.clock() < level.full_until
+            or self.admission.exhausted(level)
+        )
+
+    def is_full(self, level: Level) -> None:
+        level.full_until = self.clock() + _FULL_SECONDS
 
     def failed(self, level: Level, error: OSError, what: str) -> None:
         """Counts an OSError and rests the level; nothing is deleted because of one."""

@@ -50,6 +50,7 @@ class TierStats:
     evicted_blocks: int = 0
     demoted_blocks: int = 0
     promoted_blocks: int = 0
+    expired_blocks: int = 0  # of the evicted and demoted: because of their age
     quarantined_blocks: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
@@ -79,6 +80,7 @@ class TempBlock(Protocol):
     key: BlockKey
     file_bytes: int
     path: Path | None  # where a client on this host may fill it
+    grown_bytes: int  # by how much directories grew for it
 
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
@@ -94,6 +96,7 @@ class Tier(Protocol):
         ...
 
     in_memory: bool  # no disk below it
+    growth_bytes: int  # what one more block may add to directories, at most
 
     def scan(self) -> Iterator[StoredBlock]:
         """Everything stored. Removes what an interrupted write left behind."""
@@ -128,6 +131,14 @@ class Tier(Protocol):
         ...
 
     def quarantined_bytes(self) -> int: ...
+
+    def overhead_bytes(self) -> int:
+        """Physical bytes of everything but blocks, as last known. Does not wait for a disk."""
+        ...
+
+    def measure_overhead(self) -> None:
+        """Looks again at what others write into the directory: the index, a lock, a count."""
+        ...
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         """Removes the oldest damaged blocks but `keep_blocks`."""

@@ -17,11 +17,14 @@ from typing import Final
 
 from ollama_tiering.store import opening, resize, room
 from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
-from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.mover import Mover, only_in_ram
 from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
+from ollama_tiering.store.policy import StorePolicy
+from ollama_tiering.store.probing import measure_levels
 from ollama_tiering.store.report import (
     Leased,
     LeasedBlock,
@@ -31,8 +34,8 @@ from ollama_tiering.store.report import (
     TierReport,
 )
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.speed import measure_directory
 from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _SAMPLES_PER_LEASE: Final = 4
+_SURVEY_WAIT_SECONDS: Final = 1.0  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
 
 
@@ -64,26 +68,44 @@ class TieredStore:
         index_type: type[BlockIndex] = BlockIndex,
         background: bool = True,
         measure: bool = True,
+        policy: StorePolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not tiers:
             raise ValueError("a store needs a tier")
-        self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
+        policy = policy or StorePolicy()
+        self._daily = DailyWrites.of(tiers, policy.daily_write_bytes, wall_clock)
+        self._state = StoreState(
+            tiers, clock=clock, wall_clock=wall_clock, policy=policy, daily=self._daily
+        )
         self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
         self._index = index_type(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
+        self._stop = threading.Event()
         self._index_suspect = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
+        opening.keep_headroom(self._state, index_path)
         opening.load(self._state, self._index)
         self.pins = PinBook(self._state, pin_share)
-        self.pins.load()
-        self._shrink_to_budget()
+        self.pins.load()  # before anything may be evicted
+        survey = Survey(self._state, self._stop, then=self.pins.enforce)
         self._measure = measure
         self._mover_seen = self._state.clock()
         self._thread: threading.Thread | None = None
+        self._survey_thread: threading.Thread | None = None
+        if not background:
+            survey.run()
+        else:
+            self._survey_thread = threading.Thread(
+                target=survey.run_until_done, name="block-survey", daemon=True
+            )
+            self._survey_thread.start()
+            survey.done.wait(_SURVEY_WAIT_SECONDS)
+        for level in self._state.levels:  # a budget made smaller holds from the start
+            room.shrink(self._state, level)
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
             self._thread.start()
@@ -106,9 +128,14 @@ class TieredStore:
         state = self._state
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
-            state.touch([record for record, _ in reversed(found)])
-            for record, _ in found:
-                record.hits += 1
+            if found and 2 * found[-1][1] < found[-1][0].rows:
+                # A few rows in common, as under one chat template, do not make a block wanted.
+                state.touch([found[-1][0]])
+                leaf_to_root = [record for record, _ in reversed(found[:-1])]
+            else:
+                leaf_to_root = [record for record, _ in reversed(found)]
+            state.touch(leaf_to_root, hit=True)
+            state.admission.used(leaf_to_root)
             costs = [level.speed.expectation() for level in state.levels]
             kinds = [level.tier.kind for level in state.levels]
             blocks = []
@@ -196,10 +223,7 @@ class TieredStore:
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         for level in self._state.levels:
-            try:
-                level.tier.describe(namespace, fields)
-            except OSError as error:
-                log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
+            room.describe(self._state, level, namespace, fields)
         session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
         self._sessions.add(session)
         return session
@@ -272,7 +296,7 @@ class TieredStore:
                     kind=level.tier.kind,
                     directory=level.tier.directory,
                     budget_bytes=level.lru.budget_bytes,
-                    used_bytes=level.lru.used_bytes + level.lru.overhead_bytes,
+                    used_bytes=level.physical_bytes,
                     reserved_bytes=level.lru.reserved_bytes,
                     blocks=len(level.lru),
                     stats=copy.deepcopy(level.stats),
@@ -280,14 +304,21 @@ class TieredStore:
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
                     overhead_bytes=level.lru.overhead_bytes,
+                    written_today_bytes=charged * self._daily.written_bytes,
+                    daily_write_bytes=charged * self._daily.limit_bytes,
+                    disk_full=level.space is not None and level.space.short,
+                    surveyed=level.surveyed,
                 )
                 for level in state.levels
+                for charged in (state.admission.charges(level),)
             ]
             return StoreReport(
                 tiers,
                 copy.deepcopy(state.counters),
                 len(state.leases),
                 len(state.unsaved),
+                unsaved_bytes=state.unsaved.waiting_bytes,
+                not_written=dict(state.admission.refused),
                 oldest_lease_seconds=state.leases.oldest_seconds(),
             )
 
@@ -325,14 +356,19 @@ class TieredStore:
         if self._closed:
             return LeftOver(0, 0)
         self._closed = True
+        deadline = self._state.clock() + drain_seconds
+        self._stop.set()
         self._state.work.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in (self._survey_thread, self._thread):
+            if thread is not None:
+                thread.join(max(0.0, deadline - self._state.clock()))
         for session in list(self._sessions):
             self.close_session(session)
-        self.run_pending(deadline=self._state.clock() + drain_seconds)
-        left = LeftOver(*unsaved_bytes(self._state))
-        self.flush_index()
+        if self._thread is None or not self._thread.is_alive():  # else the disk hangs
+            self._mover.drain(deadline)
+            self.flush_index()
+        left = LeftOver(*only_in_ram(self._state))
+        self._daily.close()
         if self._index is not None:
             self._index.close()
         for level in self._state.levels:
@@ -341,7 +377,8 @@ class TieredStore:
 
     def _run(self) -> None:
         state = self._state
-        self._measure_speeds()
+        if self._measure:
+            measure_levels(state)
         flushed = state.clock()
         while not self._closed:
             self._mover_seen = state.clock()
@@ -359,23 +396,6 @@ class TieredStore:
             if not busy:
                 state.work.wait(_IDLE_SECONDS)
                 state.work.clear()
-
-    def _measure_speeds(self) -> None:
-        for level in self._state.levels if self._measure else ():
-            directory = level.tier.directory
-            if directory is None or level.speed.read:
-                continue
-            try:
-                measure_directory(directory, level.speed, in_memory=level.tier.in_memory)
-            except OSError as error:
-                log.warning("not measured: tier=%s error=%s", level.tier.kind.label, error)
-
-    def _shrink_to_budget(self) -> None:
-        """A budget made smaller since the last run holds from the start."""
-        for level in self._state.levels:
-            with self._state.lock:
-                doomed = self._state.take_victims(level, level.lru.excess_bytes)
-            room.unlink(self._state, doomed)
 
     def _locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy whose file is there. Called without the lock, the block pinned."""

@@ -2,15 +2,21 @@
 
 Children of one parent are kept sorted by their token bytes: the child that shares the longest
 prefix with a prompt is then a neighbour of the place where the prompt's tokens would be inserted.
+Compact, for there are many: an only child stands for its list, sets of tiers are shared.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
+
+NO_LEVELS: Final[frozenset[int]] = frozenset()
+
+_shared: dict[frozenset[int], frozenset[int]] = {NO_LEVELS: NO_LEVELS}
 
 
 @dataclass(slots=True)
@@ -26,23 +32,30 @@ class BlockRecord:
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
     hits: int = 0  # how often a prompt matched it
-    levels: set[int] = field(default_factory=set)  # indices of the tiers that hold it
+    levels: frozenset[int] = NO_LEVELS  # indices of the tiers that hold it
 
     @property
     def rows(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
+    def add_level(self, index: int) -> None:
+        levels = self.levels | {index}
+        self.levels = _shared.setdefault(levels, levels)
+
+    def drop_level(self, index: int) -> None:
+        levels = self.levels - {index}
+        self.levels = _shared.setdefault(levels, levels)
+
 
 class BlockTree:
     def __init__(self) -> None:
         self._records: dict[BlockKey, BlockRecord] = {}
-        self._children: dict[bytes, int] = {}
-        self._sorted: dict[bytes, list[tuple[bytes, BlockKey]]] = {}
+        self._children: dict[bytes, BlockRecord | list[BlockRecord]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __contains__(self, key: BlockKey) -> bool:
+    def __contains__(self, key: bytes) -> bool:
         return key in self._records
 
     def __iter__(self) -> Iterator[BlockRecord]:
@@ -54,28 +67,38 @@ class BlockTree:
     def add(self, record: BlockRecord) -> None:
         if record.key in self._records:
             return
+        parent = self._records.get(BlockKey(record.parent))
+        if parent is not None:
+            record.parent = parent.key  # the same bytes, once in memory
         self._records[record.key] = record
-        self._children[record.parent] = self._children.get(record.parent, 0) + 1
-        if record.plain_rows:
-            insort(self._sorted.setdefault(record.parent, []), self._entry(record))
+        siblings = self._children.get(record.parent)
+        if siblings is None:
+            self._children[record.parent] = record
+        elif isinstance(siblings, list):
+            insort(siblings, record, key=_entry)
+        else:
+            self._children[record.parent] = sorted((siblings, record), key=_entry)
 
     def discard(self, key: BlockKey) -> None:
         record = self._records.pop(key, None)
         if record is None:
             return
-        left = self._children[record.parent] - 1
-        if left:
-            self._children[record.parent] = left
-        else:
+        siblings = self._children[record.parent]
+        if not isinstance(siblings, list):
             del self._children[record.parent]
-        siblings = self._sorted.get(record.parent)
-        if siblings and record.plain_rows:
-            del siblings[bisect_left(siblings, self._entry(record))]
-            if not siblings:
-                del self._sorted[record.parent]
+            return
+        del siblings[bisect_left(siblings, _entry(record), key=_entry)]
+        if len(siblings) == 1:
+            self._children[record.parent] = siblings[0]
+
+    def children(self, key: bytes) -> Sequence[BlockRecord]:
+        found = self._children.get(key)
+        if found is None:
+            return ()
+        return found if isinstance(found, list) else (found,)
 
     def child_count(self, key: bytes) -> int:
-        return self._children.get(key, 0)
+        return len(self.children(key))
 
     def ancestors(self, key: bytes) -> Iterator[BlockRecord]:
         """From the block `key` up to the first one of its sequence, as far as they are stored."""
@@ -114,50 +137,54 @@ class BlockTree:
         """A longer sibling whose tokens start with all of this block's; None when there is none."""
         if record.plain_rows != record.rows:
             return None
-        siblings = self._sorted.get(record.parent, [])
-        place = bisect_left(siblings, (record.tokens, b""))
-        for prefix, key in siblings[place:]:
+        siblings = self.children(record.parent)
+        for other in siblings[bisect_left(siblings, (record.tokens, b""), key=_entry) :]:
+            prefix = _prefix(other)
             if not prefix.startswith(record.tokens):
                 break
             if len(prefix) > len(record.tokens):
-                return self._records[key]
+                return other
         return None
 
     def covers(self, record: BlockRecord) -> list[BlockRecord]:
         """Shorter siblings without children whose tokens this block's start with."""
+        siblings = self.children(record.parent)
+        if len(siblings) - (record.key in self._records) <= 0:
+            return []
         shorter = []
-        siblings = self._sorted.get(record.parent, [])
-        plain = record.tokens[: record.plain_rows * TOKEN_BYTES]
+        plain = _prefix(record)
         for length in range(TOKEN_BYTES, len(plain) + 1, TOKEN_BYTES):
             prefix = plain[:length]
-            place = bisect_left(siblings, (prefix, b""))
-            for tokens, key in siblings[place:]:
-                if tokens != prefix:
+            for other in siblings[bisect_left(siblings, (prefix, b""), key=_entry) :]:
+                if _prefix(other) != prefix:
                     break
-                other = self._records[key]
                 if (
                     other.tokens == prefix
                     and other.rows < record.rows
-                    and not self.child_count(key)
+                    and not self.child_count(other.key)
                 ):
                     shorter.append(other)
         return shorter
 
     def _best_child(self, parent: bytes, tokens: bytes) -> tuple[BlockRecord | None, int]:
-        siblings = self._sorted.get(parent)
+        siblings = self.children(parent)
         if not siblings or not tokens:
             return None, 0
-        place = bisect_left(siblings, (tokens, b""))
+        place = bisect_left(siblings, (tokens, b""), key=_entry)
         best: tuple[BlockRecord | None, int] = (None, 0)
-        for prefix, key in siblings[max(0, place - 1) : place + 1]:
-            rows = common_rows(prefix, tokens)
+        for other in siblings[max(0, place - 1) : place + 1]:
+            rows = common_rows(_prefix(other), tokens)
             if rows > best[1]:
-                best = (self._records[key], rows)
+                best = (other, rows)
         return best
 
-    @staticmethod
-    def _entry(record: BlockRecord) -> tuple[bytes, BlockKey]:
-        return record.tokens[: record.plain_rows * TOKEN_BYTES], record.key
+
+def _prefix(record: BlockRecord) -> bytes:
+    return record.tokens[: record.plain_rows * TOKEN_BYTES]
+
+
+def _entry(record: BlockRecord) -> tuple[bytes, BlockKey]:
+    return _prefix(record), record.key
 
 
 def common_rows(a: bytes, b: bytes) -> int:

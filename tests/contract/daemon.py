@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -35,6 +36,7 @@ class Daemon:
         local_gb: float = 0.1,
         ram_dir: Path | None = None,
         env: dict[str, str] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.root = root
         self.socket = root / "run" / "s"
@@ -42,6 +44,7 @@ class Daemon:
         self.local_dir = root / "local"
         self.budgets = (ram_gb, local_gb)
         self.env = env or {}
+        self.settings = settings or {}
         self.process: subprocess.Popen[str] | None = None
         self.lines: list[str] = []
 
@@ -55,7 +58,12 @@ class Daemon:
 
     def environment(self) -> dict[str, str]:
         paths = os.pathsep.join(filter(None, sys.path))
-        config = self.root / "no-config"
+        config = self.root / "config"
+        settings = config / "ollama-tiering" / "config.toml"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        lines = {"tail_seconds": 0, "min_tokens": 1, "min_free_percent": 0, **self.settings}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+        settings.write_text(f"[sidecar]\n{text}")
         return {
             **{k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")},
             "PYTHONPATH": paths,

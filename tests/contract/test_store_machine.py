@@ -6,6 +6,7 @@ is byte for byte what was put, nothing that was not put is matched.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,14 +29,18 @@ from ollama_tiering.store.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tree import BlockRecord
 
 NS = samples.namespace(layers=1)
 BLOCK_TOKENS = int(NS.block_tokens)
 FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
 LEASE_SECONDS = 60
+SOAK = int(os.environ.get("TIERING_SOAK", "1"))  # `make soak` takes a hundred times as many steps
+OTHER_BYTES = 28 << 10  # lock, description, count of today's writes
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=22)
 
 
@@ -45,13 +50,31 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
+        self.wall = 1_763_700_000.0
+        self.policy = StorePolicy()
         self.put: dict[BlockKey, bytes] = {}
         self.damaged: set[BlockKey] = set()
         self.session: WriteSession | None = None
         self.leases: dict[int, tuple[float, list[BlockKey]]] = {}
 
-    @initialize(ram=st.integers(1, 6), local=st.integers(0, 8))
-    def start(self, ram: int, local: int) -> None:
+    @initialize(
+        ram=st.integers(1, 6),
+        local=st.integers(0, 8),
+        admission=st.sampled_from([EAGER, SECOND_TOUCH, PRESSURE]),
+        queue=st.integers(0, 3),
+        daily=st.sampled_from([0, 4, 40]),
+        ttl_seconds=st.sampled_from([0, 700, 5000]),
+    )
+    def start(
+        self, ram: int, local: int, admission: str, queue: int, daily: int, ttl_seconds: int
+    ) -> None:
+        self.policy = StorePolicy(
+            admission=admission,
+            queue_bytes=queue * FILE_BYTES,
+            daily_write_bytes=daily * FILE_BYTES,
+            ttl_seconds=ttl_seconds,
+            tail_seconds=5,
+        )
         self.tiers = self.make_tiers(ram * FILE_BYTES, local * FILE_BYTES)
         self.open()
 
@@ -66,7 +89,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.tiers,
             background=False,
             measure=False,
+            policy=self.policy,
             clock=lambda: self.now,
+            wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
         )
         self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
@@ -125,7 +150,28 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 100))
     def let_time_pass(self, seconds: int) -> None:
         self.now += seconds
+        self.wall += seconds
         self.leases = {i: held for i, held in self.leases.items() if held[0] > self.now}
+
+    @rule(seconds=st.sampled_from([-1e8, -1e5, -60, 60, 1e5, 1e8]))
+    def set_the_clock(self, seconds: float) -> None:
+        self.wall = max(0.0, self.wall + seconds)
+
+    @rule(level=st.integers(0, 1), blocks=st.integers(1, 8))
+    def change_the_budget(self, level: int, blocks: int) -> None:
+        """Once leases have ended and the work is done the new one holds."""
+        if level >= len(self.tiers):
+            return
+        self.release_all()
+        self.set_budget(level, blocks * FILE_BYTES)
+        with self.store._state.lock:
+            self.store._state.levels[level].lru.budget_bytes = self.tiers[level][1]
+        self.now += 20  # past any rest
+        self.wall += 20
+        self.store.run_pending()
+
+    def set_budget(self, level: int, budget: int) -> None:
+        self.tiers[level] = (self.tiers[level][0], budget)
 
     @rule()
     def move(self) -> None:
@@ -195,7 +241,32 @@ class StoreMachine(RuleBasedStateMachine):
             return
         tree = self.store._state.tree
         for record in tree:
-            assert record.parent == NS.digest() or BlockKey(record.parent) in tree
+            if record.parent != NS.digest():
+                assert BlockKey(record.parent) in tree
+
+    @invariant()
+    def the_queue_holds_what_is_in_ram_only(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        state = self.store._state
+
+        def is_needed(record: BlockRecord) -> bool:
+            """Something below it is on the disk already: it must follow, full queue or not."""
+            children = state.tree.children(record.key)
+            return any(max(one.levels) > 0 or is_needed(one) for one in children)
+
+        waiting = [record for key in state.unsaved if (record := state.tree.get(key))]
+        assert len(waiting) == len(state.unsaved)
+        assert state.unsaved.waiting_bytes == sum(record.file_bytes for record in waiting)
+        if self.policy.queue_bytes:
+            free = [record.file_bytes for record in waiting if not is_needed(record)]
+            assert sum(free) <= max(self.policy.queue_bytes, FILE_BYTES)
+
+    @invariant()
+    def the_day_is_not_overdrawn(self) -> None:
+        for report in self.store.report().tiers if hasattr(self, "store") else []:
+            if report.daily_write_bytes:
+                assert report.written_today_bytes <= report.daily_write_bytes
 
 
 def tokens_of(data: bytes) -> list[int]:
@@ -208,7 +279,8 @@ class FsStoreMachine(StoreMachine):
     """The same over directories, with an index that outlives crashes."""
 
     def make_tiers(self, ram_bytes: int, local_bytes: int) -> list[tuple[Tier, int]]:
-        self.directory = TemporaryDirectory()
+        # On tmpfs directories take no blocks: budgets can be counted in whole blocks.
+        self.directory = TemporaryDirectory(dir="/dev/shm")
         self.budgets = (ram_bytes, local_bytes)
         return []
 
@@ -218,7 +290,7 @@ class FsStoreMachine(StoreMachine):
         root = Path(self.directory.name)
         kinds = (TierKind.RAM, TierKind.LOCAL)
         self.tiers = [
-            (FsTier(kind, root / kind.label), budget)
+            (FsTier(kind, root / kind.label), budget + OTHER_BYTES)
             for kind, budget in zip(kinds, self.budgets, strict=True)
             if budget
         ]
@@ -227,7 +299,9 @@ class FsStoreMachine(StoreMachine):
             index_path=root / "index.sqlite",
             background=False,
             measure=False,
+            policy=self.policy,
             clock=lambda: self.now,
+            wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
         )
         self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
@@ -247,6 +321,12 @@ class FsStoreMachine(StoreMachine):
             file.write_bytes(content)
             self.damaged.add(BlockKey(bytes.fromhex(file.stem)))
 
+    def set_budget(self, level: int, budget: int) -> None:
+        budgets = list(self.budgets)
+        budgets[level] = budget
+        self.budgets = (budgets[0], budgets[1])
+        super().set_budget(level, budget + OTHER_BYTES)
+
     def files(self, level: int) -> list[Path]:
         directory = self.tiers[level][0].directory
         assert directory is not None
@@ -256,8 +336,7 @@ class FsStoreMachine(StoreMachine):
     def budgets_hold(self) -> None:
         for level, (tier, budget) in enumerate(getattr(self, "tiers", [])):
             assert tier.directory is not None
-            suffixes = (".kvb", ".bad", ".tmp")
-            files = [p for p in tier.directory.rglob("*") if p.suffix in suffixes]
+            files = [p for p in tier.directory.rglob("*") if p.is_file()]
             assert sum(p.stat().st_blocks * 512 for p in files) <= budget, level
 
     @invariant()
@@ -276,14 +355,14 @@ class FsStoreMachine(StoreMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=120,
+    max_examples=300 * SOAK,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestFsStoreMachine = FsStoreMachine.TestCase
 TestFsStoreMachine.settings = settings(
-    max_examples=25,
+    max_examples=50 * SOAK,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -192,3 +193,43 @@ def test_a_full_disk_is_enospc(monkeypatch: pytest.MonkeyPatch, tier: Tier) -> N
         tier.create(NAMESPACE, BLOCKS[0].key, 8192)
     assert caught.value.errno == errno.ENOSPC
     assert list(tier.scan()) == []
+
+
+def test_directories_that_come_and_go_are_counted_right(tmp_path: Path) -> None:
+    """Four writers make and remove the same directories all the time."""
+    tier = FsTier(TierKind.LOCAL, tmp_path / "tier")
+    list(tier.scan())
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(60):
+                key = BlockKey(bytes([turn % 2, number]) + bytes(30))
+                tier.publish(tier.create(NAMESPACE, key, 8192))
+                tier.remove(NAMESPACE, key)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert list(tier.scan()) == []
+    held = sum(p.lstat().st_blocks * 512 for p in [tier.directory, *tier.directory.rglob("*")])
+    assert tier.overhead_bytes() == held
+    tier.close()
+
+
+def test_everything_but_blocks_is_overhead(tier: Tier) -> None:
+    tier.describe(NAMESPACE, NS.fields())
+    keys = [store(tier, index) for index in range(3)]
+    tier.quarantine(NAMESPACE, keys[0])
+    tier.measure_overhead()
+    if tier.directory is None:
+        assert tier.overhead_bytes() == tier.quarantined_bytes()
+        return
+    held = sum(p.lstat().st_blocks * 512 for p in [tier.directory, *tier.directory.rglob("*")])
+    blocks = sum(p.lstat().st_blocks * 512 for p in tier.directory.rglob("*.kvb"))
+    assert tier.overhead_bytes() == held - blocks

@@ -375,7 +375,7 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second")
+    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second", "written_today_bytes", "daily_write_bytes", "disk_full", "surveyed", "expired_blocks")
     TIER_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,11 @@ class TierStat(_message.Message):
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TODAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAILY_WRITE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FULL_FIELD_NUMBER: _ClassVar[int]
+    SURVEYED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     directory: str
     budget_bytes: int
@@ -398,11 +403,23 @@ class TierStat(_message.Message):
     quarantined_blocks: int
     read_bytes_per_second: float
     write_bytes_per_second: float
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ...) -> None: ...
+    written_today_bytes: int
+    daily_write_bytes: int
+    disk_full: bool
+    surveyed: bool
+    expired_blocks: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., written_today_bytes: _Optional[int] = ..., daily_write_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., surveyed: _Optional[bool] = ..., expired_blocks: _Optional[int] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners")
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written")
     class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NotWrittenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +440,8 @@ class StatResponse(_message.Message):
     OPEN_LEASES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_unix_seconds: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
@@ -437,7 +456,9 @@ class StatResponse(_message.Message):
     open_leases: int
     queued_demotions: int
     runners: _containers.RepeatedCompositeFieldContainer[RunnerReport]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ...) -> None: ...
+    queued_bytes: int
+    not_written: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Selection(_message.Message):
     __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned")

@@ -87,6 +87,7 @@ def place(
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", directory)
         monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
+        monkeypatch.setenv("OLLAMA_KV_TIER_MIN_TOKENS", "1")
         monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(daemon.ram_dir))
         monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(daemon.local_dir))
         monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", str(daemon.budgets[0]))

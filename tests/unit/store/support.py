@@ -19,6 +19,13 @@ NAMESPACE = NS.digest()
 BLOCK_TOKENS = int(NS.block_tokens)
 FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
 
+DIRECTORY_BYTES = 4096
+
+
+def disk_budget(blocks: int) -> int:
+    """Room for so many blocks in a directory: what lies beside them counts as well."""
+    return blocks * (FILE_BYTES + DIRECTORY_BYTES) + 8 * DIRECTORY_BYTES
+
 
 class Bench:
     """Budgets are counted in blocks; None leaves the tier out."""

@@ -27,7 +27,7 @@ from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import Imported, check_archive, import_blocks
 from ollama_tiering.store.tier import TierKind
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, disk_budget
 
 TOKENS = [*range(8), 90, 91]
 
@@ -41,7 +41,7 @@ class Side:
 
     def __init__(self, root: Path, *, budget: int = 64) -> None:
         self.root = root
-        tiers: list[Any] = [(FsTier(TierKind.LOCAL, root / "local"), budget * FILE_BYTES)]
+        tiers: list[Any] = [(FsTier(TierKind.LOCAL, root / "local"), disk_budget(budget))]
         self.bench = Bench(tiers=tiers)
         self.admin = Administration(self.bench.store, alone=True)
 
@@ -178,7 +178,7 @@ def test_a_chain_whose_description_is_lost_is_not_exported(source: Side, tmp_pat
 
 def test_without_room_the_start_is_kept_and_it_is_said(source: Side, tmp_path: Path) -> None:
     source.export(leaf(), tmp_path / "x.tar")
-    small = Side(tmp_path / "small", budget=2)
+    small = Side(tmp_path / "small", budget=3)
     with pytest.raises(NoRoom):
         small.take(tmp_path / "x.tar")
     assert small.bench.rows(TOKENS) == 8

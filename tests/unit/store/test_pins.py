@@ -12,18 +12,19 @@ import pytest
 from ollama_tiering.store import samples
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
+from ollama_tiering.store.index import HEADROOM_BYTES, INDEX_NAME
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, load_pins, save_pins
 from ollama_tiering.store.tier import TierKind
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, disk_budget, keys_of
 
 
-def on_disk(root: Path, *, local: int = 8, **options: Any) -> Bench:
+def on_disk(root: Path, *, local: int = 8, index: bool = False) -> Bench:
     tier = FsTier(TierKind.LOCAL, root / "local")
-    index = root / "local" / INDEX_NAME
-    return Bench(tiers=[(tier, local * FILE_BYTES)], index_path=index, **options)
+    path = root / "local" / INDEX_NAME if index else None
+    budget_bytes = disk_budget(local) + (HEADROOM_BYTES + (128 << 10) if index else 0)
+    return Bench(tiers=[(tier, budget_bytes)], index_path=path)
 
 
 def pressure(bench: Bench, count: int = 30) -> None:
@@ -74,13 +75,13 @@ def test_a_copy_in_a_shared_tier_is_not_enough() -> None:
 
 
 def test_pins_survive_a_restart_and_a_deleted_index(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path)
+    bench = on_disk(tmp_path, index=True)
     pinned = bench.put(range(12))
     bench.store.pins.pin(pinned[-1].key)
     bench.store.close()
     for name in list((tmp_path / "local").glob(INDEX_NAME + "*")):
         name.unlink()
-    bench = on_disk(tmp_path)
+    bench = on_disk(tmp_path, index=True)
     pressure(bench)
     assert bench.rows(range(12)) == 12
     bench.store.close()
@@ -129,7 +130,7 @@ def test_a_lowered_budget_holds_and_older_pins_stay_in_force(tmp_path: Path) -> 
     bench.store.pins.pin(second[-1].key)
     bench.store.close()
     bench = on_disk(tmp_path, local=6)
-    assert bench.store.report().tiers[0].used_bytes <= 6 * FILE_BYTES
+    assert bench.store.report().tiers[0].used_bytes <= disk_budget(6)
     pressure(bench)
     assert bench.rows(range(12)) == 12
     assert bench.rows(range(100, 112)) == 0

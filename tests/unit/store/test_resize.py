@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import resize, room, samples
+from ollama_tiering.store import room, samples
 from ollama_tiering.store.lru import ByteLru
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import TierKind
@@ -188,7 +188,7 @@ def test_two_threads_do_not_evict_twice_for_one_excess() -> None:
     level.lru.budget_bytes = 4 * FILE_BYTES
     with bench.state.lock:  # another thread has begun and not yet unlinked
         taken = bench.state.take_victims(level, level.lru.excess_bytes)
-    assert not resize.shrink(bench.state, level)
+    assert not room.shrink(bench.state, level)
     room.unlink(bench.state, taken)
     assert excess(bench) == [0]
     assert bench.in_tier(0) == keys_of(blocks[:4])

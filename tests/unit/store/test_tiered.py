@@ -13,7 +13,7 @@ from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTier
 from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import TempBlock, TierKind
+from ollama_tiering.store.tier import TempBlock, Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
@@ -475,6 +475,26 @@ def test_a_disk_that_hangs_blocks_no_lookup_and_no_writer() -> None:
         stuck.go_on.set()
         store.close()
     assert len(stuck.blocks) == 2
+
+
+def test_a_close_ends_in_time_while_the_disk_hangs_and_says_what_is_left() -> None:
+    stuck = StuckTier()
+    tiers: list[tuple[Tier, int]] = [
+        (MemoryTier(TierKind.RAM), 8 * FILE_BYTES),
+        (stuck, 8 * FILE_BYTES),
+    ]
+    store = TieredStore(tiers, measure=False)
+    session = store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
+    for block in samples.sequence(NS, range(8)):
+        (reserved,) = session.reserve([block.claim])
+        session._pending[reserved.reservation_id].temp.write_at(0, block.data)
+        assert session.commit([reserved.reservation_id])[0].stored
+    assert stuck.entered.wait(30)
+    try:
+        left = store.close(drain_seconds=0.05)
+        assert (left.blocks, left.left_bytes) == (2, 2 * FILE_BYTES)
+    finally:
+        stuck.go_on.set()
 
 
 class ColdTier(MemoryTier):

@@ -77,7 +77,6 @@ def test_adding_and_discarding_leaves_an_empty_tree(
         tree.discard(key)
     assert len(tree) == 0
     assert not tree._children
-    assert not tree._sorted
 
 
 @given(st.lists(st.integers(-3, 3), max_size=9), st.lists(st.integers(-3, 3), max_size=9))

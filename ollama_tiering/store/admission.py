@@ -1,0 +1,176 @@
+"""Which blocks may go to the disk, and which wait for it. The store holds the lock.
+
+A block that is not admitted stays in RAM only and is lost when RAM evicts it. Whenever it is asked
+for again, or the queue has run dry, it gets another chance.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from ollama_tiering.store.daily_writes import DailyWrites
+from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tree import BlockRecord
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.state import Level, StoreState
+
+_REST_SECONDS: Final = 10.0  # after the tier below had no room
+_GHOSTS: Final = 1 << 16  # keys remembered of blocks that were offered once and not kept
+
+
+class Admission:
+    def __init__(self, state: StoreState, policy: StorePolicy, daily: DailyWrites) -> None:
+        self._state = state
+        self.policy = policy
+        self.daily = daily
+        self.refused: dict[str, int] = {}  # blocks by reason
+        self._behind = False  # something in RAM only was dropped from the queue
+        self._rest_until = 0.0
+        self._ghosts: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def charges(self, level: Level) -> bool:
+        """Whether writes to the level wear a disk of this machine."""
+        return level.tier.kind is TierKind.LOCAL
+
+    def committed(self, record: BlockRecord, level: Level, *, tail: bool) -> None:
+        if level.index == 0 and self.policy.admission != EAGER:
+            return
+        wait = self.policy.tail_seconds if tail else 0
+        self.want(record, not_before=self._state.clock() + wait if wait else None)
+
+    def used(self, leaf_to_root: Iterable[BlockRecord]) -> None:
+        """Blocks were asked for: what is in RAM only is worth the disk now."""
+        if self.policy.admission == PRESSURE:
+            return
+        waiting = self._state.unsaved
+        for record in leaf_to_root:
+            if len(record.levels) == 1 and 0 in record.levels and record.key not in waiting:
+                self.want(record)
+                return
+
+    def press(self, level: Level, surplus_bytes: int) -> None:
+        """RAM must evict that much: under `pressure` it is written down first."""
+        if self.policy.admission != PRESSURE or level.index:
+            return
+        marked = self._state.unsaved.waiting_bytes
+        for key in list(level.lru):
+            if marked >= surplus_bytes:
+                return
+            record = self._state.tree.get(key)
+            if record is not None and len(record.levels) == 1:
+                self.want(record)
+                marked = self._state.unsaved.waiting_bytes
+
+    def no_room(self, *keys: BlockKey) -> None:
+        """The tier below may evict nothing for them: RAM need not keep them any longer."""
+        for key in keys:
+            self._state.unsaved.discard(key)
+        self._behind = True
+        self._rest_until = self._state.clock() + _REST_SECONDS
+        self._refuse("no room")
+
+    def refill(self) -> bool:
+        """The queue is dry: takes again what did not fit, the most valuable first."""
+        if not self._behind or self.policy.admission != EAGER:
+            return False
+        if self._state.clock() < self._rest_until:
+            return False
+        self._behind = False
+        state = self._state
+        before = len(state.unsaved)
+        for key in reversed(state.levels[0].lru):
+            record = state.tree.get(key)
+            if record is not None and len(record.levels) == 1:
+                self.want(record, bounded=True)
+            if self._behind:
+                break
+        return len(state.unsaved) > before
+
+    def want(
+        self, record: BlockRecord, *, bounded: bool = False, not_before: float | None = None
+    ) -> None:
+        """Queues the block and those before it. With `bounded` nothing is dropped for it."""
+        state = self._state
+        source = state.levels[min(record.levels)]
+        if state.below(source) is None:
+            return
+        chain = [record, *state.tree.ancestors(record.parent)]
+        if sum(one.rows for one in chain) < self.policy.min_tokens:
+            self._refuse("too short")
+            return
+        bound = self._bound_bytes(source)
+        for one in reversed(chain):
+            if len(one.levels) != 1 or source.index not in one.levels or one.key in state.unsaved:
+                continue
+            if bounded and bound and state.unsaved.waiting_bytes + one.file_bytes > bound:
+                self._behind = True
+                return
+            wait = not_before if one is record else None
+            state.unsaved.add(one.key, one.file_bytes, not_before=wait)
+        while bound and len(state.unsaved) > 1 and state.unsaved.waiting_bytes > bound:
+            if not self._drop_one(source):
+                return
+        state.work.set()
+
+    def direct(self, key: BlockKey, level: Level) -> bool:
+        """Whether a writer may fill the block on this disk, because RAM has no room for it.
+
+        Second touch then means: offered a second time. Lock not held.
+        """
+        if not self.charges(level) or self.policy.admission != SECOND_TOUCH:
+            return True
+        with self._state.lock:
+            if key in self._ghosts:
+                del self._ghosts[key]
+                return True
+            self._ghosts[key] = None
+            if len(self._ghosts) > _GHOSTS:
+                self._ghosts.popitem(last=False)
+            self._refuse("first touch")
+        return False
+
+    def charge(self, level: Level, written_bytes: int) -> bool:
+        """Lock not held: the count may have to be written down."""
+        if not self.charges(level) or self.daily.charge(written_bytes):
+            return True
+        with self._state.lock:
+            self._refuse("daily writes")
+        return False
+
+    def refund(self, level: Level, written_bytes: int) -> None:
+        if self.charges(level):
+            self.daily.refund(written_bytes)
+
+    def exhausted(self, level: Level) -> bool:
+        return self.charges(level) and self.daily.exhausted
+
+    def _bound_bytes(self, source: Level) -> int:
+        policy = self.policy
+        bounds = [policy.queue_bytes] if policy.queue_bytes else []
+        below = self._state.below(source)
+        if policy.queue_seconds and below is not None and below.speed.write:
+            bounds.append(int(policy.queue_seconds * below.speed.write))
+        return max(1, min(bounds)) if bounds else 0
+
+    def _drop_one(self, level: Level) -> bool:
+        """Takes the least valuable block out of the queue: the one RAM would evict first."""
+        state = self._state
+        for key in level.lru:
+            if key not in state.unsaved:
+                continue
+            children = state.tree.children(key)
+            if any(one.key in state.unsaved or max(one.levels) > level.index for one in children):
+                continue
+            state.unsaved.discard(key)
+            self._behind = True
+            self._refuse("write queue full")
+            return True
+        return False
+
+    def _refuse(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1

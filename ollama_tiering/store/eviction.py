@@ -1,0 +1,71 @@
+"""Which copies may leave a tier, and in which order. The store holds the lock; nothing is changed.
+
+The order is the tier's own (lru.py). May a copy go? All of it is here:
+
+- it is not leased or being moved (the LRU's pins), and no person's pin keeps it;
+- it does not wait to be written down, unless that cannot happen now;
+- no block is left whose parent lies only in a faster tier than itself: the tiers from any one down
+  hold whole chains, so that losing what is above (RAM at a reboot) leaves no hole either. A parent
+  goes in the same pass as the last of its children.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.tree import BlockRecord
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.state import Level, StoreState
+
+
+def choose_victims(
+    state: StoreState, level: Level, need_bytes: int, *, partial: bool
+) -> list[BlockKey]:
+    rules = Rules(state, level)
+    return level.lru.victims(need_bytes, rules.may_evict, rules.unblocks, partial=partial)
+
+
+class Rules:
+    """Of one pass over one level; what it let go counts as gone."""
+
+    def __init__(self, state: StoreState, level: Level) -> None:
+        self._state, self._level = state, level
+        self._tree = state.tree
+        self._index = level.index
+        below = state.below(level)
+        self._waiting = state.unsaved if below is not None and state.waits_for(below) else ()
+        self._gone: set[BlockKey] = set()
+        self._gone_children: dict[bytes, int] = {}
+
+    def may_evict(self, key: BlockKey) -> bool:
+        record = self._tree.get(key)
+        if record is None:
+            return True
+        if key in self._waiting or self._state.kept_by_pin(self._level, key):
+            return False
+        left = self._deepest(record, without_this=True)
+        if left > self._index:  # a copy below this one carries the chain
+            return True
+        children = self._tree.children(key)
+        if left < 0 and len(children) > self._gone_children.get(key, 0):
+            return False
+        return all(
+            self._deepest(child, without_this=child.key in self._gone) <= left for child in children
+        )
+
+    def unblocks(self, key: BlockKey) -> BlockKey | None:
+        """The block whose turn may have come now that this one goes."""
+        record = self._tree.get(key)
+        if record is None:
+            return None
+        self._gone.add(key)
+        self._gone_children[record.parent] = self._gone_children.get(record.parent, 0) + 1
+        return BlockKey(record.parent)
+
+    def _deepest(self, record: BlockRecord, *, without_this: bool) -> int:
+        levels = record.levels
+        if without_this:
+            return max((index for index in levels if index != self._index), default=-1)
+        return max(levels, default=-1)
