@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.config import MIB
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
@@ -27,11 +28,11 @@ DAY = 86400.0
 class Tools:
     """A store in two directories, its tools, and a view of its files."""
 
-    def __init__(self, root: Path, *, ram: int = 64, local: int = 64, **options: Any) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         self.root = root
         tiers: list[Any] = [
-            (FsTier(TierKind.RAM, root / "ram"), ram * FILE_BYTES),
-            (FsTier(TierKind.LOCAL, root / "local"), local * FILE_BYTES),
+            (FsTier(TierKind.RAM, root / "ram"), 64 * MIB),
+            (FsTier(TierKind.LOCAL, root / "local"), 64 * MIB),
         ]
         self.bench = Bench(tiers=tiers, index_path=root / "local" / INDEX_NAME, **options)
         self.admin = Administration(self.bench.store, alone=True)
@@ -246,7 +247,7 @@ def test_what_is_leased_or_pinned_stays_with_what_leads_to_it(
     tools.bench.store.release(lease)
     tools.admin.unpin(pinned[1].key.hex())
     assert tools.admin.remove(Selection(), dry_run=False).blocks == 3
-    assert tools.bench.store.report().tiers[1].used_bytes == 0
+    assert tools.bench.store.report().tiers[1].blocks == 0
 
 
 def test_a_block_inside_a_chain_takes_nothing_from_it(tools: Tools) -> None:
