@@ -9,24 +9,17 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.config import MIB
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import HEADROOM_BYTES, INDEX_NAME
+from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.inventory import ChainLine, Finding, Selection
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.tier import TierKind
-from tests.unit.store.support import (
-    BLOCK_TOKENS,
-    FILE_BYTES,
-    NAMESPACE,
-    NS,
-    Bench,
-    disk_budget,
-    keys_of,
-)
+from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 OTHER = samples.namespace("sha256-" + "ab" * 32, layers=1)
 DAY = 86400.0
@@ -35,11 +28,11 @@ DAY = 86400.0
 class Tools:
     """A store in two directories, its tools, and a view of its files."""
 
-    def __init__(self, root: Path, *, ram: int = 64, local: int = 64, **options: Any) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         self.root = root
         tiers: list[Any] = [
-            (FsTier(TierKind.RAM, root / "ram"), disk_budget(ram)),
-            (FsTier(TierKind.LOCAL, root / "local"), disk_budget(local) + 2 * HEADROOM_BYTES),
+            (FsTier(TierKind.RAM, root / "ram"), 64 * MIB),
+            (FsTier(TierKind.LOCAL, root / "local"), 64 * MIB),
         ]
         self.bench = Bench(tiers=tiers, index_path=root / "local" / INDEX_NAME, **options)
         self.admin = Administration(self.bench.store, alone=True)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ollama_tiering.config import MIB
 from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
@@ -27,7 +28,7 @@ from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import Imported, check_archive, import_blocks
 from ollama_tiering.store.tier import TierKind
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, disk_budget
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
 
 TOKENS = [*range(8), 90, 91]
 
@@ -39,9 +40,9 @@ def nothing(done: int) -> None:
 class Side:
     """A store in one directory, with its administration."""
 
-    def __init__(self, root: Path, *, budget: int = 64) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        tiers: list[Any] = [(FsTier(TierKind.LOCAL, root / "local"), disk_budget(budget))]
+        tiers: list[Any] = [(FsTier(TierKind.LOCAL, root / "local"), 64 * MIB)]
         self.bench = Bench(tiers=tiers)
         self.admin = Administration(self.bench.store, alone=True)
 
@@ -178,11 +179,13 @@ def test_a_chain_whose_description_is_lost_is_not_exported(source: Side, tmp_pat
 
 def test_without_room_the_start_is_kept_and_it_is_said(source: Side, tmp_path: Path) -> None:
     source.export(leaf(), tmp_path / "x.tar")
-    small = Side(tmp_path / "small", budget=3)
-    with pytest.raises(NoRoom):
-        small.take(tmp_path / "x.tar")
-    assert small.bench.rows(TOKENS) == 8
-    small.close()
+    small = Bench(ram=None, local=2)
+    admin = Administration(small.store, alone=True)
+    with open_archive(tmp_path / "x.tar") as archive:
+        manifest = check_archive(archive, nothing).manifest
+        with admin.sink(manifest) as sink, pytest.raises(NoRoom):
+            import_blocks(archive, sink, 0, nothing)
+    assert small.rows(TOKENS) == 8
 
 
 # --- what must not get in -----------------------------------------------------------------------
