@@ -14,7 +14,7 @@ from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tree import TOP_ONLY, BlockRecord
 
 if TYPE_CHECKING:
     from ollama_tiering.store.state import Level, StoreState
@@ -45,11 +45,11 @@ class Admission:
 
     def used(self, leaf_to_root: Iterable[BlockRecord]) -> None:
         """Blocks were asked for: what is in RAM only is worth the disk now."""
-        if self.policy.admission == PRESSURE:
+        if self.policy.admission == PRESSURE or len(self._state.levels) == 1:
             return
         waiting = self._state.unsaved
         for record in leaf_to_root:
-            if len(record.levels) == 1 and 0 in record.levels and record.key not in waiting:
+            if record.levels is TOP_ONLY and record.key not in waiting:
                 self.want(record)
                 return
 
