@@ -171,6 +171,12 @@ class ByteLru(Generic[K]):
         if hit:
             self._level()
 
+    def demote(self, key: K) -> None:
+        """Makes it the first to be evicted."""
+        if key in self:
+            stored_bytes = self.remove(key)
+            self.add(key, stored_bytes, oldest=True)
+
     def _level(self) -> None:
         most = int(PROTECTED_SHARE * self.budget_bytes)
         while self._protected_bytes > most and len(self._protected) > 1:
