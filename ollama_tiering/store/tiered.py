@@ -44,7 +44,7 @@ _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _SAMPLES_PER_LEASE: Final = 4
 _SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
-_SURVEY_WAIT_SECONDS: Final = 1.0  # a small store is complete when it opens
+_SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
 
 
