@@ -38,6 +38,8 @@ import psutil
 from ollama_tiering.bench.machine import this_machine
 from ollama_tiering.config import format_size
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.server import _PeerInterceptor
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import samples
 from ollama_tiering.store.fs_tier import FsTier
@@ -130,7 +132,7 @@ def serve(socket: str, blocks: int, ready: Any) -> None:
     """A server process over books without files."""
 
     async def run() -> None:
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=[_PeerInterceptor(PeerGuard(Path(socket)))])
         with ThreadPoolExecutor(2) as pool:
             rpc.add_BlockStoreServicer_to_server(BlockStoreService(store_of(blocks), pool), server)
             server.add_insecure_port(f"unix:{socket}")
@@ -246,7 +248,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="drop the machine's page cache too")
     options = parser.parse_args()
     machine = this_machine()
-    print(f"{machine.date}, {machine}, code {machine.code}\n")
+    print(f"{machine.date}, {machine}, code {machine.code}, load {os.getloadavg()[0]:.1f}\n")
     print("| what | measured | bound |\n|---|---|---|")
     size = options.records
     inside = look_up_inside(size)

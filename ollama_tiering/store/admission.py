@@ -14,7 +14,7 @@ from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tree import TOP_ONLY, BlockRecord
 
 if TYPE_CHECKING:
     from ollama_tiering.store.state import Level, StoreState
@@ -45,11 +45,11 @@ class Admission:
 
     def used(self, leaf_to_root: Iterable[BlockRecord]) -> None:
         """Blocks were asked for: what is in RAM only is worth the disk now."""
-        if self.policy.admission == PRESSURE:
+        if self.policy.admission == PRESSURE or len(self._state.levels) == 1:
             return
         waiting = self._state.unsaved
         for record in leaf_to_root:
-            if len(record.levels) == 1 and 0 in record.levels and record.key not in waiting:
+            if record.levels is TOP_ONLY and record.key not in waiting:
                 self.want(record)
                 return
 
@@ -65,6 +65,15 @@ class Admission:
             if record is not None and len(record.levels) == 1:
                 self.want(record)
                 marked = self._state.unsaved.waiting_bytes
+
+    def holds(self, record: BlockRecord) -> bool:
+        """Under `pressure` what is in RAM only is not evicted: it is written down first."""
+        return (
+            self.policy.admission == PRESSURE
+            and record.levels is TOP_ONLY
+            and self._state.clock() >= self._rest_until
+            and not self._too_short(record)
+        )
 
     def no_room(self, *keys: BlockKey) -> None:
         """The tier below may evict nothing for them: RAM need not keep them any longer."""
@@ -99,15 +108,16 @@ class Admission:
         source = state.levels[min(record.levels)]
         if state.below(source) is None:
             return
-        chain = [record, *state.tree.ancestors(record.parent)]
-        if sum(one.rows for one in chain) < self.policy.min_tokens:
+        if self._too_short(record):
             self._refuse("too short")
             return
+        chain = [record, *state.tree.ancestors(record.parent)]
         bound = self._bound_bytes(source)
         for one in reversed(chain):
             if len(one.levels) != 1 or source.index not in one.levels or one.key in state.unsaved:
                 continue
-            if bounded and bound and state.unsaved.waiting_bytes + one.file_bytes > bound:
+            full = bound and state.unsaved.waiting_bytes + one.file_bytes > bound
+            if bounded and full and len(state.unsaved):
                 self._behind = True
                 return
             wait = not_before if one is record else None
@@ -148,6 +158,14 @@ class Admission:
 
     def exhausted(self, level: Level) -> bool:
         return self.charges(level) and self.daily.exhausted
+
+    def _too_short(self, record: BlockRecord) -> bool:
+        rows, least = record.rows, self.policy.min_tokens
+        for one in self._state.tree.ancestors(record.parent) if rows < least else ():
+            rows += one.rows
+            if rows >= least:
+                break
+        return rows < least
 
     def _bound_bytes(self, source: Level) -> int:
         policy = self.policy

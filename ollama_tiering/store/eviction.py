@@ -3,7 +3,7 @@
 The order is the tier's own (lru.py). May a copy go? All of it is here:
 
 - it is not leased or being moved (the LRU's pins), and no person's pin keeps it;
-- it does not wait to be written down, unless that cannot happen now;
+- it does not wait to be written down, nor should first, unless that cannot happen now;
 - no block is left whose parent lies only in a faster tier than itself: the tiers from any one down
   hold whole chains, so that losing what is above (RAM at a reboot) leaves no hole either. A parent
   goes in the same pass as the last of its children.
@@ -35,7 +35,9 @@ class Rules:
         self._tree = state.tree
         self._index = level.index
         below = state.below(level)
-        self._waiting = state.unsaved if below is not None and state.waits_for(below) else ()
+        waits = below is not None and state.waits_for(below)
+        self._waiting = state.unsaved if waits else ()
+        self._admission = state.admission if waits else None
         self._gone: set[BlockKey] = set()
         self._gone_children: dict[bytes, int] = {}
 
@@ -44,6 +46,8 @@ class Rules:
         if record is None:
             return True
         if key in self._waiting or self._state.kept_by_pin(self._level, key):
+            return False
+        if self._admission is not None and self._admission.holds(record):
             return False
         left = self._deepest(record, without_this=True)
         if left > self._index:  # a copy below this one carries the chain

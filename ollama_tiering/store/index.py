@@ -11,10 +11,8 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 
@@ -48,8 +46,7 @@ CREATE TABLE speeds (
 """
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
+class IndexRow(NamedTuple):  # read by the hundred thousand at a start, so no dataclass
     key: BlockKey
     tier: int
     namespace: NamespaceId
@@ -62,25 +59,23 @@ class IndexRow:
     created: float
     hits: int
 
-    @property
-    def plausible(self) -> bool:
-        digests = (self.key, self.namespace, self.parent)
-        return (
-            all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
-            and isinstance(self.tokens, bytes)
-            and len(self.tokens) % 4 == 0
-            and isinstance(self.plain_rows, int)
-            and 0 <= self.plain_rows <= len(self.tokens) // 4
-            and isinstance(self.created, float)
-            and all(isinstance(n, int) and n >= 0 for n in (self.file_bytes, self.stored_bytes))
-            and isinstance(self.last_use, float)
-            and isinstance(self.hits, int)
-        )
 
-
-_COLUMNS: Final = tuple(field.name for field in fields(IndexRow))
+# A row that cannot be is passed over: SQLite keeps whatever type it was given.
+_PLAUSIBLE: Final = " AND ".join(
+    [
+        *(f"typeof({name}) = 'blob'" for name in ("key", "namespace", "parent", "tokens")),
+        *(f"length({name}) = 32" for name in ("key", "namespace", "parent")),
+        "length(tokens) % 4 = 0",
+        *(
+            f"typeof({name}) = 'integer' AND {name} >= 0"
+            for name in ("tier", "plain_rows", "file_bytes", "stored_bytes", "hits")
+        ),
+        "plain_rows <= length(tokens) / 4",
+        "typeof(last_use) = 'real' AND typeof(created) = 'real'",
+    ]
+)
+_COLUMNS: Final = IndexRow._fields
 _INSERT: Final = f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})"
-_values = attrgetter(*_COLUMNS)
 
 
 class BlockIndex:
@@ -92,13 +87,10 @@ class BlockIndex:
         self._connection = self._open()
 
     def load(self) -> Iterator[IndexRow]:
-        """All rows, the least recently used first. Ends early where the database is damaged."""
+        """All rows that can be. Ends early where the database is damaged."""
         try:
-            query = f"SELECT {', '.join(_COLUMNS)} FROM blocks ORDER BY last_use"
-            for row in self._connection.execute(query):
-                entry = IndexRow(*row)
-                if entry.plausible:
-                    yield entry
+            query = f"SELECT {', '.join(_COLUMNS)} FROM blocks WHERE {_PLAUSIBLE}"
+            yield from map(IndexRow._make, self._connection.execute(query))
         except sqlite3.Error as error:
             self._start_over(error)
 
@@ -109,7 +101,7 @@ class BlockIndex:
         try:
             with self._connection:
                 self._connection.executemany("DELETE FROM blocks WHERE key = ?", sorted(keys))
-                self._connection.executemany(_INSERT, map(_values, entries))
+                self._connection.executemany(_INSERT, entries)
         except sqlite3.DatabaseError as error:
             self._start_over(error)
             return False

@@ -152,18 +152,30 @@ class ByteLru(Generic[K]):
     def stored_bytes(self, key: K) -> int:
         return self._probation.get(key) or self._protected.get(key, 0)
 
-    def touch(self, key: K, *, hit: bool = False) -> None:
-        """Makes it the most recently used of its segment; a hit protects it."""
-        if key in self._protected:
-            self._protected.move_to_end(key)
-        elif key in self._probation:
-            if not hit:
-                self._probation.move_to_end(key)
-                return
-            stored_bytes = self._probation.pop(key)
-            self._protected[key] = stored_bytes
-            self._protected_bytes += stored_bytes
+    def touch(self, keys: Iterable[K], *, hit: bool = False) -> None:
+        """Makes them the most recently used of their segment, the last one most; a hit protects.
+
+        Keys that are no entries are passed over.
+        """
+        protected, probation = self._protected, self._probation
+        for key in keys:
+            if key in protected:
+                protected.move_to_end(key)
+            elif key in probation:
+                if hit:
+                    stored_bytes = probation.pop(key)
+                    protected[key] = stored_bytes
+                    self._protected_bytes += stored_bytes
+                else:
+                    probation.move_to_end(key)
+        if hit:
             self._level()
+
+    def demote(self, key: K) -> None:
+        """Makes it the first to be evicted."""
+        if key in self:
+            stored_bytes = self.remove(key)
+            self.add(key, stored_bytes, oldest=True)
 
     def _level(self) -> None:
         most = int(PROTECTED_SHARE * self.budget_bytes)

@@ -17,7 +17,7 @@ def measure_levels(state: StoreState) -> None:
         if directory is None or level.speed.read or not level.surveyed:
             continue
         need_bytes = PROBE_BYTES + level.tier.growth_bytes
-        if level.space is not None and level.space.headroom_bytes(fresh=True) < need_bytes:
+        if level.space is not None and (level.space.headroom_bytes(fresh=True) or 0) < need_bytes:
             continue
         with state.lock:
             claim = level.lru.reserve(need_bytes)

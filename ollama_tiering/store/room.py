@@ -55,14 +55,15 @@ def keeps_floor(state: StoreState, level: Level, need_bytes: int) -> bool:
     none, and nothing is evicted for them: `give_back` returns what is ours, at its own pace.
     """
     space = level.space
-    if space is None or space.headroom_bytes() >= need_bytes:
+    if space is None:
         return True
-    headroom = space.headroom_bytes(fresh=True)
-    if headroom >= need_bytes:
-        return True
-    if headroom >= 0 and free_bytes(state, level, need_bytes - headroom):
+    headroom = space.headroom_bytes()
+    if headroom is not None and headroom < need_bytes:
         headroom = space.headroom_bytes(fresh=True)
-    if headroom >= need_bytes:
+    if headroom is not None and 0 <= headroom < need_bytes:
+        free_bytes(state, level, need_bytes - headroom)
+        headroom = space.headroom_bytes(fresh=True)
+    if headroom is not None and headroom >= need_bytes:
         return True
     with state.lock:
         state.is_full(level)
@@ -74,11 +75,11 @@ def give_back(state: StoreState, level: Level) -> bool:
     """Evicts what brings the disk back to its floor, and no more."""
     if level.space is None:
         return False
-    missing = -level.space.headroom_bytes(fresh=True)
-    if missing <= 0:
+    headroom = level.space.headroom_bytes(fresh=True)
+    if headroom is None or headroom >= 0:
         return False
     with state.lock:
-        doomed = state.take_victims(level, missing, partial=True)
+        doomed = state.take_victims(level, -headroom, partial=True)
     unlink(state, doomed)
     return bool(doomed)
 

@@ -1,8 +1,8 @@
 """The free-space floor: the cache never fills somebody's disk, whatever its budget allows.
 
-The file system is asked at most once per `CACHE_SECONDS`; what was taken since is remembered. Where
-it does not answer, there is no room: a disk that cannot be asked must not be filled. Thread-safe,
-but may wait for the disk: never called under the store's lock.
+The file system is asked at most once per `CACHE_SECONDS`; what was taken since is remembered. One
+that does not answer is not written to, and nothing is evicted because of it. Thread-safe, but may
+wait for the disk: never called under the store's lock.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class FreeSpace:
         self._share = min_free_percent / 100
         self._clock = clock
         self._lock = threading.Lock()
-        self._headroom_bytes = 0
+        self._headroom_bytes: int | None = None
         self._asked: float | None = None
         self.short = False  # whether the last answer was below the floor
 
-    def headroom_bytes(self, *, fresh: bool = False) -> int:
-        """Bytes above the floor; negative when the disk is fuller than that already."""
+    def headroom_bytes(self, *, fresh: bool = False) -> int | None:
+        """Bytes above the floor; negative when the disk is fuller than that; None: not known."""
         with self._lock:
             now = self._clock()
             if fresh or self._asked is None or not 0 <= now - self._asked < CACHE_SECONDS:
@@ -45,14 +45,15 @@ class FreeSpace:
     def take(self, taken_bytes: int) -> None:
         """Something was allocated since the file system was asked."""
         with self._lock:
-            self._headroom_bytes -= taken_bytes
+            if self._headroom_bytes is not None:
+                self._headroom_bytes -= taken_bytes
 
-    def _ask(self) -> int:
+    def _ask(self) -> int | None:
         try:
             info = os.statvfs(self._directory)
         except OSError as error:
             log.warning("free space unknown: path=%s error=%s", self._directory, error)
-            return 0
+            return None
         floor_bytes = int(info.f_blocks * info.f_frsize * self._share)
         headroom = info.f_bavail * info.f_frsize - floor_bytes
         if (headroom < 0) != self.short:

@@ -200,13 +200,14 @@ class StoreState:
         A hit is a prompt that matched; that a block was written or read again is none.
         """
         now = self.wall_clock()
-        levels = self.levels
+        keys = []
         for record in leaf_to_root:
             record.last_use = now
             record.hits += hit
-            self.index_changed.add(record.key)
-            for index in record.levels:
-                levels[index].lru.touch(record.key, hit=hit)
+            keys.append(record.key)
+        self.index_changed.update(keys)
+        for level in self.levels:
+            level.lru.touch(keys, hit=hit)
 
     def expire(self) -> None:
         self.end_use(self.leases.expire(self.clock()))

@@ -23,6 +23,7 @@ from ollama_tiering.store.tree import BlockRecord
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS: Final = 5.0
+_RECORDS_PER_HOLD: Final = 2000  # of the lock: look-ups must not wait for longer
 
 
 class Survey:
@@ -103,13 +104,42 @@ class Survey:
                 if self._stop.is_set():
                     return
                 self._take(level, stored)
+        orphans = self._demote_orphans()
         state = self._state
+        top = state.levels[0]
+        if state.below(top) is None:
+            return
         with state.lock:
-            top = state.levels[0]
             for key in list(top.lru):
                 record = state.tree.get(key)
-                if record is not None and len(record.levels) == 1:
+                if record is not None and len(record.levels) == 1 and key not in orphans:
                     state.admission.committed(record, top, tail=False)
+
+    def _demote_orphans(self) -> set[BlockKey]:
+        """Blocks no prompt can reach, for what comes before them is gone: a crash between two
+        writers, damage. They are kept, for it may be stored again, but go first.
+        """
+        state = self._state
+        orphans: set[BlockKey] = set()
+        with state.lock:
+            records = list(state.tree)
+        for start in range(0, len(records), _RECORDS_PER_HOLD):
+            with state.lock:
+                for record in records[start : start + _RECORDS_PER_HOLD]:
+                    if record.parent != record.namespace and record.parent not in state.tree:
+                        self._demote(record, orphans)
+        if orphans:
+            log.info("blocks without what comes before them: %d", len(orphans))
+        return orphans
+
+    def _demote(self, record: BlockRecord, orphans: set[BlockKey]) -> None:
+        """The block and all below it, so that the leaves end up as the very first. Lock held."""
+        waiting = [record]
+        for one in waiting:
+            orphans.add(one.key)
+            for index in one.levels:
+                self._state.levels[index].lru.demote(one.key)
+            waiting += self._state.tree.children(one.key)
 
     def _take(self, level: Level, stored: StoredBlock) -> None:
         """Enters one file into the books, or says why not. Its bytes are counted either way."""

@@ -33,8 +33,9 @@ from ollama_tiering.store.report import (
     StoreReport,
     TierReport,
 )
+from ollama_tiering.store.sequence_end import remove_end
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
 _SAMPLES_PER_LEASE: Final = 4
-_SURVEY_WAIT_SECONDS: Final = 1.0  # a small store is complete when it opens
+_SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
+_SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
 
 
@@ -240,35 +242,11 @@ class TieredStore:
         removed = freed_bytes = 0
         deadline = time.monotonic() + REMOVE_WAIT_SECONDS
         while True:
-            blocks, stored_bytes, pinned = self._remove_end(namespace, keys)
+            blocks, stored_bytes, pinned = remove_end(self._state, namespace, keys)
             removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
             if not pinned or time.monotonic() >= deadline:
                 return removed, freed_bytes
             time.sleep(0.01)
-
-    def _remove_end(
-        self, namespace: NamespaceId, keys: Sequence[BlockKey]
-    ) -> tuple[int, int, bool]:
-        """Blocks and bytes removed, and whether a pinned block ended it."""
-        state = self._state
-        doomed: list[Doomed] = []
-        removed = 0
-        pinned = False
-        with state.lock:
-            state.expire()
-            for key in reversed(keys):
-                record = state.tree.get(key)
-                if record is None or record.namespace != namespace:
-                    continue
-                kept = state.pins.keeps(key)
-                pinned = not kept and state.pinned(key)
-                if state.tree.child_count(key) or kept or pinned:
-                    break
-                levels = [state.levels[index] for index in sorted(record.levels)]
-                doomed += [d for level in levels if (d := state.drop_copy(level, key))]
-                removed += 1
-        room.unlink(state, doomed)
-        return removed, sum(one.claim.reserved_bytes for one in doomed), pinned
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
         """Reads the block again; True when a copy of it was damaged and is quarantined now."""
@@ -364,16 +342,24 @@ class TieredStore:
                 thread.join(max(0.0, deadline - self._state.clock()))
         for session in list(self._sessions):
             self.close_session(session)
-        if self._thread is None or not self._thread.is_alive():  # else the disk hangs
-            self._mover.drain(deadline)
-            self.flush_index()
+        finish = self._thread
+        if finish is None or not finish.is_alive():
+            finish = threading.Thread(target=self._finish, args=(deadline,), daemon=True)
+            finish.start()
+            finish.join(drain_seconds + _SAVE_SECONDS)
         left = LeftOver(*only_in_ram(self._state))
+        if finish.is_alive():  # a disk hangs; what is open now ends with the process
+            return left
         self._daily.close()
         if self._index is not None:
             self._index.close()
         for level in self._state.levels:
             level.tier.close()
         return left
+
+    def _finish(self, deadline: float) -> None:
+        self._mover.drain(deadline)
+        self.flush_index()
 
     def _run(self) -> None:
         state = self._state

@@ -15,8 +15,9 @@ from typing import Final
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
 
 NO_LEVELS: Final[frozenset[int]] = frozenset()
+TOP_ONLY: Final[frozenset[int]] = frozenset({0})  # compare with `is`: every set is there once
 
-_shared: dict[frozenset[int], frozenset[int]] = {NO_LEVELS: NO_LEVELS}
+_shared: dict[frozenset[int], frozenset[int]] = {NO_LEVELS: NO_LEVELS, TOP_ONLY: TOP_ONLY}
 
 
 @dataclass(slots=True)

@@ -432,7 +432,9 @@ class Sidecar(_Process):
         self.local_dir = folder / "local"
         self.budgets = {"ram": ram_gb, "local": local_gb}
         home = folder / "home"
-        home.mkdir(exist_ok=True)
+        settings = home / ".config" / "ollama-tiering" / "config.toml"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text("[sidecar]\ntail_seconds = 0\n")  # no test waits for a longer block
         self.environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.environment |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
         self.environment |= env or {}

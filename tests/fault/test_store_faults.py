@@ -231,6 +231,28 @@ def test_a_full_disk_evicts_retries_and_refuses(small_disk: Path) -> None:
     bench.store.close()
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_without_space_is_asked_twice_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    old = bench.put([1])
+    bench.store.run_pending()
+    asked = []
+
+    def full(fd: int, offset: int, length: int) -> None:
+        asked.append(length)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (reserved,) = bench.reserve(samples.sequence(NS, [2]))
+    assert reserved.outcome is Outcome.NO_ROOM
+    assert len(asked) == 4  # twice in each tier
+    assert keys_of(old).isdisjoint(bench.in_tier(0) | bench.in_tier(1))
+    name = errno.errorcode[error]
+    assert [tier.stats.failures for tier in bench.store.report().tiers] == [{name: 1}, {name: 1}]
+    assert all(tier.reserved_bytes == 0 for tier in bench.store.report().tiers)
+
+
 def test_a_full_disk_below_keeps_what_is_in_ram(small_disk: Path, tmp_path: Path) -> None:
     tiers: list[tuple[Tier, int]] = [
         (FsTier(TierKind.RAM, tmp_path / "ram", exclusive=False), 100 * FILE_BYTES),

@@ -76,6 +76,32 @@ def test_under_pressure_nothing_is_written_until_ram_must_evict() -> None:
     assert bench.rows(range(4 * 9)) == 36
 
 
+def test_under_pressure_nothing_is_lost_while_the_disk_has_room() -> None:
+    bench = bench_with(ram=10, local=100, admission="pressure")
+    prompts = [[100 * n, *range(100 * n, 100 * n + 5)] for n in range(1, 16)]
+    for tokens in prompts:
+        bench.put(tokens)
+        bench.store.run_pending()
+    assert [bench.rows(tokens) for tokens in prompts] == [6] * len(prompts)
+    assert len(bench.in_tier(1)) < 2 * len(prompts)  # what RAM still holds is not written
+
+
+def test_under_pressure_a_full_disk_below_does_not_stop_ram() -> None:
+    bench = bench_with(ram=10, local=2, admission="pressure")
+    bench.lease(bench.put(range(8)))
+    for token in range(100, 140):
+        bench.put([token])
+        bench.store.run_pending()
+    assert bench.rows([139]) == 1
+
+
+def test_one_block_larger_than_the_queue_is_written_all_the_same() -> None:
+    bench = bench_with(queue_bytes=FILE_BYTES // 2)
+    blocks = bench.put(range(12))
+    bench.store.run_pending()
+    assert bench.in_tier(1) == keys_of(blocks)
+
+
 def test_the_queue_is_bounded_in_bytes_and_drops_the_least_valuable_first() -> None:
     bench = bench_with(ram=20, queue_bytes=4 * FILE_BYTES)
     old = bench.put(range(4 * 4))

@@ -77,8 +77,7 @@ def test_overhead_counts_against_the_budget() -> None:
 
 def test_the_oldest_are_the_victims_and_touch_makes_young() -> None:
     made = lru(a=10, b=10, c=10)
-    made.touch("a")
-    made.touch("unknown")
+    made.touch(["unknown", "a"])
     assert victims(made, 15) == ["b", "c"]
     assert list(made) == ["b", "c", "a"]
 
@@ -133,3 +132,54 @@ def test_reservations_never_exceed_the_budget(steps: list[tuple[str, int]], budg
             claim.commit(key, need)
         assert made.claimed_bytes <= budget
     assert made.used_bytes == sum(made.stored_bytes(key) for key in made)
+
+
+def test_a_hit_protects_from_what_was_only_written() -> None:
+    made = lru(100, a=10, b=10, c=10)
+    made.touch(["a"], hit=True)
+    made.touch(["b"])
+    assert list(made) == ["c", "b", "a"]
+    assert victims(made, 30) == ["c", "b", "a"]
+    made.add("d", 10)
+    assert list(made) == ["c", "b", "d", "a"]
+    assert list(reversed(made)) == ["a", "d", "b", "c"]
+
+
+def test_the_protected_fall_back_when_they_are_too_many() -> None:
+    made = lru(100, **{name: 10 for name in "abcdefghij"})
+    made.touch("abcdefghij", hit=True)
+    assert list(made)[:2] == ["a", "b"]  # the oldest of them, on probation again
+    assert [list(segment) for segment in made.segments()] == [list("ab"), list("cdefghij")]
+    assert made.used_bytes == 100
+
+
+def test_a_size_is_corrected_in_place() -> None:
+    made = lru(a=10, b=10)
+    made.touch(["a"], hit=True)
+    made.resize("a", 30)
+    made.resize("b", 5)
+    made.resize("unknown", 5)
+    assert list(made) == ["b", "a"]
+    assert made.used_bytes == 35
+    assert made.remove("a") == 30
+    assert made.used_bytes == 5
+
+
+def test_an_entry_may_start_as_the_oldest() -> None:
+    made = lru(a=10)
+    made.add("b", 10, oldest=True)
+    made.add("c", 10, oldest=True, hit=True)
+    assert list(made) == ["b", "a", "c"]
+
+
+def test_a_claim_gives_back_a_part_and_no_more_than_it_has() -> None:
+    made = lru()
+    claim = made.reserve(50)
+    assert claim is not None
+    claim.shrink(20)
+    assert made.reserved_bytes == 30
+    claim.shrink(1000)
+    claim.shrink(-5)
+    assert made.reserved_bytes == 0
+    claim.release()
+    assert made.reserved_bytes == 0

@@ -202,6 +202,37 @@ def test_a_child_whose_parent_has_failed_already_is_not_stored() -> None:
     assert bench.store.report().tiers[0].reserved_bytes == 0
 
 
+def test_after_a_crash_between_two_writers_the_child_goes_first_and_is_not_written_down() -> None:
+    bench = Bench(ram=4, local=8)
+    other, _, two = two_writers(bench)
+    assert other.commit([two])[0].stored
+    orphan = samples.sequence(NS, range(8))[1].key
+    kept = bench.put([50])
+    bench.open()  # the file of the parent was never finished
+    assert next(iter(bench.state.levels[0].lru)) == orphan
+    bench.store.run_pending()
+    assert bench.in_tier(1) == keys_of(kept)
+    bench.put(range(4))  # the parent again: so the child can be reached
+    assert bench.rows(range(8)) == 8
+    bench.store.run_pending()
+    assert orphan in bench.in_tier(1)
+    assert closed(bench)
+
+
+def test_an_orphan_is_the_first_to_be_evicted() -> None:
+    bench = Bench(ram=None, local=3)
+    chain = bench.put(range(12))
+    bench.rows(range(12))
+    bench.tiers[0][0].remove(NAMESPACE, chain[0].key)
+    bench.open()
+    assert bench.rows(range(12)) == 0
+    bench.put([50])
+    bench.put([51])
+    assert bench.in_tier(0) == {chain[1].key} | keys_of(samples.sequence(NS, [50])) | keys_of(
+        samples.sequence(NS, [51])
+    )
+
+
 # --- age ----------------------------------------------------------------------------------------
 
 

@@ -201,14 +201,26 @@ def test_the_file_system_is_asked_now_and_then_only(
     assert disk.asked == 3
 
 
-def test_a_disk_that_does_not_answer_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_does_not_answer_is_not_written_to_and_loses_nothing(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bench = disk.bench
+    assert bench is not None
+    fill(disk, 50)
+
     def gone(path: object) -> object:
         raise OSError(5, "input/output error")
 
     monkeypatch.setattr(os, "statvfs", gone)
-    assert FreeSpace(tmp_path, 10, lambda: 0.0).headroom_bytes() == 0
+    for token in range(10):
+        bench.tick(20)
+        (reserved,) = bench.reserve(samples.sequence(NS, [token]))
+        assert reserved.outcome is Outcome.NO_ROOM
+        bench.store.run_pending()
+    assert len(bench.in_tier(0)) == 50
+    monkeypatch.setattr(os, "statvfs", disk.statvfs)
+    bench.tick(20)
+    bench.put([1])
 
 
 def test_the_policy_puts_a_floor_under_the_local_tier_only(tmp_path: Path) -> None:

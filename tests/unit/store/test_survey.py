@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,6 +210,38 @@ def test_a_close_does_not_wait_for_the_survey(
     again = Bench(tiers=[(FsTier(TierKind.LOCAL, tmp_path), BUDGET)], index_path=index(tmp_path))
     assert again.rows(range(40)) == 40
     again.store.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "key = zeroblob(31) WHERE rowid_of",
+        "namespace = 'text' WHERE rowid_of",
+        "parent = 5 WHERE rowid_of",
+        "tokens = zeroblob(7) WHERE rowid_of",
+        "tokens = 12 WHERE rowid_of",
+        "plain_rows = 1000 WHERE rowid_of",
+        "plain_rows = -1 WHERE rowid_of",
+        "stored_bytes = 'many' WHERE rowid_of",
+        "file_bytes = -4096 WHERE rowid_of",
+        "last_use = 'yesterday' WHERE rowid_of",
+        "hits = 1.5 WHERE rowid_of",
+    ],
+)
+def test_a_row_that_cannot_be_is_read_from_its_file_again(
+    tmp_path: Path, blocks: list[samples.SampleBlock], change: str
+) -> None:
+    which = f"key = x'{blocks[4].key.hex()}'"
+    with contextlib.closing(sqlite3.connect(index(tmp_path))) as connection, connection:
+        statement = f"UPDATE blocks SET {change.replace('rowid_of', which)}"
+        try:
+            assert connection.execute(statement).rowcount == 1
+        except sqlite3.IntegrityError:
+            pytest.skip("the database refuses such a value itself")
+    bench = Bench(tiers=[(FsTier(TierKind.LOCAL, tmp_path), BUDGET)], index_path=index(tmp_path))
+    assert bench.rows(range(40)) == 40
+    assert bench.in_tier(0) == keys_of(blocks)
+    bench.store.close()
 
 
 def test_what_was_only_in_ram_is_queued_again_after_a_start(tmp_path: Path) -> None:

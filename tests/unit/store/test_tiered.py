@@ -497,6 +497,19 @@ def test_a_close_ends_in_time_while_the_disk_hangs_and_says_what_is_left() -> No
         stuck.go_on.set()
 
 
+def test_a_disk_that_hangs_while_draining_does_not_keep_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ollama_tiering.store.tiered._SAVE_SECONDS", 0.05)
+    stuck = StuckTier()
+    bench = Bench(tiers=[(MemoryTier(TierKind.RAM), 8 * FILE_BYTES), (stuck, 8 * FILE_BYTES)])
+    bench.put(range(8))
+    try:
+        assert bench.store.close(drain_seconds=0.05).blocks == 2
+    finally:
+        stuck.go_on.set()
+
+
 class ColdTier(MemoryTier):
     """As a disk: what is opened is not in the page cache."""
 

@@ -1,0 +1,33 @@
+"""Removing a sequence on purpose, from its end up to what another one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ollama_tiering.store import room
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.state import Doomed, StoreState
+
+
+def remove_end(
+    state: StoreState, namespace: NamespaceId, keys: Sequence[BlockKey]
+) -> tuple[int, int, bool]:
+    """Blocks and bytes removed, and whether a pinned block ended it."""
+    doomed: list[Doomed] = []
+    removed = 0
+    pinned = False
+    with state.lock:
+        state.expire()
+        for key in reversed(keys):
+            record = state.tree.get(key)
+            if record is None or record.namespace != namespace:
+                continue
+            kept = state.pins.keeps(key)  # a person's: not worth waiting for
+            pinned = not kept and state.pinned(key)
+            if state.tree.child_count(key) or kept or pinned:
+                break
+            levels = [state.levels[index] for index in sorted(record.levels)]
+            doomed += [d for level in levels if (d := state.drop_copy(level, key))]
+            removed += 1
+    room.unlink(state, doomed)
+    return removed, sum(one.claim.reserved_bytes for one in doomed), pinned
