@@ -14,6 +14,8 @@ from ollama_tiering.store import samples
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.remote_tier import RemoteTier
+from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import OpenBlock, Tier, TierKind
 
 NS = samples.namespace()
@@ -22,7 +24,7 @@ BLOCKS = samples.sequence(NS, range(10))
 Opener = Callable[[], Tier]
 
 
-@pytest.fixture(params=["memory", "tmpfs directory", "disk directory"])
+@pytest.fixture(params=["memory", "tmpfs directory", "disk directory", "remote"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the tier; called again, opens what the first one left, as after a kill."""
     if request.param == "memory":
@@ -34,8 +36,16 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         if not Path("/dev/shm").is_dir():
             pytest.skip("no tmpfs at /dev/shm")
         directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    if request.param == "remote":
+        # The one that opens it last takes all others' unfinished writes for old.
+        yield lambda: remote_tier(directory, unfinished_seconds=-1.0)
+        return
     yield lambda: FsTier(TierKind.LOCAL, directory, exclusive=False)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def remote_tier(directory: Path, **options: float) -> Tier:
+    return RemoteTier(directory, lambda: SharedFsTier(directory, **options), deadline_seconds=10.0)
 
 
 @pytest.fixture
