@@ -76,6 +76,10 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "quarantined_blocks": tier.quarantined_blocks,
                 "read_bytes_per_second": tier.read_bytes_per_second,
                 "write_bytes_per_second": tier.write_bytes_per_second,
+                "state": tier.state,
+                "resting_seconds": tier.resting_seconds,
+                "sidecars": tier.sidecars,
+                "failures": dict(tier.failures),
             }
             for tier in answer.tiers
         ],
@@ -121,6 +125,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
+            f"{_state(tier)}"
         )
     if answer.queued_demotions:
         yield f"  {answer.queued_demotions} blocks are still to be written to disk"
@@ -159,6 +164,19 @@ def _tier_name(tier: pb.TierStat) -> str:
 
 def _damaged(tier: pb.TierStat) -> str:
     return f", {tier.quarantined_blocks} damaged" if tier.quarantined_blocks else ""
+
+
+def _state(tier: pb.TierStat) -> str:
+    """Nothing for a tier that is well and one's own."""
+    said = []
+    if tier.state == "resting":
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(tier.failures.items()))
+        said.append(f"resting after failures ({failures}), again in {tier.resting_seconds:.0f} s")
+    elif tier.state not in ("", "ok"):
+        said.append(tier.state)
+    if tier.sidecars > 1:
+        said.append(f"{tier.sidecars} sidecars")
+    return "".join(f", {part}" for part in said)
 
 
 def _speed(bytes_per_second: float) -> str:

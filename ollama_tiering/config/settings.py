@@ -15,6 +15,8 @@ from ollama_tiering.config.environment import (
     ENV_MIN_TOKENS,
     ENV_RAM_DIR,
     ENV_RAM_GB,
+    ENV_REMOTE,
+    ENV_REMOTE_GB,
     ENV_SOCKET,
     ENV_SOURCE,
 )
@@ -34,6 +36,10 @@ class SidecarConfig:
     ram_budget_bytes: int
     local_dir: Path
     local_budget_bytes: int
+    remote_dir: Path | None = None  # shared with other sidecars, as on NFS; None: no remote tier
+    remote_budget_bytes: int = 256 * GIB  # of the whole directory, whoever wrote it
+    remote_deadline_seconds: float = 5.0  # of every operation on it
+    remote_rescan_seconds: float = 120.0  # how often it is looked at for what others did
     high_watermark: float = 0.95  # share of a budget at which demotion starts
     low_watermark: float = 0.85  # ... and at which it stops
     lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
@@ -131,6 +137,11 @@ SETTINGS = (
     Setting("sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes),
     Setting("sidecar.local_dir", "local_dir", _path, ENV_LOCAL),
     Setting("sidecar.local_budget", "local_budget_bytes", parse_size, ENV_LOCAL_GB, _gigabytes),
+    Setting("sidecar.remote_dir", "remote_dir", _path, ENV_REMOTE),
+    Setting("sidecar.remote_budget", "remote_budget_bytes", parse_size, ENV_REMOTE_GB, _gigabytes),
+    Setting("sidecar.remote_deadline_seconds", "remote_deadline_seconds", _number(0.1, 300)),
+    # Well below what the others wait before they take a sidecar for dead.
+    Setting("sidecar.remote_rescan_seconds", "remote_rescan_seconds", _number(1, 240)),
     Setting("sidecar.high_watermark", "high_watermark", _number(0.1, 1.0)),
     Setting("sidecar.low_watermark", "low_watermark", _number(0.0, 1.0)),
     Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),

@@ -33,7 +33,9 @@ from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeftOver
+from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 
@@ -66,6 +68,8 @@ def open_store(config: SidecarConfig) -> TieredStore:
             raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
         lowest = tiers[-1][0].directory
         assert lowest is not None
+        if remote := _remote_tier(config):
+            tiers.append((remote, config.remote_budget_bytes))
         return TieredStore(
             tiers,
             index_path=lowest / INDEX_NAME,
@@ -73,11 +77,25 @@ def open_store(config: SidecarConfig) -> TieredStore:
             low_watermark=config.low_watermark,
             lease_seconds=config.lease_seconds,
             reserve_seconds=config.reserve_seconds,
+            staging_seconds=config.remote_deadline_seconds,
+            rescan_seconds=config.remote_rescan_seconds,
         )
     except BaseException:
         for tier, _ in tiers:
             tier.close()
         raise
+
+
+def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
+    """Not opened yet: its directory may hang."""
+    directory = config.remote_dir
+    if directory is None or not config.remote_budget_bytes:
+        return None
+    return RemoteTier(
+        directory,
+        lambda: SharedFsTier(directory),
+        deadline_seconds=config.remote_deadline_seconds,
+    )
 
 
 def serve(config: SidecarConfig, *, ready: Callable[[str], None] | None = None) -> LeftOver:
@@ -242,6 +260,6 @@ def _summary(store: TieredStore) -> str:
     tiers = store.report().tiers
     return " ".join(
         f"{tier.kind.label}={tier.blocks} blocks, {format_size(tier.used_bytes)}"
-        f" of {format_size(tier.budget_bytes)}"
+        f" of {format_size(tier.budget_bytes)}" + ("" if tier.state == "ok" else f" ({tier.state})")
         for tier in tiers
     )

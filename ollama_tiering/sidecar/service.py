@@ -24,6 +24,7 @@ from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
+from ollama_tiering.store.leasing import Awaited, Leasing
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.report import LeasedBlock, TierReport
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
@@ -110,11 +111,16 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
         try:
             namespace = as_namespace(request.namespace)
             keys = _keys(request.keys)
-            leased = await self._blocking(self._store.lease, namespace, keys)
+            leased = await self._blocking(self._store.begin_lease, namespace, keys)
         except Exception as error:
             await _abort(context, error)
+        answered = 0
         try:
-            for block in leased.blocks:
+            for awaited in leased.blocks:
+                block = await _staged(leased, awaited)
+                if block is None:
+                    break
+                answered += 1
                 response = pb.GetResponse(
                     key=block.key,
                     lease_id=leased.lease_id,
@@ -132,12 +138,13 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
                     sent += len(part)
                     yield response
                 if sent < block.file_bytes:
+                    leased.give_up()
                     yield pb.GetResponse(key=block.key, lease_id=leased.lease_id)
                     return
-            if len(leased.blocks) < len(keys):
-                missing = keys[len(leased.blocks)]
-                yield pb.GetResponse(key=missing, lease_id=leased.lease_id)
+            if answered < len(keys):
+                yield pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
         except BaseException:
+            leased.give_up()
             self._store.release(leased.lease_id)
             raise
 
@@ -221,6 +228,22 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
             yield part
 
 
+async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
+    """The block once a client can read it. None, and the end of the lease's run: it is not staged,
+    or not in time. Holds no thread of the pool meanwhile.
+    """
+    if isinstance(awaited, LeasedBlock):
+        return awaited
+    try:
+        block = await asyncio.wait_for(asyncio.wrap_future(awaited), leased.deadline_seconds)
+    except TimeoutError:
+        leased.give_up("not staged in time")
+        return None
+    if block is None:
+        leased.give_up("not staged")
+    return block
+
+
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
     if request.HasField("reserve"):
         answers = session.reserve([_claim(claim) for claim in request.reserve.claims])
@@ -266,6 +289,10 @@ def _tier_stat(tier: TierReport) -> pb.TierStat:
         quarantined_blocks=tier.stats.quarantined_blocks,
         read_bytes_per_second=tier.read_bytes_per_second,
         write_bytes_per_second=tier.write_bytes_per_second,
+        state=tier.state,
+        resting_seconds=tier.resting_seconds,
+        sidecars=1 + (tier.shared.neighbours if tier.shared else 0),
+        failures=tier.stats.failures,
     )
 
 

@@ -49,6 +49,8 @@ class Mover:
             if record is None or not record.levels:
                 return False
             level = state.levels[min(record.levels)]
+            if level.shared is not None:
+                return True  # it is copied up before a client reads it, and timed then
         try:
             with level.tier.open(record.namespace, record.key) as block:
                 if level.speed.counts(block):
@@ -70,6 +72,9 @@ class Mover:
         for level in state.levels[:-1]:
             budget = level.lru.budget_bytes
             with state.lock:
+                below = state.below(level)
+                if below is not None and below.shared is not None and state.suspended(below):
+                    continue  # out of reach: this level goes on as the last, and fills up
                 if level.lru.claimed_bytes > self._high * budget:
                     self._trimming.add(level.index)
                 surplus = level.lru.claimed_bytes - int(self._low * budget)
@@ -95,7 +100,9 @@ class Mover:
                 return True
             source = state.levels[min(record.levels)]
             target = state.below(source)
-            if target is None or target.index in record.levels:
+            if target is not None and target.shared is not None and source.index == 0:
+                return False  # the shared tier's own mover does it
+            if target is None or target.index in record.levels or source.index > 0:
                 del state.unsaved[key]
                 return True
             if state.suspended(target) or state.suspended(source):
@@ -105,7 +112,7 @@ class Mover:
                 return True
             state.pin(key)
         try:
-            done = self._copy(record, source, target)
+            done = self.copy(record, source, target)
         finally:
             with state.lock:
                 state.unpin(key)
@@ -130,12 +137,14 @@ class Mover:
             if record is None or not record.levels or top.index in record.levels:
                 return True
             source = state.levels[min(record.levels)]
+            if source.shared is not None:
+                return True  # it was copied up when it was asked for, or could not be
             after = top.lru.claimed_bytes + record.file_bytes
             if after > self._low * top.lru.budget_bytes or state.suspended(top):
                 return True
             state.pin(key)
         try:
-            if self._copy(record, source, top):
+            if self.copy(record, source, top):
                 with state.lock:
                     top.stats.promoted_blocks += 1
         finally:
@@ -143,16 +152,22 @@ class Mover:
                 state.unpin(key)
         return True
 
-    def _copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+        """Copies one block, verified on the way. Any thread may; the block is pinned. False: no
+        copy was made, and the books say why.
+        """
         state = self._state
         claim = room.reserve_room(state, target, record.file_bytes)
         if claim is None:
             return False
         temp: TempBlock | None = None
         at = source
+        watched: WatchedBlock | None = None
         try:
-            with source.tier.open(record.namespace, record.key) as block:
-                counts = source.speed.counts(block)
+            with source.tier.open(record.namespace, record.key) as opened:
+                block = watched = WatchedBlock(opened)
+                # A shared source is timed by whoever copies several at once from it.
+                counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
                 at = target
                 temp = room.create_temp(
@@ -170,7 +185,7 @@ class Mover:
         except FileNotFoundError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
-                if temp is None and at is source:
+                if (temp is None and at is source) or (watched is not None and watched.failed):
                     state.forget_copy(source, record.key)
                 else:
                     state.failed(target, error, "copy")
@@ -178,7 +193,8 @@ class Mover:
         except OSError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
-                state.failed(at, error, "copy")
+                unread = watched is not None and watched.failed
+                state.failed(source if unread else at, error, "copy")
             return False
         with state.lock:
             claim.commit(record.key, stored_bytes)
@@ -204,6 +220,25 @@ class Mover:
             level.tier.settle(record.namespace, record.key)
         except OSError as error:
             log.debug("settle failed: key=%s error=%s", record.key.hex(), error)
+
+
+class WatchedBlock:
+    """An open block that remembers whether reading it failed: else a copy's target is to blame."""
+
+    def __init__(self, block: OpenBlock) -> None:
+        self._block = block
+        self.file_bytes = block.file_bytes
+        self.failed = False
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            return self._block.read_at(offset, length)
+        except OSError:
+            self.failed = True
+            raise
+
+    def resident(self) -> bool | None:
+        return self._block.resident()
 
 
 def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> tuple[float, float]:

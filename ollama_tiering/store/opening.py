@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import read_meta
+from ollama_tiering.store.blockfile import BlockMeta, read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey
@@ -24,8 +24,11 @@ log = logging.getLogger(__name__)
 _ROWS_PER_HOLD: Final = 1000  # of the lock: lookups must not wait for longer
 
 
-def load(state: StoreState, index: BlockIndex | None) -> None:
-    """Fills the books. OSError of a tier's scan passes: a store that cannot see is not opened."""
+def load(state: StoreState, index: BlockIndex | None) -> dict[BlockKey, IndexRow]:
+    """Fills the books. OSError of a tier's scan passes: a store that cannot see is not opened.
+
+    A shared tier is not looked at, that is done while serving; the rows of its blocks are returned.
+    """
     rows: dict[tuple[BlockKey, int], IndexRow] = {}
     if index is not None:
         rows = {(row.key, row.tier): row for row in index.load()}
@@ -33,13 +36,15 @@ def load(state: StoreState, index: BlockIndex | None) -> None:
             for level in state.levels:
                 if level.tier.kind == kind:
                     level.speed.read, level.speed.write = read, write
+    shared = {int(level.tier.kind) for level in state.levels if level.shared is not None}
+    later = {key: rows.pop((key, tier)) for key, tier in list(rows) if tier in shared}
     found: list[tuple[BlockRecord, Level, int]] = []
     for level in state.levels:
-        for stored in level.tier.scan():
+        for stored in () if level.shared is not None else level.tier.scan():
             record = _record(state, level, stored, rows)
             if record is not None:
                 found.append((record, level, stored.stored_bytes))
-    depths = _depths({record.key: record.parent for record, _, _ in found})
+    depths = depths_of({record.key: record.parent for record, _, _ in found})
     found.sort(key=lambda entry: (entry[0].last_use, -depths[entry[0].key]))
     for record, level, stored_bytes in found:
         known = state.add_copy(record, level, stored_bytes)
@@ -53,6 +58,7 @@ def load(state: StoreState, index: BlockIndex | None) -> None:
         _queue_unsaved(state, record.key)
     for level in state.levels:
         state.count_overhead(level)
+    return later
 
 
 def save(state: StoreState, index: BlockIndex) -> None:
@@ -98,15 +104,7 @@ def _record(
         stored.file_bytes,
     )
     if row is not None and fits:
-        return BlockRecord(
-            key=row.key,
-            namespace=row.namespace,
-            parent=row.parent,
-            tokens=row.tokens,
-            plain_rows=row.plain_rows,
-            file_bytes=row.file_bytes,
-            last_use=row.last_use,
-        )
+        return record_of_row(row)
     try:
         with level.tier.open(stored.namespace, stored.key) as block:
             meta = read_meta(block.read_at, block.file_bytes)
@@ -124,6 +122,22 @@ def _record(
         level.kept_bytes += stored.stored_bytes
         log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
         return None
+    return record_of_meta(meta, stored.modified)
+
+
+def record_of_row(row: IndexRow) -> BlockRecord:
+    return BlockRecord(
+        key=row.key,
+        namespace=row.namespace,
+        parent=row.parent,
+        tokens=row.tokens,
+        plain_rows=row.plain_rows,
+        file_bytes=row.file_bytes,
+        last_use=row.last_use,
+    )
+
+
+def record_of_meta(meta: BlockMeta, last_use: float) -> BlockRecord:
     return BlockRecord(
         key=meta.key,
         namespace=meta.namespace,
@@ -131,7 +145,7 @@ def _record(
         tokens=meta.tokens,
         plain_rows=meta.plain_rows,
         file_bytes=meta.file_bytes,
-        last_use=stored.modified,
+        last_use=last_use,
     )
 
 
@@ -159,7 +173,7 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
     )
 
 
-def _depths(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:
+def depths_of(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:
     """Distance of every block from the first stored one of its chain."""
     depths: dict[BlockKey, int] = {}
     for key in parents:

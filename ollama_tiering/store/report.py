@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.tier import TierKind, TierStats
 
@@ -57,6 +58,16 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    resting_seconds: float = 0.0  # until it is tried again
+    shared: SharedBooks | None = None
+
+    @property
+    def state(self) -> str:
+        if self.suspended:
+            return "resting"
+        if self.shared is not None and not self.shared.scanned:
+            return "scanning" if self.shared.scanning else "not looked at yet"
+        return "ok"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ def reserve_room(state: StoreState, level: Level, need_bytes: int) -> Reservatio
         return None
     for _ in range(_ROUNDS):
         with state.lock:
+            if level.shared is not None:  # evicting gives nothing back before the next scan
+                return level.shared.reserve(
+                    level.lru, need_bytes, state.clock(), state.wall_clock()
+                )
             claim = level.lru.reserve(need_bytes)
             if claim is not None:
                 return claim
@@ -59,6 +63,11 @@ def create_temp(
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
     for one in doomed:
+        if one.level.shared is not None:  # its own thread does it: this one may not wait
+            with state.lock:
+                one.level.shared.doomed[one.namespace, one.key] = None
+                state.gone(one, unlinked=True)
+            continue
         unlinked = True
         try:
             one.level.tier.remove(one.namespace, one.key)
@@ -79,6 +88,14 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
     try:
         level.tier.quarantine(namespace, key)
     except FileNotFoundError:
+        with state.lock:
+            state.forget_copy(level, key)
+        return False
+    except OSError as error:
+        if level.shared is None:
+            raise
+        # Not to be trusted, though it cannot be put out of the way now: every copy is verified.
+        log.warning("quarantine failed: key=%s error=%s", key.hex(), error)
         with state.lock:
             state.forget_copy(level, key)
         return False

@@ -191,7 +191,9 @@ class WriteSession:
         state = self._state
         with state.lock:
             record = state.tree.get(claim.key)
-            if record is not None or claim.key in state.writing:
+            # What only a tier out of reach holds is stored anew: for now it is not there.
+            there = record is not None and state.reachable(record) is not None
+            if there or claim.key in state.writing:
                 if record is not None:
                     state.touch(state.tree.ancestors(claim.key))
                 return Outcome.PRESENT
@@ -258,7 +260,7 @@ class WriteSession:
             state.add_copy(record, level, stored_bytes)
             state.writing.discard(record.key)
             state.unpin(BlockKey(pending.claim.parent))
-            if state.below(level) is not None:
+            if level.index == 0 and state.below(level) is not None:
                 state.unsaved[record.key] = None
             state.touch(state.tree.ancestors(record.key))
             doomed = self._superseded(record)
@@ -276,7 +278,12 @@ class WriteSession:
         doomed = []
         for shorter in state.tree.covers(record):
             if not state.pinned(shorter.key):
-                levels = [state.levels[index] for index in sorted(shorter.levels)]
+                # Another sidecar may have no other copy of it than the shared one.
+                levels = [
+                    state.levels[index]
+                    for index in sorted(shorter.levels)
+                    if state.levels[index].shared is None
+                ]
                 doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
         return doomed
 

@@ -2,8 +2,8 @@
 
 Besides what FsTier keeps in a directory:
 
-    <directory>/.sidecar-<owner>    announcement: generation, claimed bytes; its mtime is a heartbeat
-    <key>.<owner>-<random>.tmp      the temporary file says whose it is
+    <directory>/.sidecar-<owner>    generation and claimed bytes; the mtime is a heartbeat
+    <key>.<owner>-<random>.tmp      a block while it is being written, and by whom
 
 A block's mtime is when any sidecar last used it, by the clock of the file server. Others' temporary
 files are left alone unless they are older than any write may take. What is relied on of NFS is in
@@ -156,8 +156,7 @@ class SharedFsTier(FsTier):
     def _unfinished(
         self, namespace: NamespaceId, key: BlockKey, name: str, info: os.stat_result
     ) -> None:
-        if f".{self._owner}-" in name:
-            return  # counted as reserved
+        # Our own, too: nothing is written during a scan, so it is what a failed write left.
         if self._now - info.st_mtime > self._unfinished_seconds:
             super()._unfinished(namespace, key, name, info)
         else:

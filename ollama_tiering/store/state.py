@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
+from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.speed import SpeedMeter
 from ollama_tiering.store.tier import Tier, TierStats
 from ollama_tiering.store.tree import BlockRecord, BlockTree
@@ -38,6 +39,7 @@ class Level:
     consecutive_failures: int = 0
     suspended_until: float = 0.0
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
+    shared: SharedBooks | None = None  # of a tier that other sidecars use too
 
 
 @dataclass(slots=True)
@@ -78,7 +80,13 @@ class StoreState:
         self.wall_clock = wall_clock
         self.tree = BlockTree()
         self.levels = [
-            Level(index, tier, ByteLru(budget), SpeedMeter(tier.kind))
+            Level(
+                index,
+                tier,
+                ByteLru(budget),
+                SpeedMeter(tier.kind),
+                shared=SharedBooks() if tier.shared else None,
+            )
             for index, (tier, budget) in enumerate(tiers)
         ]
         self.leases = LeaseTable()
@@ -129,6 +137,8 @@ class StoreState:
     def count_overhead(self, level: Level) -> None:
         """To be called whenever files that are no blocks came or went."""
         level.lru.overhead_bytes = level.kept_bytes + level.tier.quarantined_bytes()
+        if level.shared is not None:
+            level.lru.overhead_bytes += level.shared.foreign_bytes
 
     def forget_copy(self, level: Level, key: BlockKey) -> None:
         """The file of a copy is gone already."""
@@ -194,13 +204,15 @@ class StoreState:
         self.expire()
         below = self.below(level)
         must_wait = below is not None and not self.suspended(below)
+        # What a shared tier below has no copy of yet waits, too, except where room is needed now.
+        only_copied = must_wait and partial and below is not None and below.shared is not None
         gone_children: dict[bytes, int] = {}
 
         def may_evict(key: BlockKey) -> bool:
             record = self.tree.get(key)
             if record is None or any(index > level.index for index in record.levels):
                 return True
-            if must_wait and key in self.unsaved:
+            if (must_wait and key in self.unsaved) or only_copied:
                 return False
             if len(record.levels) > 1:
                 return True
@@ -214,6 +226,11 @@ class StoreState:
             return BlockKey(record.parent)
 
         victims = level.lru.victims(need_bytes, may_evict, unblocks, partial=partial)
+        if not victims and must_wait and not partial and below is not None and below.shared:
+            # A shared tier may not take anything for minutes: what is new is worth more then.
+            must_wait = False
+            gone_children.clear()
+            victims = level.lru.victims(need_bytes, may_evict, unblocks)
         taken = [doomed for key in victims if (doomed := self.drop_copy(level, key))]
         for doomed in taken:
             if doomed.key in self.tree:
@@ -228,7 +245,21 @@ class StoreState:
     # --- weather -------------------------------------------------------------------------------
 
     def suspended(self, level: Level) -> bool:
+        """A shared tier rests until a probe has succeeded: no client's call is to find out."""
+        if level.shared is not None and level.consecutive_failures:
+            return True
         return self.clock() < level.suspended_until
+
+    def resting(self) -> list[int]:
+        """Indices of the shared levels nothing can be had from now."""
+        return [v.index for v in self.levels if v.shared is not None and self.suspended(v)]
+
+    def reachable(self, record: BlockRecord) -> int | None:
+        """The nearest level that holds the block and does not rest for being out of reach."""
+        resting = self.resting()
+        if not resting:
+            return min(record.levels)
+        return min((index for index in record.levels if index not in resting), default=None)
 
     def failed(self, level: Level, error: OSError, what: str) -> None:
         """Counts an OSError and rests the level; nothing is deleted because of one."""

@@ -19,7 +19,9 @@ from ollama_tiering.store.blockfile import read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, unsaved_bytes
+from ollama_tiering.store.remote_mover import of_shared_level
 from ollama_tiering.store.report import (
     Leased,
     LeasedBlock,
@@ -31,14 +33,13 @@ from ollama_tiering.store.report import (
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
 from ollama_tiering.store.state import Doomed, Level, StoreState
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tier import Tier
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
-_SAMPLES_PER_LEASE: Final = 4
 REMOVE_WAIT_SECONDS: Final = 1.0
 
 
@@ -58,6 +59,8 @@ class TieredStore:
         low_watermark: float = 0.85,
         lease_seconds: float = 60.0,
         reserve_seconds: float = 120.0,
+        staging_seconds: float = 5.0,
+        rescan_seconds: float = 120.0,
         background: bool = True,
         measure: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -66,19 +69,33 @@ class TieredStore:
         if not tiers:
             raise ValueError("a store needs a tier")
         self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
-        self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
         self._index = BlockIndex(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
-        opening.load(self._state, self._index)
+        self._leaser = Leaser(
+            self._state,
+            self._mover.copy,
+            lease_seconds=lease_seconds,
+            deadline_seconds=staging_seconds,
+        )
+        rows = opening.load(self._state, self._index)
         self._shrink_to_budget()
+        self._remote = of_shared_level(
+            self._state,
+            rows,
+            period_seconds=rescan_seconds,
+            high_watermark=high_watermark,
+            low_watermark=low_watermark,
+        )
         self._measure = measure
         self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
             self._thread.start()
+            if self._remote is not None:
+                self._remote.start()
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -93,13 +110,18 @@ class TieredStore:
         state = self._state
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
+            if resting := state.resting():  # what lies only there cannot be had now
+                reached = [not record.levels.issubset(resting) for record, _ in found]
+                if False in reached:
+                    found = found[: reached.index(False)]
+                    state.counters.miss("out of reach")
             state.touch([record for record, _ in reversed(found)])
             costs = [level.speed.expectation() for level in state.levels]
             kinds = [level.tier.kind for level in state.levels]
             blocks = []
             matched = 0
             for record, rows in found:
-                nearest = min(record.levels)
+                nearest = min(record.levels.difference(resting) if resting else record.levels)
                 per_block, per_byte = costs[nearest]
                 size = record.file_bytes
                 matched += rows
@@ -123,36 +145,11 @@ class TieredStore:
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
         """Pins the leading run of `keys` that is stored, until release or the lease's end."""
-        state = self._state
-        with state.lock:
-            state.expire()
-            records: list[BlockRecord] = []
-            for key in keys:
-                record = state.tree.get(key)
-                if record is None or record.namespace != namespace:
-                    state.counters.miss("evicted")
-                    break
-                records.append(record)
-            held = [record.key for record in records]
-            for key in held:
-                state.pin(key)
-            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
-            state.touch(reversed(records))
-        blocks = []
-        for record in records:
-            block = self._locate(record)
-            if block is None:
-                break
-            blocks.append(block)
-        with state.lock:
-            state.counters.get_blocks += len(blocks)
-            state.counters.get_bytes += sum(block.file_bytes for block in blocks)
-            cold = [block.key for block in blocks if block.tier is not TierKind.RAM]
-            if cold:
-                # The last ones: the client has not read them when they are looked at.
-                state.to_sample = cold[-_SAMPLES_PER_LEASE:]
-                state.work.set()
-        return Leased(lease_id, blocks)
+        return self.begin_lease(namespace, keys).wait()
+
+    def begin_lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
+        """The same, for a holder that takes each block as it is ready."""
+        return self._leaser.begin(namespace, keys)
 
     def release(self, lease_id: int) -> None:
         """Ends a lease; one that is over already is fine."""
@@ -180,6 +177,10 @@ class TieredStore:
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         for level in self._state.levels:
+            if level.shared is not None:
+                with self._state.lock:
+                    level.shared.to_describe[namespace] = tuple(fields)
+                continue
             try:
                 level.tier.describe(namespace, fields)
             except OSError as error:
@@ -262,6 +263,8 @@ class TieredStore:
                     read_bytes_per_second=level.speed.read,
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
+                    resting_seconds=max(0.0, level.suspended_until - state.clock()),
+                    shared=level.shared,
                 )
                 for level in state.levels
             ]
@@ -270,7 +273,10 @@ class TieredStore:
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
         while deadline is None or self._state.clock() < deadline:
-            if not self._mover.step():
+            busy = self._mover.step()
+            if self._remote is not None:
+                busy = self._remote.step() or busy
+            if not busy:
                 return
 
     def flush_index(self) -> None:
@@ -285,13 +291,17 @@ class TieredStore:
         self._state.work.set()
         if self._thread is not None:
             self._thread.join()
+        deadline = self._state.clock() + drain_seconds
+        if self._remote is not None and not self._remote.finish(drain_seconds):
+            self._remote = None
         for session in list(self._sessions):
             self.close_session(session)
-        self.run_pending(deadline=self._state.clock() + drain_seconds)
+        self.run_pending(deadline=deadline)
         left = LeftOver(*unsaved_bytes(self._state))
         self.flush_index()
         if self._index is not None:
             self._index.close()
+        self._leaser.close()
         for level in self._state.levels:
             level.tier.close()
         return left
@@ -319,7 +329,7 @@ class TieredStore:
     def _measure_speeds(self) -> None:
         for level in self._state.levels if self._measure else ():
             directory = level.tier.directory
-            if directory is None or level.speed.read:
+            if directory is None or level.speed.read or level.shared is not None:
                 continue
             try:
                 measure_directory(directory, level.speed, in_memory=level.tier.in_memory)
@@ -332,30 +342,6 @@ class TieredStore:
             with self._state.lock:
                 doomed = self._state.take_victims(level, level.lru.excess_bytes)
             room.unlink(self._state, doomed)
-
-    def _locate(self, record: BlockRecord) -> LeasedBlock | None:
-        """The nearest copy whose file is there. Called without the lock, the block pinned."""
-        state = self._state
-        for index in sorted(record.levels):
-            level = state.levels[index]
-            try:
-                if level.tier.exists(record.namespace, record.key):
-                    return LeasedBlock(
-                        record.key,
-                        record.namespace,
-                        level.tier.kind,
-                        level.tier.path(record.namespace, record.key),
-                        record.file_bytes,
-                    )
-            except OSError as error:
-                with state.lock:
-                    state.failed(level, error, "lookup")
-                    state.counters.miss("i/o error")
-                continue
-            with state.lock:
-                state.forget_copy(level, record.key)
-                state.counters.miss("file gone")
-        return None
 
     def _verify(self, level: Level, record: BlockRecord) -> bool:
         state = self._state

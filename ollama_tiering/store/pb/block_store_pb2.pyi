@@ -375,7 +375,14 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second")
+    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second", "state", "resting_seconds", "sidecars", "failures")
+    class FailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TIER_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +394,10 @@ class TierStat(_message.Message):
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RESTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SIDECARS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     directory: str
     budget_bytes: int
@@ -398,7 +409,11 @@ class TierStat(_message.Message):
     quarantined_blocks: int
     read_bytes_per_second: float
     write_bytes_per_second: float
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ...) -> None: ...
+    state: str
+    resting_seconds: float
+    sidecars: int
+    failures: _containers.ScalarMap[str, int]
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., state: _Optional[str] = ..., resting_seconds: _Optional[float] = ..., sidecars: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatResponse(_message.Message):
     __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners")
