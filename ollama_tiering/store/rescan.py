@@ -62,7 +62,7 @@ class Rescan:
         self._generation = random.getrandbits(31)  # not that of an earlier life
         self._announced_at: float | None = None  # first, by the tier's time
         self._adopted = False  # blocks that have no place by their recency yet
-        self._unusable: dict[BlockKey, int] = {}  # physical bytes of blocks not readable here
+        self._unsupported: set[BlockKey] = set()  # of another format: not opened again
 
     def due(self) -> bool:
         due = min(self._due, self._again) if self._books.wanted_bytes else self._due
@@ -101,7 +101,8 @@ class Rescan:
         """Every block there is: when it was last used, by our wall clock. None: interrupted."""
         state, level = self._state, self._level
         uses: dict[BlockKey, float] = {}
-        unusable: dict[BlockKey, int] = {}
+        kept_bytes = 0
+        unsupported: set[BlockKey] = set()
         seen_bytes = 0
         for stored in self._tier.scan():
             if stopping():
@@ -110,18 +111,20 @@ class Rescan:
             seen_bytes += stored.stored_bytes
             if stored.key in level.lru:
                 uses[stored.key] = modified
-            elif stored.key in self._unusable or not (record := self._record(stored, modified)):
-                unusable[stored.key] = stored.stored_bytes
+            elif stored.key in self._unsupported or not (record := self._record(stored, modified)):
+                kept_bytes += stored.stored_bytes
+                if stored.key in self._unsupported:
+                    unsupported.add(stored.key)
             else:
                 with state.lock:
                     if (stored.namespace, stored.key) not in self._books.doomed:
                         known = state.add_copy(record, level, stored.stored_bytes)
                         uses[stored.key] = max(modified, known.last_use)
                         self._adopted = True
-        self._unusable = unusable
+        self._unsupported = unsupported
         self._rows = {}
         with state.lock:
-            level.kept_bytes = sum(unusable.values())
+            level.kept_bytes = kept_bytes
             self._books.foreign_bytes = self._tier.foreign_bytes
             state.count_overhead(level)
         others = self._books.foreign_bytes + self._tier.quarantined_bytes()
@@ -141,6 +144,7 @@ class Rescan:
                 raise CorruptBlock("the file lies where another block belongs")
         except UnsupportedFormat as error:
             log.warning("block not readable here, kept: key=%s %s", stored.key.hex(), error)
+            self._unsupported.add(stored.key)
         except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
             room.quarantine(self._state, self._level, stored.namespace, stored.key)
