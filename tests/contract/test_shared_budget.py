@@ -18,7 +18,7 @@ from ollama_tiering.store.tier import TierKind
 from tests.contract.faulty import Faults, FaultyTier
 from tests.unit.store.support import FILE_BYTES, Bench
 
-SEEDS = 60
+SEEDS = 40
 ROUNDS = 12
 
 
