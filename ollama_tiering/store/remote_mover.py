@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Final, cast
 
 from ollama_tiering.store.index import IndexRow
@@ -21,6 +22,9 @@ from ollama_tiering.store.tree import BlockRecord
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS: Final = 0.5
+_STOP_SECONDS: Final = 1.0
+_PROBE_BYTES: Final = 8 << 20
+_PART_BYTES: Final = 1 << 20
 
 
 class RemoteMover(Mover):
@@ -51,6 +55,7 @@ class RemoteMover(Mover):
             high_watermark=high_watermark,
             low_watermark=low_watermark,
         )
+        self._read_bytes = 0  # by clients, when it was last looked at
         self._demoting = False
         self._stalled = False
         self._stopping = threading.Event()
@@ -62,15 +67,15 @@ class RemoteMover(Mover):
 
     def finish(self, seconds: float) -> bool:
         """Ends the thread. True: it has ended in that time, and `step` has blocks to write down
-        that are in RAM only; what a local tier holds needs no haste.
+        that are in RAM only; what a local tier holds needs no haste, nor to be waited for.
         """
         self._stopping.set()
+        urgent = self._level.index == 1
         if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                log.warning("a call of the tier hangs: tier=%s", self._level.tier.kind.label)
+            self._thread.join(seconds if urgent else min(seconds, _STOP_SECONDS))
+            if self._thread.is_alive():  # it ends once its tier is closed
                 return False
-        return self._level.index == 1 and self._state.levels[0].tier.in_memory
+        return urgent
 
     def step(self) -> bool:
         return self.recover() and (self.tidy() or self.look() or self.demote_one())
@@ -124,11 +129,37 @@ class RemoteMover(Mover):
             return False
         try:
             self._rescan.run(self._stopping.is_set)
+            self.measure()
         except OSError as error:
             with self._state.lock:
                 self._state.failed(self._level, error, "scan")
             return False
         return True
+
+    def measure(self) -> None:
+        """Times reading a part of the oldest block, unless clients read since the last time.
+
+        A tier that was once measured slow, or never, would else not be chosen, and never measured.
+        """
+        state, level = self._state, self._level
+        if level.stats.read_bytes != self._read_bytes:
+            self._read_bytes = level.stats.read_bytes
+            return
+        with state.lock:
+            key = next(iter(level.lru), None)
+            record = state.tree.get(key) if key is not None else None
+        if record is None or self._stopping.is_set():
+            return
+        try:
+            self._tier.settle(record.namespace, record.key)  # not from this machine's own memory
+            with self._tier.open(record.namespace, record.key) as block:
+                length = min(block.file_bytes, _PROBE_BYTES)
+                start = time.perf_counter()
+                for offset in range(0, length, _PART_BYTES):
+                    block.read_at(offset, min(_PART_BYTES, length - offset))
+                level.speed.add_read(length, time.perf_counter() - start)
+        except FileNotFoundError:
+            pass  # removed by another sidecar
 
     def demote_one(self) -> bool:
         """Copies one block down: RAM's unsaved ones, or the oldest of a local tier that is full."""

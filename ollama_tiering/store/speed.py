@@ -28,7 +28,7 @@ _DEFAULT_BYTES_PER_SECOND: Final = {
     TierKind.LOCAL: 150e6,
     TierKind.REMOTE: 50e6,
 }
-_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 2e-3}
+_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 500e-6}
 
 
 class SpeedMeter:

@@ -194,10 +194,10 @@ def test_no_client_is_ever_given_a_path_on_the_remote_tier(directory: Path) -> N
 def test_expected_seconds_of_remote_blocks_follow_what_staging_took(bench: RemoteBench) -> None:
     blocks = demoted(bench, range(8))
     level = bench.state.levels[2]
-    assert bench.match(range(8))[0].expected_seconds == pytest.approx(2e-3 + FILE_BYTES / 50e6)
+    assert bench.match(range(8))[0].expected_seconds == pytest.approx(5e-4 + FILE_BYTES / 50e6)
     level.speed.read = 1e6
     (block, _) = bench.match(range(8))
-    assert block.expected_seconds == pytest.approx(2e-3 + FILE_BYTES / 1e6)
+    assert block.expected_seconds == pytest.approx(5e-4 + FILE_BYTES / 1e6)
     assert len(blocks) == 2
 
 
@@ -428,3 +428,14 @@ def test_ram_takes_new_blocks_while_the_remote_tier_takes_none(
     for token in range(100, 108):
         bench.put([token])  # nothing rests, and nothing can be written down
     assert bench.rows([107]) == 1
+
+
+def test_a_remote_tier_nobody_reads_from_is_measured_all_the_same(
+    bench: RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ollama_tiering.store.speed._MIN_SAMPLE_BYTES", 1)
+    demoted(bench, range(8))
+    assert bench.state.levels[2].speed.read == 0
+    bench.tick(1000)
+    bench.store.run_pending()
+    assert bench.state.levels[2].speed.read > 0
