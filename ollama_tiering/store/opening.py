@@ -16,7 +16,7 @@ from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import StoredBlock
+from ollama_tiering.store.tier import StoredBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,8 @@ def _queue_unsaved(state: StoreState, key: BlockKey) -> None:
         return
     nearest = min(record.levels)
     below = state.below(state.levels[nearest])
-    if below is not None and below.index not in record.levels and nearest == 0:
+    in_ram = state.levels[nearest].tier.kind is TierKind.RAM
+    if below is not None and below.index not in record.levels and in_ram:
         state.unsaved[key] = None
 
 

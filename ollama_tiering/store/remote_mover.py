@@ -16,7 +16,7 @@ from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.mover import Mover
 from ollama_tiering.store.rescan import Rescan
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import SharedTier
+from ollama_tiering.store.tier import SharedTier, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class RemoteMover(Mover):
         that are in RAM only; what a local tier holds needs no haste, nor to be waited for.
         """
         self._stopping.set()
-        urgent = self._level.index == 1
+        urgent = self._state.levels[self._level.index - 1].tier.kind is TierKind.RAM
         if self._thread is not None:
             self._thread.join(seconds if urgent else min(seconds, _STOP_SECONDS))
             if self._thread.is_alive():  # it ends once its tier is closed
@@ -168,7 +168,8 @@ class RemoteMover(Mover):
         if source is None or not self._books.scanned:
             return False
         with state.lock:
-            record = self._unsaved(source) if source.index == 0 else self._oldest(source)
+            from_ram = source.tier.kind is TierKind.RAM
+            record = self._unsaved(source) if from_ram else self._oldest(source)
             if record is None or state.suspended(source):
                 return False
             state.pin(record.key)

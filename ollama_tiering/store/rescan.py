@@ -76,7 +76,7 @@ class Rescan:
         self._due = begun + self._period_seconds * jitter
         books.scanning = True
         try:
-            now = self._tier.announce(self._generation, books.allowance_bytes)
+            now = self._announce(books.allowance_bytes)
             if self._announced_at is None:
                 self._announced_at = now
             neighbours = self._tier.neighbours()
@@ -225,7 +225,7 @@ class Rescan:
         unclear = young or generations(after) != generations(before)
         with state.lock:
             books.neighbours = len(after)
-            claims = sum(neighbour.claim_bytes for neighbour in before)
+            claims = sum(neighbour.claim_bytes for neighbour in before) + self._unseen_bytes()
             # Not by the books: what left them may be there yet.
             free = level.lru.budget_bytes - self._seen_bytes - claims
             wanted = books.wanted_bytes
@@ -238,9 +238,20 @@ class Rescan:
         room.unlink(state, doomed)
         if raised:
             self._generation += 1
-        tier.announce(self._generation, allowance)
+        self._announce(allowance)
         if raised and generations(tier.neighbours()) != generations(after):
             allowance = 0  # another one claimed at the same time
-            tier.announce(self._generation, 0)
+            self._announce(0)
         with state.lock:
             books.grant(allowance, state.clock(), state.wall_clock())
+
+    def _announce(self, allowance_bytes: int) -> float:
+        with self._state.lock:
+            claim_bytes = allowance_bytes + self._unseen_bytes()
+        return self._tier.announce(self._generation, claim_bytes)
+
+    def _unseen_bytes(self) -> int:
+        """What we wrote so lately that a listing, here or elsewhere, may not show it yet."""
+        if not self._tier.caches_names:
+            self._books.written.clear()
+        return self._books.written_bytes(self._state.clock() - 2 * SETTLE_SECONDS)

@@ -260,7 +260,7 @@ class WriteSession:
             state.add_copy(record, level, stored_bytes)
             state.writing.discard(record.key)
             state.unpin(BlockKey(pending.claim.parent))
-            if level.index == 0 and state.below(level) is not None:
+            if level.tier.kind is TierKind.RAM and state.below(level) is not None:
                 state.unsaved[record.key] = None
             state.touch(state.tree.ancestors(record.key))
             doomed = self._superseded(record)

@@ -6,6 +6,8 @@ The budget holds without a lock server because nobody writes more than it has cl
   is known from the next scan.
 - The allowance is claimed in an announcement before it is used: at most what the directory really
   had free, less the neighbours' claims as they were before that scan, divided fairly.
+- Where a scan may show a directory as it was a while ago (a network file system), a claim goes on
+  covering what was written in that while.
 - A claim is void if any neighbour claimed anew from before the scan until after the announcement.
   Of two that claim at once, at least one reads the other's announcement, and withdraws.
 
@@ -15,7 +17,7 @@ Recency is shared as the files' mtimes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,6 +41,7 @@ class SharedBooks:
     foreign_bytes: int = 0  # others' unfinished writes, removed files somebody still reads
     allowance_bytes: int = 0
     wanted_bytes: int = 0  # of a block there was no allowance for
+    written: deque[tuple[float, int]] = field(default_factory=deque)  # of late: when, bytes
     granted_at: tuple[float, float] = (0.0, 0.0)  # by the clock, by the wall clock
     doomed: OrderedDict[tuple[NamespaceId, BlockKey], None] = field(default_factory=OrderedDict)
     to_describe: dict[NamespaceId, Fields] = field(default_factory=dict)
@@ -55,7 +58,14 @@ class SharedBooks:
             self.wanted_bytes = max(self.wanted_bytes, need_bytes)
         else:
             self.allowance_bytes -= need_bytes
+            self.written.append((now, need_bytes))
         return claim
+
+    def written_bytes(self, since: float) -> int:
+        """Forgets what was written before."""
+        while self.written and self.written[0][0] < since:
+            self.written.popleft()
+        return sum(written for _, written in self.written)
 
     def grant(self, allowance_bytes: int, now: float, wall_now: float) -> None:
         self.allowance_bytes = allowance_bytes

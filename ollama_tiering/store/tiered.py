@@ -237,7 +237,8 @@ class TieredStore:
             record = state.tree.get(key)
             if record is None or record.namespace != namespace:
                 return False
-            levels = [state.levels[index] for index in sorted(record.levels)]
+            reached = record.levels.difference(state.resting())
+            levels = [state.levels[index] for index in sorted(reached)]
             state.pin(key)
         try:
             return any([self._verify(level, record) for level in levels])
