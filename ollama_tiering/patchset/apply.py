@@ -22,8 +22,8 @@ from ollama_tiering.patchset.upstream import SourceCache
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: pristine, patched, outdated (patched by another patch set), edited, interrupted,
-    unknown.
+    """`state`: pristine, stock (built as it is), patched, outdated (patched by another patch set),
+    edited, interrupted, unknown.
     """
 
     state: str
@@ -169,6 +169,8 @@ def status(patchset: Patchset, root: Path) -> Status:
         )
     if edited := tuple(tree.edited(record)):
         return Status("edited", where, record.tag, hooks, len(record.added), edited)
+    if record.digest == patchset.emptied().digest:
+        return Status("stock", where, record.tag, detail="nothing applied, for comparison")
     if record.digest != patchset.digest:
         detail = "patched by another state of patches/; apply again"
         return Status("outdated", where, record.tag, (), len(record.added), detail=detail)

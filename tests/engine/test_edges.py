@@ -176,14 +176,17 @@ def test_runner_killed_while_it_stores_leaves_nothing_wrong(rig: Rig, delay_ms: 
 def test_a_long_prompt_is_kept_when_the_runner_is_killed_in_the_middle(rig: Rig) -> None:
     prompt = text(1500, "long")
     before = rig.sidecar.stat().put_blocks
-    with ThreadPoolExecutor(1) as pool:
-        broken = pool.submit(rig.server.generate, "slow", prompt)
+    with (
+        rig.start("stores early", rig.sidecar, OLLAMA_KV_TIER_PROGRESS_SECONDS="0") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        broken = pool.submit(server.generate, "slow", prompt)
         wait_until(
             "the first batch of three is stored",
             lambda: rig.sidecar.stat().put_blocks >= before + 512 // BLOCK_TOKENS,
         )
         assert not broken.done(), "the prompt was computed before anything was stored"
-        rig.server.kill_runner("slow")
+        server.kill_runner("slow")
         assert isinstance(broken.exception(), AssertionError)
     answer = rig.server.generate("slow", prompt)
     assert answer.resumed in (512, 1024)

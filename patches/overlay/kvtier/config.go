@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Gate values: who decides between restoring and recomputing.
@@ -22,7 +23,15 @@ type Config struct {
 	Snapshot  bool   // store what is computed
 	Gate      string // auto, restore, recompute
 	Measure   bool   // time a memcpy beside every restore, for benchmarks
+
+	// Progress is how long a request computes before what it has is stored in the middle of it.
+	Progress time.Duration
 }
+
+const (
+	defaultProgress = 10 * time.Second
+	maxProgress     = 24 * time.Hour
+)
 
 // FromEnv reads the configuration; ok is false when tiering is off, which is the default.
 func FromEnv() (Config, bool) {
@@ -33,7 +42,7 @@ func FromEnv() (Config, bool) {
 	if !on {
 		return Config{}, false
 	}
-	c := Config{Socket: value("OLLAMA_KV_TIER_SOCKET"), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto}
+	c := Config{Socket: value("OLLAMA_KV_TIER_SOCKET"), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto, Progress: defaultProgress}
 	if c.Socket == "" {
 		c.Socket = defaultSocket()
 	}
@@ -49,6 +58,13 @@ func FromEnv() (Config, bool) {
 			c.Snapshot = on
 		} else {
 			slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_SNAPSHOT", "value", s, "default", c.Snapshot)
+		}
+	}
+	if s := value("OLLAMA_KV_TIER_PROGRESS_SECONDS"); s != "" {
+		if n, err := strconv.ParseFloat(s, 64); err == nil && n >= 0 && n <= maxProgress.Seconds() {
+			c.Progress = time.Duration(n * float64(time.Second))
+		} else {
+			slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_PROGRESS_SECONDS", "value", s, "default", c.Progress)
 		}
 	}
 	switch s := value("OLLAMA_KV_TIER_GATE"); s {

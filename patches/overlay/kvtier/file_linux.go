@@ -63,7 +63,8 @@ func mapFile(path string, size, mode, prot, flags int) (*File, error) {
 }
 
 func openBlock(path string, size, mode int) (*os.File, error) {
-	fd, err := os.OpenFile(path, mode|syscall.O_NOFOLLOW, 0)
+	// Not blocking: opening a FIFO would wait for its other end.
+	fd, err := os.OpenFile(path, mode|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -227,6 +227,9 @@ def test_a_full_disk_leaves_upstream_and_says_so(
 def test_status_tells_the_states_apart(patches: Path, tree: Path) -> None:
     patchset = manifest.load(patches)
     assert apply.status(patchset, tree).state == "pristine"
+    apply_to(patchset.emptied(), tree)
+    assert apply.status(patchset, tree).state == "stock"
+    apply.revert(tree)
     apply_to(patchset, tree)
     found = apply.status(patchset, tree)
     assert (found.state, found.tag, found.overlay_files) == ("patched", "v0.16.0", 2)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/model/input"
@@ -15,8 +16,9 @@ const (
 	// such copies that are not stored yet.
 	tierCatchUpBytes = 256 << 20
 
-	// tierProgressTokens is how many new rows of a prompt in progress are worth a snapshot of their own, so that a
-	// long prefill is kept when it is cancelled or the runner is killed.
+	// tierProgressTokens is how many new rows of a request in progress are worth a snapshot of their own, if it has also
+	// been computing for as long as the configuration says: a long prefill is kept when the runner is killed. What takes
+	// less waits for the end of the request, since storing beside computing takes cores from it.
 	tierProgressTokens = 512
 
 	// tierNoTaint is the taint of a slot all of whose rows are exact.
@@ -41,18 +43,19 @@ type tierSlot struct {
 
 // tierLineage is one content of a slot, from when it was loaded until some of it is discarded. Guarded by Server.mu.
 type tierLineage struct {
-	slot       int
-	tokens     []byte // of the rows that may be published
-	keys       []kvtier.Key
-	saved      int          // rows of whole blocks that are stored or in blocks
-	tail       int          // rows, when a tail block has been added
-	progressAt int          // rows from which on another snapshot of a prompt in progress is due
-	present    int32        // rows still in the slot's cells
-	refused    bool         // a finished content that the store did not take
-	finished   bool         // no more rows will come: the tail may be stored
-	closed     bool         // it is no longer the slot's content: blocks is all that is left to do
-	after      []int        // batches that must have been computed before the rows are read
-	blocks     []*tierBlock // to be stored, in order
+	slot          int
+	tokens        []byte // of the rows that may be published
+	keys          []kvtier.Key
+	saved         int          // rows of whole blocks that are stored or in blocks
+	tail          int          // rows, when a tail block has been added
+	progressAt    int          // rows from which on a snapshot in progress is due
+	progressSince time.Time    // when the last one was, or the computing began
+	present       int32        // rows still in the slot's cells
+	refused       bool         // a finished content that the store did not take
+	finished      bool         // no more rows will come: the tail may be stored
+	closed        bool         // it is no longer the slot's content: blocks is all that is left to do
+	after         []int        // batches that must have been computed before the rows are read
+	blocks        []*tierBlock // to be stored, in order
 }
 
 // tierBlock is one block on its way from the cells to a file. Guarded by Server.mu until copied or lost.
@@ -73,7 +76,7 @@ func newTierSlot(id int) tierSlot {
 }
 
 func newTierLineage(slot int) *tierLineage {
-	return &tierLineage{slot: slot, present: math.MaxInt32, progressAt: tierProgressTokens}
+	return &tierLineage{slot: slot, present: math.MaxInt32, progressAt: tierProgressTokens, progressSince: time.Now()}
 }
 
 // note records that inputs are in the slot, exact up to the taint, and computed once the batches in after are.
@@ -101,11 +104,20 @@ func (ts *tierSlot) progress(t *kvTier, inputs []*input.Input, after []int) {
 	computed := int(ts.computed)
 	ts.computed = int32(len(inputs))
 	// On a device, a batch without outputs may still be running when it counts as computed: wait for the request's end.
-	if t.config.Snapshot && t.onHost && computed >= ts.lineage.progressAt && computed <= len(inputs) && t.client.Up() {
-		ts.lineage.progressAt = computed + tierProgressTokens
+	if t.config.Snapshot && t.onHost && ts.lineage.progressDue(t, computed) && computed <= len(inputs) && t.client.Up() {
+		ts.lineage.progressed(computed)
 		ts.note(inputs[:computed], after)
 		t.work.add(ts.lineage)
 	}
+}
+
+func (l *tierLineage) progressDue(t *kvTier, rows int) bool {
+	return rows >= l.progressAt && time.Since(l.progressSince) >= t.config.Progress
+}
+
+// progressed notes that nothing new is to be stored of so many rows.
+func (l *tierLineage) progressed(rows int) {
+	l.progressAt, l.progressSince = rows+tierProgressTokens, time.Now()
 }
 
 // load starts a new lineage after a request has been given the slot: rows up to resumed are in the cells.
@@ -116,7 +128,7 @@ func (ts *tierSlot) load(memory, resumed, prompt int32) {
 	if resumed > memory {
 		ts.lineage.saved = wholeRows(int(resumed)) // they came from the store
 	}
-	ts.lineage.progressAt = int(resumed) + tierProgressTokens
+	ts.lineage.progressed(int(resumed))
 	ts.computed, ts.memory, ts.resumed, ts.prompt = resumed, memory, resumed, prompt
 }
 

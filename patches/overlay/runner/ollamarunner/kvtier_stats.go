@@ -89,14 +89,16 @@ func (s *tierStats) lookupTimeout(tokens int) time.Duration {
 	return min(max(share, kvtier.LookupTimeout), tierLookupMost)
 }
 
-// getTimeout is how long the files of so many tokens may take: not much longer than computing the tokens.
-func (s *tierStats) getTimeout(tokens int) time.Duration {
+// getTimeout is how long the files of so many tokens may take that the tier expects to take so long: not much longer than
+// that, nor than computing the tokens.
+func (s *tierStats) getTimeout(tokens int, tierSeconds float64) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	timeout := min(tierGetLeast+seconds(tierGetShare*tierSeconds), tierGetTimeout)
 	if s.prefillRate == 0 {
-		return tierGetTimeout
+		return timeout
 	}
-	return min(max(seconds(float64(tokens)/s.prefillRate), time.Second), tierGetTimeout)
+	return min(timeout, max(seconds(float64(tokens)/s.prefillRate), tierGetLeast))
 }
 
 // request counts a request that has ended and measures prefill.

@@ -1,0 +1,281 @@
+package ollamarunner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/model/input"
+)
+
+const (
+	// tierSettleWait bounds the wait for the batches that are built when a restore is about to happen: with a long
+	// prompt of another request, one may take seconds.
+	tierSettleWait = 500 * time.Millisecond
+
+	// tierGetTimeout bounds the wait for files. It is tierGetLeast, and tierGetShare of the time that the tier expects, and
+	// never longer than computing the prompt; what has come by then is used.
+	tierGetTimeout = 20 * time.Second
+	tierGetLeast   = time.Second
+	tierGetShare   = 4
+)
+
+var errTierLate = errors.New("not read in time")
+
+// tierFetch is a prompt's stored prefix, in memory and verified.
+type tierFetch struct {
+	first    *input.Input // of the prompt; identifies the request
+	from     int          // first position of blocks[0]
+	rows     int          // positions [from, rows) can be restored
+	expected float64      // seconds that the tier was expected to take
+	blocks   []tierFetched
+	report   tierpb.RestoreReport
+
+	release func() // ends the lease
+	once    sync.Once
+}
+
+type tierFetched struct {
+	first int
+	rows  int // that match the prompt
+	file  *kvtier.File
+	block *kvtier.Block
+	check time.Duration // what its checksums took
+}
+
+func (f *tierFetch) close() {
+	f.once.Do(func() {
+		f.release()
+		for i := range f.blocks {
+			f.blocks[i].file.Close()
+		}
+	})
+}
+
+// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and reads and verifies the blocks.
+// It holds no lock while it waits for the sidecar or for a file. nil: nothing to restore.
+func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch {
+	// The last token is always computed: sampling needs its logits.
+	most := len(inputs) - 1
+	if t.late.Load() > 0 || most < t.config.MinTokens || t.config.Gate == kvtier.GateRecompute || !t.client.Up() {
+		return nil
+	}
+	for _, in := range inputs {
+		if in.Multimodal != nil || in.MultimodalHash != 0 {
+			return nil
+		}
+	}
+	memory := t.inMemory(inputs)
+	if most-memory < t.config.MinTokens {
+		return nil
+	}
+	tokens := make([]int32, len(inputs))
+	for i, in := range inputs {
+		tokens[i] = in.Token
+	}
+	encoded := kvtier.TokenBytes(tokens)
+	start := time.Now()
+	chain := kvtier.Chain(t.namespace, encoded)
+	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-memory))
+	if err != nil || len(has.Blocks) == 0 {
+		return nil
+	}
+	plan := planFetch(has.Blocks, memory, most)
+	if plan.rows-memory < t.config.MinTokens {
+		return nil
+	}
+	if !t.stats.restorePays(plan.rows-memory, plan.bytes, plan.seconds) {
+		return nil
+	}
+	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, expected: plan.seconds, release: func() {}}
+	f.report.LookupSeconds = time.Since(start).Seconds()
+	t.fetch(ctx, f, plan, chain, encoded)
+	if f.rows-memory < t.config.MinTokens {
+		f.close()
+		return nil
+	}
+	if t.config.Measure {
+		f.report.MemcpySeconds, f.report.MemcpyAllSeconds = measureMemcpy(f)
+	}
+	t.settle()
+	return f
+}
+
+// inMemory returns how many of the prompt's first tokens the best slot holds, to avoid needless reading.
+func (t *kvTier) inMemory(inputs []*input.Input) int {
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
+	best := int32(0)
+	for i := range t.server.cache.slots {
+		slot := &t.server.cache.slots[i]
+		if !slot.InUse || t.server.cache.multiUserCache {
+			best = max(best, countCommonPrefix(slot.Inputs, inputs))
+		}
+	}
+	return int(best)
+}
+
+// fetchPlan is which blocks to read: those that hold positions [from, rows), from on or before the first wanted.
+type fetchPlan struct {
+	blocks  []*tierpb.BlockInfo
+	from    int
+	rows    int
+	bytes   uint64
+	seconds float64
+}
+
+func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
+	p := fetchPlan{from: memory / kvtier.BlockTokens * kvtier.BlockTokens}
+	first := 0
+	for _, b := range blocks {
+		rows := min(int(b.Rows), most-first)
+		if rows <= 0 {
+			break
+		}
+		if first >= p.from {
+			p.blocks = append(p.blocks, b)
+			p.bytes += b.StoredBytes
+			p.seconds += b.ExpectedSeconds
+		}
+		p.rows = first + rows
+		if rows < kvtier.BlockTokens {
+			break
+		}
+		first += kvtier.BlockTokens
+	}
+	return p
+}
+
+// fetch reads and verifies the planned blocks, several at a time, and sets f.rows to the end of the unbroken run of them.
+func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) {
+	keys := make([]kvtier.Key, len(plan.blocks))
+	for i, b := range plan.blocks {
+		if len(b.Key) != len(keys[i]) {
+			return
+		}
+		copy(keys[i][:], b.Key)
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows-plan.from, plan.seconds))
+	defer cancel()
+	opened := make(chan tierOpened, len(keys))
+	slots := make(chan struct{}, tierWorkers())
+	n := 0
+	start := time.Now()
+	release, err := t.client.Get(ctx, t.namespace, keys, tierGetTimeout, func(r *tierpb.GetResponse) error {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		i := n
+		n++
+		go func() {
+			first := plan.from + i*kvtier.BlockTokens
+			rows := min(kvtier.BlockTokens, plan.rows-first)
+			parent := t.namespace
+			if first > 0 {
+				parent = chain[first/kvtier.BlockTokens-1]
+			}
+			b, err := t.openBlock(r, keys[i], parent, first, rows, tokens[4*first:])
+			<-slots
+			opened <- tierOpened{i, b, err}
+		}()
+		return nil
+	})
+	f.release = release
+	if err != nil {
+		slog.Debug("kv tiering: get", "error", err)
+	}
+	fetched, failed := t.collect(ctx, opened, n)
+	f.report.FetchSeconds = time.Since(start).Seconds()
+	good := 0
+	for good < n && failed[good] == nil {
+		good++
+	}
+	if good < n {
+		slog.Warn("kv block not usable, recomputing from there", "first", plan.from+good*kvtier.BlockTokens, "error", failed[good])
+	}
+	for i := range fetched {
+		if errors.Is(failed[i], kvtier.ErrCorrupt) {
+			go func() { _ = t.client.ReportCorrupt(t.namespace, keys[i], failed[i].Error()) }()
+		}
+		if i >= good {
+			fetched[i].file.Close()
+		}
+	}
+	f.blocks = fetched[:good]
+	for i := range f.blocks {
+		f.rows = f.blocks[i].first + f.blocks[i].rows
+		f.report.Bytes += uint64(f.blocks[i].rows) * t.rowBytes()
+		f.report.VerifySeconds += f.blocks[i].check.Seconds()
+	}
+}
+
+// tierOpened is what became of the block with number i.
+type tierOpened struct {
+	i     int
+	block tierFetched
+	err   error
+}
+
+// collect waits for n blocks, but not beyond the context's end: a read that hangs in the kernel must not hold the request.
+// What comes later is closed in the background; until then nothing else is fetched.
+func (t *kvTier) collect(ctx context.Context, opened <-chan tierOpened, n int) ([]tierFetched, []error) {
+	fetched := make([]tierFetched, n)
+	failed := slices.Repeat([]error{errTierLate}, n)
+	for got := range n {
+		select {
+		case o := <-opened:
+			fetched[o.i], failed[o.i] = o.block, o.err
+		case <-ctx.Done():
+			t.late.Add(1)
+			go func() {
+				defer t.late.Add(-1)
+				for range n - got {
+					(<-opened).block.file.Close()
+				}
+			}()
+			return fetched, failed
+		}
+	}
+	return fetched, failed
+}
+
+// openBlock maps or reads one block and checks everything about it before a byte of it is used.
+func (t *kvTier) openBlock(r *tierpb.GetResponse, key, parent kvtier.Key, first, rows int, tokens []byte) (b tierFetched, err error) {
+	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.Join(kvtier.ErrCorrupt, errors.New("fault while reading"))
+		}
+		if err != nil {
+			b.file.Close()
+			b.file = nil
+		}
+	}()
+	open := kvtier.ReadFile
+	if r.Tier == tierpb.Tier_TIER_RAM {
+		open = kvtier.MapForRead
+	}
+	b = tierFetched{first: first, rows: rows}
+	if b.file, err = open(r.Path, int(r.FileBytes)); err != nil {
+		return b, err
+	}
+	if b.block, err = kvtier.Open(b.file.Data); err != nil {
+		return b, err
+	}
+	if err = b.block.Matches(t.namespace, key, parent, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
+		return b, err
+	}
+	start := time.Now()
+	err = b.block.Verify()
+	b.check = time.Since(start)
+	return b, err
+}
