@@ -104,8 +104,9 @@ def _record(
             parent=row.parent,
             tokens=row.tokens,
             plain_rows=row.plain_rows,
-            file_bytes=row.file_bytes,
+            file_bytes=row.raw_file_bytes,
             last_use=row.last_use,
+            encoded=_encoded(level, row.file_bytes, row.raw_file_bytes),
         )
     try:
         with level.tier.open(stored.namespace, stored.key) as block:
@@ -130,8 +131,9 @@ def _record(
         parent=meta.parent,
         tokens=meta.tokens,
         plain_rows=meta.plain_rows,
-        file_bytes=meta.file_bytes,
+        file_bytes=meta.raw_file_bytes,
         last_use=stored.modified,
+        encoded=_encoded(level, meta.file_bytes, meta.raw_file_bytes),
     )
 
 
@@ -153,10 +155,15 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
         parent=record.parent,
         tokens=record.tokens,
         plain_rows=record.plain_rows,
-        file_bytes=record.file_bytes,
+        file_bytes=record.bytes_at(level.index),
+        raw_file_bytes=record.file_bytes,
         stored_bytes=level.lru.stored_bytes(record.key),
         last_use=record.last_use,
     )
+
+
+def _encoded(level: Level, file_bytes: int, raw_file_bytes: int) -> dict[int, int]:
+    return {level.index: file_bytes} if file_bytes < raw_file_bytes else {}
 
 
 def _depths(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:

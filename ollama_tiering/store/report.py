@@ -17,6 +17,7 @@ class MatchedBlock:
     block_rows: int
     tier: TierKind
     stored_bytes: int
+    raw_bytes: int  # once decoded
     expected_seconds: float
 
 
@@ -57,6 +58,9 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    encoding: str  # of what is written there from now on
+    raw_bytes: int  # of its blocks, had they been stored raw
+    stored_bytes: int  # of its blocks, physical
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,4 @@ class StoreReport:
     counters: Counters
     open_leases: int
     unsaved_blocks: int
+    decode_bytes_per_second: float

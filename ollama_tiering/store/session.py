@@ -301,6 +301,8 @@ class WriteSession:
             meta = read_meta(buffer_reader(inline.head), file_bytes)
         except (CorruptBlock, UnsupportedFormat) as error:
             raise InvalidBlock(str(error)) from None
+        if meta.encoded:
+            raise InvalidBlock("a client stores blocks raw; the tiers encode them")
         claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
         _check_claim(claim)
         pending = self._claim(claim)
@@ -346,6 +348,8 @@ def _check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_tok
         raise InvalidBlock("the header is of another namespace")
     if meta.key != claim.key or meta.parent != claim.parent:
         raise InvalidBlock("the header is of another block than was reserved")
+    if meta.encoded:
+        raise InvalidBlock("a client stores blocks raw; the tiers encode them")
     if meta.file_bytes != claim.file_bytes:
         raise InvalidBlock("the file has another size than was reserved")
     if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:

@@ -16,6 +16,7 @@ from typing import Final
 
 from ollama_tiering.store import opening, room
 from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
@@ -30,6 +31,7 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
+from ollama_tiering.store.staging import Staging, readable_by_client
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
@@ -60,18 +62,20 @@ class TieredStore:
         reserve_seconds: float = 120.0,
         background: bool = True,
         measure: bool = True,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not tiers:
             raise ValueError("a store needs a tier")
-        self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
+        self._state = StoreState(tiers, codec=codec, clock=clock, wall_clock=wall_clock)
         self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
         self._index = BlockIndex(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
+        self._staging = Staging(self._state, self._mover.copy)
         opening.load(self._state, self._index)
         self._shrink_to_budget()
         self._measure = measure
@@ -94,14 +98,12 @@ class TieredStore:
         with state.lock:
             found = state.tree.match(namespace, keys, tokens, block_tokens)
             state.touch([record for record, _ in reversed(found)])
-            costs = [level.speed.expectation() for level in state.levels]
+            speeds = state.speeds()
             kinds = [level.tier.kind for level in state.levels]
             blocks = []
             matched = 0
             for record, rows in found:
-                nearest = min(record.levels)
-                per_block, per_byte = costs[nearest]
-                size = record.file_bytes
+                nearest, seconds = state.nearest(record, speeds)
                 matched += rows
                 blocks.append(
                     MatchedBlock(
@@ -109,8 +111,9 @@ class TieredStore:
                         rows,
                         record.rows,
                         kinds[nearest],
-                        size,
-                        per_block + size * per_byte,
+                        record.bytes_at(nearest),
+                        record.file_bytes,
+                        seconds,
                     )
                 )
             counters = state.counters
@@ -138,6 +141,7 @@ class TieredStore:
                 state.pin(key)
             lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
             state.touch(reversed(records))
+        self._staging.make_readable(records, state.clock() + self._lease_seconds)
         blocks = []
         for record in records:
             block = self._locate(record)
@@ -262,10 +266,19 @@ class TieredStore:
                     read_bytes_per_second=level.speed.read,
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
+                    encoding=state.codec.of(level).value,
+                    raw_bytes=level.raw_bytes,
+                    stored_bytes=level.lru.used_bytes,
                 )
                 for level in state.levels
             ]
-            return StoreReport(tiers, state.counters, len(state.leases), len(state.unsaved))
+            return StoreReport(
+                tiers,
+                state.counters,
+                len(state.leases),
+                len(state.unsaved),
+                state.codec.decode_bytes_per_second,
+            )
 
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
@@ -287,6 +300,7 @@ class TieredStore:
             self._thread.join()
         for session in list(self._sessions):
             self.close_session(session)
+        self._staging.close()
         self.run_pending(deadline=self._state.clock() + drain_seconds)
         left = LeftOver(*unsaved_bytes(self._state))
         self.flush_index()
@@ -317,6 +331,8 @@ class TieredStore:
                 state.work.clear()
 
     def _measure_speeds(self) -> None:
+        if self._measure and self._state.codec.in_use:
+            self._state.codec.measure()
         for level in self._state.levels if self._measure else ():
             directory = level.tier.directory
             if directory is None or level.speed.read:
@@ -338,6 +354,8 @@ class TieredStore:
         state = self._state
         for index in sorted(record.levels):
             level = state.levels[index]
+            if not readable_by_client(level, record):
+                continue
             try:
                 if level.tier.exists(record.namespace, record.key):
                     return LeasedBlock(
@@ -355,6 +373,9 @@ class TieredStore:
             with state.lock:
                 state.forget_copy(level, record.key)
                 state.counters.miss("file gone")
+        if record.encoded:
+            with state.lock:
+                state.counters.miss("not decoded")
         return None
 
     def _verify(self, level: Level, record: BlockRecord) -> bool:
@@ -362,7 +383,10 @@ class TieredStore:
         try:
             with level.tier.open(record.namespace, record.key) as block:
                 verify_payload(read_meta(block.read_at, block.file_bytes), block.read_at)
-        except (CorruptBlock, UnsupportedFormat) as error:
+        except UnsupportedFormat as error:
+            log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
+            room.set_aside(state, level, record.key)
+        except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
             return room.quarantine(state, level, record.namespace, record.key)
         except FileNotFoundError:

@@ -1,0 +1,67 @@
+"""What each tier writes, and how fast this machine turns it back into rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ollama_tiering.store.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
+from ollama_tiering.store.tier import TierKind
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.state import Level
+
+_WEIGHT: Final = 0.3
+_MIN_SAMPLE_BYTES: Final = 64 << 10
+_DEFAULT_BYTES_PER_SECOND: Final = 300e6
+_PROBE_ELEMENTS: Final = 1 << 20
+
+
+class Codec:
+    """Thread-safe. `decode_bytes_per_second` counts decoded bytes; 0 when never measured."""
+
+    def __init__(
+        self,
+        encodings: Mapping[TierKind, Encoding] | None = None,
+        zstd_level: int = DEFAULT_ZSTD_LEVEL,
+    ) -> None:
+        self._encodings = dict(encodings or {})
+        self._lock = threading.Lock()
+        self.planes = ZstdPlanes(zstd_level)
+        self.decode_bytes_per_second = 0.0
+
+    def of(self, level: Level) -> Encoding:
+        """What is written to this level. Clients fill and map the files of the first: raw."""
+        return self._encodings.get(level.tier.kind, Encoding.NONE) if level.index else Encoding.NONE
+
+    @property
+    def in_use(self) -> bool:
+        return any(encoding is not Encoding.NONE for encoding in self._encodings.values())
+
+    def add_decode(self, raw_bytes: int, seconds: float) -> None:
+        """One sample: everything but reading that it took to have these bytes decoded."""
+        if raw_bytes < _MIN_SAMPLE_BYTES or seconds <= 0:
+            return
+        sample = raw_bytes / seconds
+        with self._lock:
+            average = self.decode_bytes_per_second
+            moved = average + _WEIGHT * (sample - average) if average else sample
+            self.decode_bytes_per_second = moved
+
+    def decode_seconds(self, raw_bytes: int) -> float:
+        """What decoding that much is expected to take."""
+        return raw_bytes / (self.decode_bytes_per_second or _DEFAULT_BYTES_PER_SECOND)
+
+    def measure(self) -> None:
+        """A first figure before any block was decoded: noise in the shape of f16 rows."""
+        raw = np.random.default_rng(0).standard_normal(_PROBE_ELEMENTS, np.float32)
+        data = raw.astype(np.float16).data.cast("B")
+        frames = self.planes.encode(data, "f16")
+        stored = b"".join(frames)
+        start = time.perf_counter()
+        self.planes.decode(stored, [len(frame) for frame in frames], "f16", data.nbytes)
+        self.add_decode(data.nbytes, time.perf_counter() - start)

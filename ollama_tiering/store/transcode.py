@@ -1,0 +1,240 @@
+"""A block from one tier's encoding into another's, every checksum compared on the way.
+
+Decoded, a file is byte for byte the one that was encoded: its header keeps where the payload began.
+Neither direction trusts the other: what is encoded has matched the checksum its writer gave it, and
+what is decoded has to match that one again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ollama_tiering.store.blockfile import (
+    PREAMBLE_BYTES,
+    BlockMeta,
+    Segment,
+    align,
+    buffer_reader,
+    pack_head,
+    read_meta,
+)
+from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
+from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tier import OpenBlock, TempBlock
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ollama_tiering.store.state import Level
+
+MAX_ENCODED_FILE_BYTES: Final = 256 << 20  # held in memory while it is written; larger stay raw
+
+_PART_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the time of a copy went."""
+
+    reading: float = 0.0
+    writing: float = 0.0
+    coding: float = 0.0
+
+    def add(self, other: Seconds) -> None:
+        self.reading += other.reading
+        self.writing += other.writing
+        self.coding += other.coding
+
+
+class Transfer(Protocol):
+    """What is to be written of one block, and how."""
+
+    file_bytes: int
+    encoded: bool
+
+    def write_to(self, temp: TempBlock, spent: Seconds) -> None:
+        """Fills a file of `file_bytes`. CorruptBlock when the source is damaged."""
+        ...
+
+
+def plan(
+    meta: BlockMeta, block: OpenBlock, codec: Codec, target: Level, spent: Seconds
+) -> Transfer:
+    """How an open block goes to `target`: encoded, decoded or as it is. CorruptBlock."""
+    wanted = codec.of(target)
+    if meta.encoded and wanted is Encoding.NONE:
+        return DecodedBlock(meta, block, codec.planes)
+    if not meta.encoded and wanted is Encoding.ZSTD:
+        encoded = encode(meta, block, codec.planes, spent)
+        if encoded is not None:
+            return encoded
+    return SameBlock(meta, block)
+
+
+class EncodedBlock:
+    """A whole encoded file in memory."""
+
+    encoded = True
+
+    def __init__(self, file_bytes: int, parts: list[tuple[int, Buffer]]) -> None:
+        self.file_bytes = file_bytes
+        self._parts = parts
+
+    def write_to(self, temp: TempBlock, spent: Seconds) -> None:
+        start = time.perf_counter()
+        for offset, data in self._parts:
+            temp.write_at(offset, data)
+        spent.writing += time.perf_counter() - start
+
+
+class DecodedBlock:
+    """The raw form of an encoded block."""
+
+    encoded = False
+
+    def __init__(self, meta: BlockMeta, block: OpenBlock, codec: ZstdPlanes) -> None:
+        self.file_bytes = meta.raw_file_bytes
+        self._meta, self._block, self._codec = meta, block, codec
+
+    def write_to(self, temp: TempBlock, spent: Seconds) -> None:
+        decode(self._meta, self._block, temp, self._codec, spent)
+
+
+class SameBlock:
+    """A copy of the file as it is, whatever its encoding."""
+
+    def __init__(self, meta: BlockMeta, block: OpenBlock) -> None:
+        self.file_bytes = meta.file_bytes
+        self.encoded = meta.encoded
+        self._meta, self._block = meta, block
+
+    def write_to(self, temp: TempBlock, spent: Seconds) -> None:
+        copy_verified(self._meta, self._block, temp, spent)
+
+
+def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Seconds) -> None:
+    """Copies a block and checks every checksum on the way."""
+    clock = time.perf_counter
+    start = clock()
+    head = block.read_at(0, meta.payload_offset)
+    spent.reading += clock() - start
+    temp.write_at(0, head)
+    for segment in meta.segments:
+        crc = 0
+        end = segment.file_offset + segment.stored_bytes
+        for offset in range(segment.file_offset, end, _PART_BYTES):
+            start = clock()
+            data = block.read_at(offset, min(_PART_BYTES, end - offset))
+            read = clock()
+            temp.write_at(offset, data)
+            spent.reading += read - start
+            spent.writing += clock() - read
+            crc = crc32c(data, crc)
+        if crc != segment.crc32c:
+            raise _damaged(segment)
+
+
+def encode(
+    meta: BlockMeta, block: OpenBlock, codec: ZstdPlanes, spent: Seconds
+) -> EncodedBlock | None:
+    """The encoded form of a raw block; None when it is better kept as it is. CorruptBlock."""
+    if meta.encoded or meta.file_bytes > MAX_ENCODED_FILE_BYTES or not _dense(meta):
+        return None
+    header = _header(meta, block)
+    payload: list[tuple[int, Buffer]] = []
+    offset = 0
+    for segment, field in zip(meta.segments, header.segments, strict=True):
+        raw = _read(block, segment, spent)
+        start = time.perf_counter()
+        frames = codec.encode(raw, segment.dtype) if len(raw) <= MAX_DECODED_BYTES else []
+        stored: Buffer = raw
+        field.offset = offset
+        if frames and pays(align(sum(map(len, frames))), align(len(raw))):
+            stored = b"".join(frames)
+            field.encoding = pb.ENCODING_ZSTD
+            field.stored_bytes = len(stored)
+            field.crc32c, field.raw_crc32c = crc32c(stored), segment.crc32c
+            field.plane_bytes[:] = map(len, frames)
+        spent.coding += time.perf_counter() - start
+        payload.append((offset, stored))
+        offset += align(field.stored_bytes)
+    header.raw_payload_offset = meta.payload_offset
+    payload_offset = align(PREAMBLE_BYTES + header.ByteSize())
+    if not pays(payload_offset + offset, meta.file_bytes):
+        return None
+    head = pack_head(header.SerializeToString(deterministic=True), payload_offset)
+    parts = [(0, head), *((payload_offset + at, data) for at, data in payload)]
+    return EncodedBlock(payload_offset + offset, parts)
+
+
+def decode(
+    meta: BlockMeta, block: OpenBlock, temp: TempBlock, codec: ZstdPlanes, spent: Seconds
+) -> None:
+    """Writes the raw form of an encoded block; `temp` has `meta.raw_file_bytes`. CorruptBlock."""
+    if meta.file_bytes > MAX_ENCODED_FILE_BYTES:
+        raise CorruptBlock(f"no writer makes an encoded file of {meta.file_bytes} bytes")
+    header = _header(meta, block)
+    header.ClearField("raw_payload_offset")
+    offset = 0
+    for segment, field in zip(meta.segments, header.segments, strict=True):
+        stored = _read(block, segment, spent)
+        start = time.perf_counter()
+        raw: Buffer = stored
+        if segment.encoded:
+            raw = codec.decode(stored, segment.plane_bytes, segment.dtype, segment.raw_bytes).data
+            if crc32c(raw) != segment.raw_crc32c:
+                raise CorruptBlock(f"layer {segment.layer} is not what was encoded")
+        decoded = time.perf_counter()
+        temp.write_at(meta.raw_payload_offset + offset, raw)
+        spent.coding += decoded - start
+        spent.writing += time.perf_counter() - decoded
+        field.encoding = pb.ENCODING_RAW
+        field.offset = offset
+        field.stored_bytes, field.crc32c = segment.raw_bytes, segment.raw_crc32c
+        field.ClearField("raw_crc32c")
+        field.ClearField("plane_bytes")
+        offset += align(segment.raw_bytes)
+    head = header.SerializeToString(deterministic=True)
+    if PREAMBLE_BYTES + len(head) > meta.raw_payload_offset:
+        raise CorruptBlock("the header does not fit where the decoded file had it")
+    temp.write_at(0, pack_head(head, meta.raw_payload_offset))
+
+
+def _header(meta: BlockMeta, block: OpenBlock) -> pb.BlockHeader:
+    """The header as a message, with all its fields; read again, so checked again."""
+    head = block.read_at(0, meta.payload_offset)
+    if read_meta(buffer_reader(head), meta.file_bytes) != meta:
+        raise CorruptBlock("the header changed while the block was read")
+    header_bytes = int.from_bytes(head[12:16], "little")
+    return pb.BlockHeader.FromString(head[PREAMBLE_BYTES : PREAMBLE_BYTES + header_bytes])
+
+
+def _read(block: OpenBlock, segment: Segment, spent: Seconds) -> bytes:
+    start = time.perf_counter()
+    stored = block.read_at(segment.file_offset, segment.stored_bytes)
+    read = time.perf_counter()
+    matches = crc32c(stored) == segment.crc32c
+    spent.reading += read - start
+    spent.coding += time.perf_counter() - read
+    if not matches:
+        raise _damaged(segment)
+    return stored
+
+
+def _damaged(segment: Segment) -> CorruptBlock:
+    return CorruptBlock(f"checksum of child {segment.child} layer {segment.layer} does not match")
+
+
+def _dense(meta: BlockMeta) -> bool:
+    """Whether the segments follow each other as a decoded file has them."""
+    at = meta.payload_offset
+    for segment in meta.segments:
+        if segment.file_offset != at:
+            return False
+        at += align(segment.stored_bytes)
+    return True
