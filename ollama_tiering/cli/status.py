@@ -76,6 +76,9 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "quarantined_blocks": tier.quarantined_blocks,
                 "read_bytes_per_second": tier.read_bytes_per_second,
                 "write_bytes_per_second": tier.write_bytes_per_second,
+                "encoding": tier.encoding,
+                "encoding_ratio": tier.encoding_ratio,
+                "decode_bytes_per_second": tier.decode_bytes_per_second,
             }
             for tier in answer.tiers
         ],
@@ -120,7 +123,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield (
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
-            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
+            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
+            f"{_encoding(tier)}, {tier.directory}"
         )
     if answer.queued_demotions:
         yield f"  {answer.queued_demotions} blocks are still to be written to disk"
@@ -159,6 +163,15 @@ def _tier_name(tier: pb.TierStat) -> str:
 
 def _damaged(tier: pb.TierStat) -> str:
     return f", {tier.quarantined_blocks} damaged" if tier.quarantined_blocks else ""
+
+
+def _encoding(tier: pb.TierStat) -> str:
+    """Said where blocks are, or will be, stored encoded."""
+    encoded = tier.encoding_ratio > 1.02
+    if tier.encoding in ("", "none") and not encoded:
+        return ""
+    ratio = f" {tier.encoding_ratio:.2f}:1" if tier.blocks else ""
+    return f", {tier.encoding}{ratio}, decodes {_speed(tier.decode_bytes_per_second)}"
 
 
 def _speed(bytes_per_second: float) -> str:

@@ -76,6 +76,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
                     block_rows=block.block_rows,
                     tier=block.tier.value,  # type: ignore[arg-type]
                     stored_bytes=block.stored_bytes,
+                    raw_bytes=block.raw_bytes,
                     expected_seconds=block.expected_seconds,
                 )
                 for block in found
@@ -184,7 +185,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
         return pb.StatResponse(
             version=__version__,
             started_unix_seconds=self._started,
-            tiers=[_tier_stat(tier) for tier in report.tiers],
+            tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
             has_calls=counters.has_calls,
             matched_tokens=counters.matched_tokens,
             asked_tokens=counters.asked_tokens,
@@ -253,7 +254,7 @@ def _committed(result: CommitResult) -> pb.Committed:
     return pb.Committed(stored=result.stored, reason=result.reason)
 
 
-def _tier_stat(tier: TierReport) -> pb.TierStat:
+def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
     return pb.TierStat(
         tier=tier.kind.value,  # type: ignore[arg-type]
         directory=str(tier.directory or ""),
@@ -266,6 +267,9 @@ def _tier_stat(tier: TierReport) -> pb.TierStat:
         quarantined_blocks=tier.stats.quarantined_blocks,
         read_bytes_per_second=tier.read_bytes_per_second,
         write_bytes_per_second=tier.write_bytes_per_second,
+        encoding=tier.encoding,
+        encoding_ratio=tier.raw_bytes / tier.stored_bytes if tier.stored_bytes else 0.0,
+        decode_bytes_per_second=decode_bytes_per_second,
     )
 
 

@@ -165,7 +165,8 @@ def encode(
         offset += align(field.stored_bytes)
     header.raw_payload_offset = meta.payload_offset
     payload_offset = align(PREAMBLE_BYTES + header.ByteSize())
-    if not pays(payload_offset + offset, meta.file_bytes):
+    some = any(field.plane_bytes for field in header.segments)
+    if not some or not pays(payload_offset + offset, meta.file_bytes):
         return None
     head = pack_head(header.SerializeToString(deterministic=True), payload_offset)
     parts = [(0, head), *((payload_offset + at, data) for at, data in payload)]
