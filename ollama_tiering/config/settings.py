@@ -11,6 +11,7 @@ from typing import Any
 
 from ollama_tiering.config.environment import (
     ENV_LOCAL,
+    ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
     ENV_MIN_TOKENS,
     ENV_RAM_DIR,
@@ -141,7 +142,9 @@ SETTINGS = (
     Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
     Setting("sidecar.admission", "admission", _choice("eager", "second-touch")),
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),
-    Setting("sidecar.local_encoding", "local_encoding", _choice("none", "zstd")),
+    Setting(
+        "sidecar.local_encoding", "local_encoding", _choice("none", "zstd"), ENV_LOCAL_ENCODING
+    ),
     Setting("sidecar.remote_encoding", "remote_encoding", _choice("none", "zstd")),
     Setting("sidecar.zstd_level", "zstd_level", _count(1, 19)),
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
