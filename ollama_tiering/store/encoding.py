@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ZSTD_LEVEL: Final = 1
 MAX_DECODED_BYTES: Final = 64 << 20  # of one segment; a larger one is always stored raw
-MIN_SAVED: Final = 0.05  # share of the physical bytes below which it does not pay
+MIN_SAVED: Final = 0.05  # share of the bytes below which it does not pay
 
 
 class Encoding(Enum):
@@ -77,5 +77,5 @@ class ZstdPlanes:
 
 
 def pays(stored_bytes: int, raw_bytes: int) -> bool:
-    """Whether storing so many physical bytes instead is worth the decoding."""
+    """Whether storing so many bytes instead is worth the decoding."""
     return stored_bytes <= (1 - MIN_SAVED) * raw_bytes

@@ -154,7 +154,7 @@ def encode(
         frames = codec.encode(raw, segment.dtype) if len(raw) <= MAX_DECODED_BYTES else []
         stored: Buffer = raw
         field.offset = offset
-        if frames and pays(align(sum(map(len, frames))), align(len(raw))):
+        if frames and pays(sum(map(len, frames)), len(raw)):
             stored = b"".join(frames)
             field.encoding = pb.ENCODING_ZSTD
             field.stored_bytes = len(stored)
@@ -162,15 +162,16 @@ def encode(
             field.plane_bytes[:] = map(len, frames)
         spent.coding += time.perf_counter() - start
         payload.append((offset, stored))
-        offset += align(field.stored_bytes)
+        offset += field.stored_bytes
     header.raw_payload_offset = meta.payload_offset
     payload_offset = align(PREAMBLE_BYTES + header.ByteSize())
     some = any(field.plane_bytes for field in header.segments)
-    if not some or not pays(payload_offset + offset, meta.file_bytes):
+    file_bytes = payload_offset + align(offset)
+    if not some or not pays(file_bytes, meta.file_bytes):
         return None
     head = pack_head(header.SerializeToString(deterministic=True), payload_offset)
     parts = [(0, head), *((payload_offset + at, data) for at, data in payload)]
-    return EncodedBlock(payload_offset + offset, parts)
+    return EncodedBlock(file_bytes, parts)
 
 
 def decode(

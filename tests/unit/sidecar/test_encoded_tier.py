@@ -82,8 +82,7 @@ def test_the_lookup_tells_what_is_read_and_what_it_decodes_to(daemon: Daemon, mo
         with client.get(engine.namespace, found) as blocks:
             assert whole.stored_bytes < 0.95 * blocks[0].meta.file_bytes
         again = client.match(engine.namespace, list(PROMPT.encode()))
-        # the tail block of a few rows is not worth encoding and is read where it lies
-        assert [block.tier for block in again.blocks] == ["ram", "ram", "ram", "local"]
+        assert {block.tier for block in again.blocks} == {"ram"}
 
 
 def test_without_a_ram_tier_an_encoded_local_tier_is_refused(tmp_path: Path) -> None:
