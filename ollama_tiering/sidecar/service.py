@@ -111,7 +111,8 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
         try:
             namespace = as_namespace(request.namespace)
             keys = _keys(request.keys)
-            leased = await self._blocking(self._store.lease, namespace, keys)
+            left_seconds = context.time_remaining()
+            leased = await self._blocking(self._store.lease, namespace, keys, left_seconds)
         except Exception as error:
             await _abort(context, error)
         try:

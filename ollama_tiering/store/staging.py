@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
@@ -110,8 +111,39 @@ class Staging:
             took = self._copy(record, source, target)
             if took is not None:
                 spent.add(took)
+                with state.lock:
+                    target.stats.promoted_blocks += 1
                 return target
         return None
+
+
+def locate(state: StoreState, record: BlockRecord) -> LeasedBlock | None:
+    """The nearest readable copy whose file is there. Called without the lock, the block pinned."""
+    for index in sorted(record.levels):
+        level = state.levels[index]
+        if not readable_by_client(level, record):
+            continue
+        try:
+            if level.tier.exists(record.namespace, record.key):
+                return LeasedBlock(
+                    record.key,
+                    record.namespace,
+                    level.tier.kind,
+                    level.tier.path(record.namespace, record.key),
+                    record.file_bytes,
+                )
+        except OSError as error:
+            with state.lock:
+                state.failed(level, error, "lookup")
+                state.counters.miss("i/o error")
+            continue
+        with state.lock:
+            state.forget_copy(level, record.key)
+            state.counters.miss("file gone")
+    if record.encoded:
+        with state.lock:
+            state.counters.miss("not decoded")
+    return None
 
 
 def _readable_levels(state: StoreState, record: BlockRecord) -> list[Level]:

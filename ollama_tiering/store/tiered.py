@@ -31,7 +31,7 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
-from ollama_tiering.store.staging import Staging, readable_by_client
+from ollama_tiering.store.staging import Staging, locate
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord
@@ -124,8 +124,16 @@ class TieredStore:
                 counters.miss("unknown prefix")
         return blocks
 
-    def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
+    def lease(
+        self,
+        namespace: NamespaceId,
+        keys: Sequence[BlockKey],
+        deadline_seconds: float | None = None,
+    ) -> Leased:
+        """Pins the leading run of `keys` that is stored, until release or the lease's end.
+
+        Blocks that have to be staged first are, until the deadline; the rest is a miss.
+        """
         state = self._state
         with state.lock:
             state.expire()
@@ -141,10 +149,11 @@ class TieredStore:
                 state.pin(key)
             lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
             state.touch(reversed(records))
-        self._staging.make_readable(records, state.clock() + self._lease_seconds)
+        wait_seconds = min(self._lease_seconds, deadline_seconds or self._lease_seconds)
+        self._staging.make_readable(records, state.clock() + wait_seconds)
         blocks = []
         for record in records:
-            block = self._locate(record)
+            block = locate(state, record)
             if block is None:
                 break
             blocks.append(block)
@@ -348,35 +357,6 @@ class TieredStore:
             with self._state.lock:
                 doomed = self._state.take_victims(level, level.lru.excess_bytes)
             room.unlink(self._state, doomed)
-
-    def _locate(self, record: BlockRecord) -> LeasedBlock | None:
-        """The nearest copy whose file is there. Called without the lock, the block pinned."""
-        state = self._state
-        for index in sorted(record.levels):
-            level = state.levels[index]
-            if not readable_by_client(level, record):
-                continue
-            try:
-                if level.tier.exists(record.namespace, record.key):
-                    return LeasedBlock(
-                        record.key,
-                        record.namespace,
-                        level.tier.kind,
-                        level.tier.path(record.namespace, record.key),
-                        record.file_bytes,
-                    )
-            except OSError as error:
-                with state.lock:
-                    state.failed(level, error, "lookup")
-                    state.counters.miss("i/o error")
-                continue
-            with state.lock:
-                state.forget_copy(level, record.key)
-                state.counters.miss("file gone")
-        if record.encoded:
-            with state.lock:
-                state.counters.miss("not decoded")
-        return None
 
     def _verify(self, level: Level, record: BlockRecord) -> bool:
         state = self._state
