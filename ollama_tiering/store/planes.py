@@ -34,7 +34,8 @@ def split(raw: Buffer, dtype: str) -> list[Bytes]:
     """The planes of `raw`, lowest byte first."""
     data: Bytes = np.frombuffer(memoryview(raw), np.uint8)
     width = _ELEMENT_BYTES.get(dtype, 1)
-    whole, rest = np.split(data, [data.size // width * width])
+    cut = data.size // width * width
+    whole, rest = data[:cut], data[cut:]
     planes: list[Bytes] = []
     if width == 2 and whole.size:
         planes = _split_pairs(whole.view("<u2"))
