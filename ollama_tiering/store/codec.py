@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
 _DEFAULT_BYTES_PER_SECOND: Final = 300e6
-_PROBE_ELEMENTS: Final = 1 << 20
+_PROBE_ELEMENTS: Final = 64 << 10  # a segment of a usual size
+_PROBES: Final = 5
 
 
 class Codec:
@@ -61,7 +63,10 @@ class Codec:
         raw = np.random.default_rng(0).standard_normal(_PROBE_ELEMENTS, np.float32)
         data = raw.astype(np.float16).data.cast("B")
         frames = self.planes.encode(data, "f16")
-        stored = b"".join(frames)
-        start = time.perf_counter()
-        self.planes.decode(stored, [len(frame) for frame in frames], "f16", data.nbytes)
-        self.add_decode(data.nbytes, time.perf_counter() - start)
+        stored, lengths = b"".join(frames), [len(frame) for frame in frames]
+        fastest = math.inf
+        for _ in range(_PROBES):  # the first one also pays for fresh memory
+            start = time.perf_counter()
+            self.planes.decode(stored, lengths, "f16", data.nbytes)
+            fastest = min(fastest, time.perf_counter() - start)
+        self.add_decode(data.nbytes, fastest)

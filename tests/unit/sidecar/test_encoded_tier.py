@@ -111,3 +111,11 @@ def test_the_setting_reaches_the_store(tmp_path: Path) -> None:
     encodings = {tier.kind: tier.encoding for tier in store.report().tiers}
     store.close()
     assert encodings == {TierKind.RAM: "none", TierKind.LOCAL: "zstd"}
+
+
+def test_an_encoding_of_a_tier_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    config = load_sidecar(
+        {"sidecar.local_dir": tmp_path / "local", "sidecar.remote_encoding": "zstd"}
+    )
+    with pytest.raises(ConfigError, match=r"remote_encoding = zstd is not supported yet"):
+        open_store(config)
