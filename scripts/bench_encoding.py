@@ -31,7 +31,7 @@ from ollama_tiering.bench.machine import this_machine
 from ollama_tiering.models import make
 from ollama_tiering.models.shapes import Shape, make_shape
 from ollama_tiering.reference_engine import ReferenceEngine
-from ollama_tiering.store import planes, transcode
+from ollama_tiering.store import planes, q8_0, transcode
 from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block, read_meta
 from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.encoding import ZstdPlanes
@@ -149,6 +149,31 @@ def split_and_zstd(parts: list[bytes], level: int) -> Measured:
     )
 
 
+def q8_0_rounded(parts: list[bytes]) -> tuple[Measured, str]:
+    """Encoding is rounding at commit and finding the codes when it is written down."""
+    raw_bytes = sum(map(len, parts))
+    rounded = [q8_0.round_rows(part) for part in parts]
+    assert all(part is not None for part in rounded)
+    codes = [q8_0.codes_of(part.data) for part in rounded if part is not None]
+    stored = [part.data for part in codes if part is not None]
+    assert len(stored) == len(parts)
+    before = np.frombuffer(b"".join(parts), np.float16).astype(np.float32)
+    after = np.concatenate([q8_0.rows_of(part).view(np.float16) for part in stored])
+    error = np.sqrt(np.mean((after - before) ** 2) / np.mean(before**2))
+
+    def encode(part: bytes) -> None:
+        once = q8_0.round_rows(part)
+        assert once is not None
+        q8_0.codes_of(once.data)
+
+    measured = Measured(
+        raw_bytes / sum(map(len, stored)),
+        best_rate(each(encode, parts), raw_bytes),
+        best_rate(each(q8_0.rows_of, stored), raw_bytes),
+    )
+    return measured, f"error {100 * error:.2f} % rms"
+
+
 def plain_zstd(parts: list[bytes], level: int) -> Measured:
     """Without the split, for comparison."""
     raw_bytes = sum(map(len, parts))
@@ -247,6 +272,9 @@ def model_rows(name: str, caches: list[Cache]) -> list[str]:
     for level in LEVELS:
         rows.append(row(name, "K and V", f"split, zstd {level}", split_and_zstd(parts, level)))
     rows.append(row(name, "K and V", "zstd 1 without the split", plain_zstd(parts, 1)))
+    parts = segments(caches, "kv", first_layer=1)
+    lossy, error = q8_0_rounded(parts)
+    rows.append(row(name, "K and V, not layer 0", f"q8_0 (lossy, {error})", lossy))
     share, files = file_ratio(caches)
     rows.append(row(name, "K and V", f"file, level 1; {100 * share:.0f} % of segments", files))
     return rows

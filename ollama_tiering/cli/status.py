@@ -92,6 +92,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "misses": dict(answer.misses),
         "open_leases": answer.open_leases,
         "queued_demotions": answer.queued_demotions,
+        "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "runners": [
             {
                 "pid": runner.pid,
@@ -139,6 +140,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner)
+        if runner.namespace in answer.q8_0_namespaces:
+            yield "  lossy: its rows are rounded to q8_0 when they are stored"
 
 
 def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:

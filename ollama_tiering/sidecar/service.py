@@ -198,6 +198,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
             open_leases=report.open_leases,
             queued_demotions=report.unsaved_blocks,
             runners=self._runners.alive(),
+            q8_0_namespaces=report.q8_0_namespaces,
         )
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 
 from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES
+from ollama_tiering.store.encoding import ENCODINGS, plausible
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import (
     DIGEST_BYTES,
@@ -84,11 +84,12 @@ class Segment:
     crc32c: int
     raw_bytes: int
     raw_crc32c: int
-    plane_bytes: tuple[int, ...]  # frames of an encoded segment; none in a raw one
+    encoding: pb.Encoding
+    plane_bytes: tuple[int, ...]  # frames of a segment in zstd
 
     @property
     def encoded(self) -> bool:
-        return bool(self.plane_bytes)
+        return self.encoding != pb.ENCODING_RAW
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,10 +350,10 @@ def _checked_segments(
 ) -> tuple[Segment, ...]:
     if not 1 <= len(header.segments) <= MAX_SEGMENTS:
         raise CorruptBlock(f"{len(header.segments)} segments are not 1 to {MAX_SEGMENTS}")
-    if any(s.encoding not in (pb.ENCODING_RAW, pb.ENCODING_ZSTD) for s in header.segments):
+    if any(s.encoding not in ENCODINGS for s in header.segments):
         raise UnsupportedFormat("a segment has an unknown encoding")
     # Nobody maps the segments of an encoded file: no space is lost between them.
-    unit = 1 if any(s.encoding == pb.ENCODING_ZSTD for s in header.segments) else ALIGNMENT
+    unit = 1 if any(s.encoding != pb.ENCODING_RAW for s in header.segments) else ALIGNMENT
     segments = []
     order: tuple[int, int, int] | None = None
     end = 0
@@ -363,13 +364,9 @@ def _checked_segments(
             raise CorruptBlock("segments are out of order")
         if s.offset % unit or s.offset < end:
             raise CorruptBlock("segments overlap or are not aligned")
-        raw_bytes, encoded = rows * s.row_bytes, s.encoding == pb.ENCODING_ZSTD
-        if not s.stored_bytes or (s.stored_bytes != raw_bytes and not encoded):
+        raw_bytes, encoded = rows * s.row_bytes, s.encoding != pb.ENCODING_RAW
+        if not s.stored_bytes or not plausible(s, raw_bytes):
             raise CorruptBlock("segment length is not rows times row bytes")
-        if encoded and not (
-            s.stored_bytes < raw_bytes <= MAX_DECODED_BYTES and sum(s.plane_bytes) == s.stored_bytes
-        ):
-            raise CorruptBlock("length of an encoded segment is impossible")
         if payload_offset + s.offset + s.stored_bytes > file_bytes:
             raise CorruptBlock("segment lies outside the file")
         order, end = place, s.offset + s.stored_bytes
@@ -385,6 +382,7 @@ def _checked_segments(
                 crc32c=s.crc32c,
                 raw_bytes=raw_bytes,
                 raw_crc32c=s.raw_crc32c if encoded else s.crc32c,
+                encoding=s.encoding,
                 plane_bytes=tuple(s.plane_bytes) if encoded else (),
             )
         )

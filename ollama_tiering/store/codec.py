@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ollama_tiering.store.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
+from ollama_tiering.store.key import NamespaceId
 from ollama_tiering.store.tier import TierKind
 
 if TYPE_CHECKING:
     from ollama_tiering.store.state import Level
 
+Q8_0_EXTRA: Final = "kv=q8_0"  # part of a namespace's `extra`, between semicolons
+
+_KNOWN_NAMESPACES: Final = 256
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
 _DEFAULT_BYTES_PER_SECOND: Final = 300e6
@@ -35,10 +39,33 @@ class Codec:
         self._lock = threading.Lock()
         self.planes = ZstdPlanes(zstd_level)
         self.decode_bytes_per_second = 0.0
+        self._rounded: dict[NamespaceId, None] = {}
 
     def of(self, level: Level) -> Encoding:
         """What is written to this level. Clients fill and map the files of the first: raw."""
         return self._encodings.get(level.tier.kind, Encoding.NONE) if level.index else Encoding.NONE
+
+    def note(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> bool:
+        """Whether the rows of a namespace are to be rounded to q8_0: its description says so.
+
+        Remembered for the last of them only, since anybody may describe any number.
+        """
+        rounded = Q8_0_EXTRA in dict(fields).get("extra", "").split(";")
+        if rounded:
+            with self._lock:
+                self._rounded.pop(namespace, None)
+                self._rounded[namespace] = None
+                if len(self._rounded) > _KNOWN_NAMESPACES:
+                    del self._rounded[next(iter(self._rounded))]
+        return rounded
+
+    def rounds(self, namespace: NamespaceId) -> bool:
+        """Whether rows of this namespace are known to be q8_0's."""
+        return namespace in self._rounded
+
+    def rounded_namespaces(self) -> list[NamespaceId]:
+        with self._lock:
+            return list(self._rounded)
 
     @property
     def in_use(self) -> bool:

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import zstandard
 
-from ollama_tiering.store import planes
+from ollama_tiering.store import planes, q8_0
 from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.pb import block_store_pb2 as pb
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 DEFAULT_ZSTD_LEVEL: Final = 1
 MAX_DECODED_BYTES: Final = 64 << 20  # of one segment; a larger one is always stored raw
+ENCODINGS: Final = (pb.ENCODING_RAW, pb.ENCODING_ZSTD, pb.ENCODING_Q8_0)
 MIN_SAVED: Final = 0.05  # share of the bytes below which it does not pay
 
 
@@ -74,6 +76,19 @@ class ZstdPlanes:
         if len(data) != plane_bytes:
             raise CorruptBlock("a plane's frame is of another size than it says")
         return data
+
+
+def plausible(segment: pb.Segment, raw_bytes: int) -> bool:
+    """Whether so many rows can be stored in the bytes the segment says, in its encoding."""
+    stored_bytes = segment.stored_bytes
+    if segment.encoding == pb.ENCODING_RAW:
+        return stored_bytes == raw_bytes
+    if not stored_bytes < raw_bytes <= MAX_DECODED_BYTES:
+        return False
+    if segment.encoding == pb.ENCODING_Q8_0:
+        blocks, rest = divmod(raw_bytes, q8_0.RAW_BYTES)
+        return not rest and stored_bytes == blocks * q8_0.CODE_BYTES
+    return sum(segment.plane_bytes) == stored_bytes
 
 
 def pays(stored_bytes: int, raw_bytes: int) -> bool:

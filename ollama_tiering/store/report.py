@@ -70,3 +70,4 @@ class StoreReport:
     open_leases: int
     unsaved_blocks: int
     decode_bytes_per_second: float
+    q8_0_namespaces: list[NamespaceId]  # whose rows are rounded to q8_0: lossy

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ollama_tiering.store import room
+from ollama_tiering.store import room, transcode
 from ollama_tiering.store.blockfile import (
     ALIGNMENT,
     MAX_FILE_BYTES,
@@ -94,11 +94,15 @@ class WriteSession:
         namespace: NamespaceId,
         block_tokens: int,
         reserve_seconds: float,
+        *,
+        rounded: bool = False,
     ) -> None:
+        """`rounded`: rows are rounded to q8_0 before a block is visible."""
         self._state = state
         self._namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
+        self._rounded = rounded
         self._pending: dict[int, _Pending] = {}  # under the state's lock
         self._inline: _Inline | None = None
 
@@ -235,6 +239,8 @@ class WriteSession:
                 _check_meta(meta, pending.claim, self._namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
+                if self._rounded:
+                    transcode.round_rows(meta, block, pending.temp)
             record = _record(meta, state.wall_clock())
             with state.lock:
                 covered = state.tree.covered_by(record) is not None

@@ -192,12 +192,15 @@ class TieredStore:
             raise InvalidBlock("the namespace is not the digest of its description")
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
+        rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             try:
                 level.tier.describe(namespace, fields)
             except OSError as error:
                 log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
-        session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
+        session = WriteSession(
+            self._state, namespace, block_tokens, self._reserve_seconds, rounded=rounded
+        )
         self._sessions.add(session)
         return session
 
@@ -287,6 +290,7 @@ class TieredStore:
                 len(state.leases),
                 len(state.unsaved),
                 state.codec.decode_bytes_per_second,
+                state.codec.rounded_namespaces(),
             )
 
     def run_pending(self, *, deadline: float | None = None) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ollama_tiering.store import q8_0
 from ollama_tiering.store.blockfile import (
     PREAMBLE_BYTES,
     BlockMeta,
@@ -69,8 +70,10 @@ def plan(
     wanted = codec.of(target)
     if meta.encoded and wanted is Encoding.NONE:
         return DecodedBlock(meta, block, codec.planes)
-    if not meta.encoded and wanted is Encoding.ZSTD:
-        encoded = encode(meta, block, codec.planes, spent)
+    rounded = bool(target.index) and codec.rounds(meta.namespace)
+    if not meta.encoded and (wanted is Encoding.ZSTD or rounded):
+        zstd = codec.planes if wanted is Encoding.ZSTD else None
+        encoded = encode(meta, block, zstd, spent, rounded=rounded)
         if encoded is not None:
             return encoded
     return SameBlock(meta, block)
@@ -140,9 +143,17 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Sec
 
 
 def encode(
-    meta: BlockMeta, block: OpenBlock, codec: ZstdPlanes, spent: Seconds
+    meta: BlockMeta,
+    block: OpenBlock,
+    codec: ZstdPlanes | None,
+    spent: Seconds,
+    *,
+    rounded: bool = False,
 ) -> EncodedBlock | None:
-    """The encoded form of a raw block; None when it is better kept as it is. CorruptBlock."""
+    """The encoded form of a raw block; None when it is better kept as it is. CorruptBlock.
+
+    `rounded` says that its rows are q8_0's and may be kept as such; other segments go to `codec`.
+    """
     if meta.encoded or meta.file_bytes > MAX_ENCODED_FILE_BYTES or not _dense(meta):
         return None
     header = _header(meta, block)
@@ -151,27 +162,45 @@ def encode(
     for segment, field in zip(meta.segments, header.segments, strict=True):
         raw = _read(block, segment, spent)
         start = time.perf_counter()
-        frames = codec.encode(raw, segment.dtype) if len(raw) <= MAX_DECODED_BYTES else []
-        stored: Buffer = raw
+        stored = _encode_segment(raw, field, codec, rounded=rounded)
         field.offset = offset
-        if frames and pays(sum(map(len, frames)), len(raw)):
-            stored = b"".join(frames)
-            field.encoding = pb.ENCODING_ZSTD
-            field.stored_bytes = len(stored)
-            field.crc32c, field.raw_crc32c = crc32c(stored), segment.crc32c
-            field.plane_bytes[:] = map(len, frames)
         spent.coding += time.perf_counter() - start
         payload.append((offset, stored))
         offset += field.stored_bytes
     header.raw_payload_offset = meta.payload_offset
     payload_offset = align(PREAMBLE_BYTES + header.ByteSize())
-    some = any(field.plane_bytes for field in header.segments)
+    some = any(field.encoding != pb.ENCODING_RAW for field in header.segments)
     file_bytes = payload_offset + align(offset)
     if not some or not pays(file_bytes, meta.file_bytes):
         return None
     head = pack_head(header.SerializeToString(deterministic=True), payload_offset)
     parts = [(0, head), *((payload_offset + at, data) for at, data in payload)]
     return EncodedBlock(file_bytes, parts)
+
+
+def _encode_segment(
+    raw: bytes, field: pb.Segment, codec: ZstdPlanes | None, *, rounded: bool
+) -> Buffer:
+    """What to store for one segment; its header field is changed to say so."""
+    if len(raw) > MAX_DECODED_BYTES:
+        return raw
+    codes = q8_0.codes_of(raw) if rounded and field.dtype == q8_0.DTYPE else None
+    stored: Buffer = raw
+    if codes is not None:
+        stored = codes.data
+        field.encoding = pb.ENCODING_Q8_0
+    elif codec is not None:
+        frames = codec.encode(raw, field.dtype)
+        if not pays(sum(map(len, frames)), len(raw)):
+            return raw
+        stored = b"".join(frames)
+        field.encoding = pb.ENCODING_ZSTD
+        field.plane_bytes[:] = map(len, frames)
+    else:
+        return raw
+    field.stored_bytes = memoryview(stored).nbytes
+    field.crc32c, field.raw_crc32c = crc32c(stored), field.crc32c
+    return stored
 
 
 def decode(
@@ -187,10 +216,12 @@ def decode(
         stored = _read(block, segment, spent)
         start = time.perf_counter()
         raw: Buffer = stored
-        if segment.encoded:
+        if segment.encoding == pb.ENCODING_ZSTD:
             raw = codec.decode(stored, segment.plane_bytes, segment.dtype, segment.raw_bytes).data
-            if crc32c(raw) != segment.raw_crc32c:
-                raise CorruptBlock(f"layer {segment.layer} is not what was encoded")
+        elif segment.encoding == pb.ENCODING_Q8_0:
+            raw = q8_0.rows_of(stored).data
+        if segment.encoded and crc32c(raw) != segment.raw_crc32c:
+            raise CorruptBlock(f"layer {segment.layer} is not what was encoded")
         decoded = time.perf_counter()
         temp.write_at(meta.raw_payload_offset + offset, raw)
         spent.coding += decoded - start
@@ -205,6 +236,21 @@ def decode(
     if PREAMBLE_BYTES + len(head) > meta.raw_payload_offset:
         raise CorruptBlock("the header does not fit where the decoded file had it")
     temp.write_at(0, pack_head(head, meta.raw_payload_offset))
+
+
+def round_rows(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> None:
+    """Rounds the f16 rows of a raw block to q8_0 where they lie, before anybody may see them.
+
+    What q8_0 cannot hold (not finite, not whole blocks of 32) stays as it is. CorruptBlock.
+    """
+    header = _header(meta, block)
+    for segment, field in zip(meta.segments, header.segments, strict=True):
+        raw = _read(block, segment, Seconds())
+        rounded = q8_0.round_rows(raw) if segment.dtype == q8_0.DTYPE else None
+        if rounded is not None:
+            temp.write_at(segment.file_offset, rounded.data)
+            field.crc32c = crc32c(rounded.data)
+    temp.write_at(0, pack_head(header.SerializeToString(deterministic=True), meta.payload_offset))
 
 
 def _header(meta: BlockMeta, block: OpenBlock) -> pb.BlockHeader:

@@ -197,6 +197,51 @@ def zstd_frame(plane: bytes) -> bytes:
     return head + (plane[:1] if same else plane)
 
 
+def q8_0_block() -> tuple[bytes, bytes]:
+    """(raw file, the same encoded): K and V as q8_0 blocks of 32 elements."""
+    shapes = kv(0, 0, 2048)
+    tokens = [9, 8, 7]
+    stored, rows = [], []
+    for shape in shapes:
+        codes = segment_bytes(shape, len(tokens))[: len(tokens) * 1024]
+        out = row = b""
+        for at in range(0, len(codes), 32):
+            scale = (0x2000 + at) % 0x3C00  # any f16 below 1
+            (d,) = struct.unpack("<e", struct.pack("<H", scale))
+            out += struct.pack("<H", scale) + codes[at : at + 32]
+            row += b"".join(
+                struct.pack("<e", d * q) for q in struct.unpack("32b", codes[at : at + 32])
+            )
+        stored.append(out)
+        rows.append(row)
+    raw = encode_block(plan_of(tokens, shapes), rows)
+    header, payload_offset, _ = parts(raw)
+    header.raw_payload_offset = payload_offset
+    offset = 0
+    for segment, data in zip(header.segments, stored, strict=True):
+        segment.encoding = pb.ENCODING_Q8_0
+        segment.raw_crc32c = segment.crc32c
+        segment.stored_bytes, segment.crc32c = len(data), blockfile.crc32c(data)
+        segment.offset = offset
+        offset += len(data)
+    serialized = header.SerializeToString(deterministic=True)
+    payload = b"".join(stored)
+    payload = payload.ljust(blockfile.align(len(payload)), b"\0")
+    return raw, pack_head(serialized, blockfile.align(32 + len(serialized))) + payload
+
+
+def plan_of(tokens: list[int], shapes: list[SegmentShape]) -> blockfile.BlockPlan:
+    digest = namespaces()["qwen3"].digest()
+    return plan_block(
+        namespace=digest,
+        parent=digest,
+        tokens=tokens_to_bytes(tokens),
+        first_position=0,
+        shapes=shapes,
+        created_unix_seconds=CREATED,
+    )
+
+
 def encoded_block() -> tuple[bytes, bytes]:
     """(raw file, the same encoded): K in zstd, V, which would not get smaller, raw."""
     shapes = kv(0, 0, 2048)
@@ -205,16 +250,7 @@ def encoded_block() -> tuple[bytes, bytes]:
     high = b"\x3c" * len(low)
     k = bytes(byte for pair in zip(low, high, strict=True) for byte in pair)
     v = segment_bytes(shapes[1], len(tokens))
-    digest = namespaces()["qwen3"].digest()
-    plan = plan_block(
-        namespace=digest,
-        parent=digest,
-        tokens=tokens_to_bytes(tokens),
-        first_position=0,
-        shapes=shapes,
-        created_unix_seconds=CREATED,
-    )
-    raw = encode_block(plan, [k, v])
+    raw = encode_block(plan_of(tokens, shapes), [k, v])
     header, payload_offset, _ = parts(raw)
     frames = [zstd_frame(low), zstd_frame(high)]
     stored = b"".join(frames)
@@ -353,6 +389,12 @@ def block_files() -> dict[str, tuple[str, str, bytes]]:
             reheaded(small, unknown_encoding),
         ),
         "encoded": ("encoded", "K as zstd frames of its byte planes, V raw", encoded),
+        "encoded-q8_0": ("encoded", "K and V as q8_0 blocks", q8_0_block()[1]),
+        "encoded-q8_0-of-half-a-block": (
+            "encoded-corrupt",
+            "rows of 2050 bytes: not whole blocks of 32 elements",
+            reheaded(q8_0_block()[1], first_segment(row_bytes=2050)),
+        ),
         "encoded-payload-bit-flipped": (
             "encoded-corrupt",
             "one bit of a frame",
@@ -462,7 +504,7 @@ def expectation(name: str, expect: str, why: str, content: bytes) -> dict[str, A
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     if expect == "encoded":
-        raw, _ = encoded_block()
+        raw, _ = q8_0_block() if "q8_0" in name else encoded_block()
         out |= {"raw_file_bytes": len(raw), "raw_sha256": hashlib.sha256(raw).hexdigest()}
     if expect in ("ok", "corrupt-payload"):
         header, payload_offset, payload = parts(content)

@@ -18,6 +18,7 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_UNSPECIFIED: _ClassVar[Encoding]
     ENCODING_RAW: _ClassVar[Encoding]
     ENCODING_ZSTD: _ClassVar[Encoding]
+    ENCODING_Q8_0: _ClassVar[Encoding]
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +32,7 @@ SEGMENT_KIND_V: SegmentKind
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_RAW: Encoding
 ENCODING_ZSTD: Encoding
+ENCODING_Q8_0: Encoding
 TIER_UNSPECIFIED: Tier
 TIER_RAM: Tier
 TIER_LOCAL: Tier
@@ -417,7 +419,7 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., encoding: _Optional[str] = ..., encoding_ratio: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners")
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "q8_0_namespaces")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +441,7 @@ class StatResponse(_message.Message):
     OPEN_LEASES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    Q8_0_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_unix_seconds: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
@@ -453,4 +456,5 @@ class StatResponse(_message.Message):
     open_leases: int
     queued_demotions: int
     runners: _containers.RepeatedCompositeFieldContainer[RunnerReport]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ...) -> None: ...
+    q8_0_namespaces: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ...) -> None: ...
