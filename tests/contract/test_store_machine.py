@@ -309,6 +309,9 @@ class EncodedStoreMachine(StoreMachine):
                 assert record is not None
                 assert record.bytes_at(index) == len(data)
                 assert index or data == self.put[key] or key in self.damaged
+        for level in self.store._state.levels if hasattr(self, "store") else []:
+            records = [self.store._state.tree.get(key) for key in level.lru]
+            assert level.raw_bytes == sum(r.file_bytes for r in records if r is not None)
 
     @invariant()
     def no_chain_has_a_hole(self) -> None:
