@@ -80,6 +80,9 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "resting_seconds": tier.resting_seconds,
                 "sidecars": tier.sidecars,
                 "failures": dict(tier.failures),
+                "encoding": tier.encoding,
+                "encoding_ratio": tier.encoding_ratio,
+                "decode_bytes_per_second": tier.decode_bytes_per_second,
             }
             for tier in answer.tiers
         ],
@@ -93,6 +96,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "misses": dict(answer.misses),
         "open_leases": answer.open_leases,
         "queued_demotions": answer.queued_demotions,
+        "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "runners": [
             {
                 "pid": runner.pid,
@@ -124,8 +128,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield (
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
-            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
-            f"{_state(tier)}"
+            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
+            f"{_encoding(tier)}, {tier.directory}{_state(tier)}"
         )
     if answer.queued_demotions:
         yield f"  {answer.queued_demotions} blocks are still to be written to disk"
@@ -140,6 +144,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner)
+        if runner.namespace in answer.q8_0_namespaces:
+            yield "  lossy: its rows are rounded to q8_0 when they are stored"
 
 
 def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
@@ -177,6 +183,15 @@ def _state(tier: pb.TierStat) -> str:
     if tier.sidecars > 1:
         said.append(f"{tier.sidecars} sidecars")
     return "".join(f", {part}" for part in said)
+
+
+def _encoding(tier: pb.TierStat) -> str:
+    """Said where blocks are, or will be, stored encoded."""
+    encoded = tier.encoding_ratio > 1.02
+    if tier.encoding in ("", "none") and not encoded:
+        return ""
+    ratio = f" {tier.encoding_ratio:.2f}:1" if tier.blocks else ""
+    return f", {tier.encoding}{ratio}, decodes {_speed(tier.decode_bytes_per_second)}"
 
 
 def _speed(bytes_per_second: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ollama_tiering.config.environment import (
     ENV_LOCAL,
+    ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
     ENV_MIN_TOKENS,
     ENV_RAM_DIR,
@@ -47,6 +48,9 @@ class SidecarConfig:
     min_tokens: int = 64  # shorter prefixes are not stored
     admission: str = "eager"  # eager | second-touch: when a block may go to the local tier
     daily_write_bytes: int = 0  # local tier, per day; 0 means no limit
+    local_encoding: str = "none"  # none | zstd: how blocks are written to the local tier
+    remote_encoding: str = "none"  # ... and to the remote one
+    zstd_level: int = 1
     metrics_port: int = 0  # Prometheus on loopback; 0 means off
     log_level: str = "info"
 
@@ -149,6 +153,11 @@ SETTINGS = (
     Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
     Setting("sidecar.admission", "admission", _choice("eager", "second-touch")),
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),
+    Setting(
+        "sidecar.local_encoding", "local_encoding", _choice("none", "zstd"), ENV_LOCAL_ENCODING
+    ),
+    Setting("sidecar.remote_encoding", "remote_encoding", _choice("none", "zstd")),
+    Setting("sidecar.zstd_level", "zstd_level", _count(1, 19)),
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
     Setting("patch.source", "source", _text, ENV_SOURCE),

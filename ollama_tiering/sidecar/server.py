@@ -29,7 +29,9 @@ from ollama_tiering.sidecar.notify import notify, watchdog_seconds
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.service import BlockStoreService
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.dirs import lock_file, secure_directory
+from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -79,6 +81,13 @@ def open_store(config: SidecarConfig) -> TieredStore:
             reserve_seconds=config.reserve_seconds,
             staging_seconds=config.remote_deadline_seconds,
             rescan_seconds=config.remote_rescan_seconds,
+            codec=Codec(
+                {
+                    TierKind.LOCAL: Encoding(config.local_encoding),
+                    TierKind.REMOTE: Encoding(config.remote_encoding),
+                },
+                config.zstd_level,
+            ),
         )
     except BaseException:
         for tier, _ in tiers:
@@ -230,6 +239,12 @@ def _remove_dead_socket(path: Path) -> None:
 
 def _refuse_unsupported(config: SidecarConfig) -> None:
     """A setting that would be ignored is refused instead."""
+    if config.local_encoding != "none" and not config.ram_budget_bytes:
+        raise ConfigError(
+            f"sidecar.local_encoding = {config.local_encoding} needs a RAM tier: clients read "
+            "blocks raw, so they are decoded into it",
+            hint="set sidecar.ram_budget, or local_encoding to none",
+        )
     for name, value, only in (
         ("admission", config.admission, "eager"),
         ("daily_write", config.daily_write_bytes, 0),

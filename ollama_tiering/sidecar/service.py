@@ -77,6 +77,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
                     block_rows=block.block_rows,
                     tier=block.tier.value,  # type: ignore[arg-type]
                     stored_bytes=block.stored_bytes,
+                    raw_bytes=block.raw_bytes,
                     expected_seconds=block.expected_seconds,
                 )
                 for block in found
@@ -191,7 +192,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
         return pb.StatResponse(
             version=__version__,
             started_unix_seconds=self._started,
-            tiers=[_tier_stat(tier) for tier in report.tiers],
+            tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
             has_calls=counters.has_calls,
             matched_tokens=counters.matched_tokens,
             asked_tokens=counters.asked_tokens,
@@ -203,6 +204,7 @@ class BlockStoreService(rpc.BlockStoreServicer):  # type: ignore[misc] # generat
             open_leases=report.open_leases,
             queued_demotions=report.unsaved_blocks,
             runners=self._runners.alive(),
+            q8_0_namespaces=report.q8_0_namespaces,
         )
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
@@ -276,7 +278,7 @@ def _committed(result: CommitResult) -> pb.Committed:
     return pb.Committed(stored=result.stored, reason=result.reason)
 
 
-def _tier_stat(tier: TierReport) -> pb.TierStat:
+def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
     return pb.TierStat(
         tier=tier.kind.value,  # type: ignore[arg-type]
         directory=str(tier.directory or ""),
@@ -293,6 +295,9 @@ def _tier_stat(tier: TierReport) -> pb.TierStat:
         resting_seconds=tier.resting_seconds,
         sidecars=1 + (tier.shared.neighbours if tier.shared else 0),
         failures=tier.stats.failures,
+        encoding=tier.encoding,
+        encoding_ratio=tier.raw_bytes / tier.stored_bytes if tier.stored_bytes else 0.0,
+        decode_bytes_per_second=decode_bytes_per_second,
     )
 
 

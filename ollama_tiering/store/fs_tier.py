@@ -143,7 +143,12 @@ class FsTier:
     @contextlib.contextmanager
     def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[FsOpenBlock]:
         with self.opened(namespace, key, file_name(key), _READ) as (fd, info):
-            yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
+            try:
+                yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
+            finally:
+                if not self.in_memory:
+                    # What is read here is needed once; the page cache is for what is used again.
+                    forget(fd)
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
         try:

@@ -16,13 +16,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.blockfile import MAX_FILE_BYTES
 from ollama_tiering.store.key import BlockKey, NamespaceId
 
 log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "index.sqlite"
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE blocks (
     key BLOB NOT NULL,
@@ -32,6 +33,7 @@ CREATE TABLE blocks (
     tokens BLOB NOT NULL,
     plain_rows INTEGER NOT NULL,
     file_bytes INTEGER NOT NULL,
+    raw_file_bytes INTEGER NOT NULL,
     stored_bytes INTEGER NOT NULL,
     last_use REAL NOT NULL,
     PRIMARY KEY (key, tier)
@@ -53,17 +55,22 @@ class IndexRow:
     tokens: bytes
     plain_rows: int
     file_bytes: int
+    raw_file_bytes: int  # more than file_bytes where the file is encoded
     stored_bytes: int
     last_use: float
 
     @property
     def plausible(self) -> bool:
         digests = (self.key, self.namespace, self.parent)
+        counts = (self.plain_rows, self.file_bytes, self.raw_file_bytes, self.stored_bytes)
         return (
-            all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
+            all(isinstance(count, int) for count in counts)
+            and isinstance(self.last_use, float)
+            and all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
             and isinstance(self.tokens, bytes)
             and len(self.tokens) % 4 == 0
             and 0 <= self.plain_rows <= len(self.tokens) // 4
+            and 0 < self.file_bytes <= self.raw_file_bytes <= MAX_FILE_BYTES
         )
 
 
@@ -98,7 +105,8 @@ class BlockIndex:
             with self._connection:
                 self._connection.executemany("DELETE FROM blocks WHERE key = ?", keys)
                 self._connection.executemany(
-                    "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, entries)
+                    f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})",
+                    map(_values, entries),
                 )
         except sqlite3.DatabaseError as error:
             self._start_over(error)

@@ -10,7 +10,7 @@ from typing import Final
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.report import Leased, LeasedBlock
-from ollama_tiering.store.staging import Copy, Stager, client_can_read
+from ollama_tiering.store.staging import Copy, Stager, readable_by_client
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord
@@ -107,7 +107,7 @@ class Leaser:
         state = self._state
         for index in sorted(record.levels):
             level = state.levels[index]
-            if not client_can_read(level, record):
+            if not readable_by_client(level, record):
                 continue
             try:
                 if level.tier.exists(record.namespace, record.key):

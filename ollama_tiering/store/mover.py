@@ -7,17 +7,18 @@ deletes anything; a damaged source is quarantined.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import BlockMeta, read_meta
-from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store import room, transcode
+from ollama_tiering.store.blockfile import read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import OpenBlock, TempBlock
+from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Mover:
                 return True
             state.pin(key)
         try:
-            done = self.copy(record, source, target)
+            done = self.copy(record, source, target) is not None
         finally:
             with state.lock:
                 state.unpin(key)
@@ -136,6 +137,8 @@ class Mover:
             top = state.levels[0]
             if record is None or not record.levels or top.index in record.levels:
                 return True
+            if key in state.staging:
+                return True
             source = state.levels[min(record.levels)]
             if source.shared is not None:
                 return True  # it was copied up when it was asked for, or could not be
@@ -143,45 +146,65 @@ class Mover:
             if after > self._low * top.lru.budget_bytes or state.suspended(top):
                 return True
             state.pin(key)
+            state.staging[key] = threading.Event()
         try:
-            if self.copy(record, source, top):
+            decoded = source.index in record.encoded
+            spent = self.copy(record, source, top)
+            if spent is not None:
                 with state.lock:
                     top.stats.promoted_blocks += 1
+                if decoded:
+                    state.codec.add_decode(record.file_bytes, spent.coding + spent.writing)
         finally:
             with state.lock:
                 state.unpin(key)
+                done = state.staging.pop(key)
+            done.set()
         return True
 
-    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
-        """Copies one block, verified on the way. Any thread may; the block is pinned. False: no
-        copy was made, and the books say why.
+    def copy(self, record: BlockRecord, source: Level, target: Level) -> Seconds | None:
+        """Copies one block into another tier, in that tier's encoding; where the time went, or None
+        when it is not there. Thread-safe, unlike the rest: the caller has pinned the record and
+        sees to it that nobody else copies it there.
         """
         state = self._state
-        claim = room.reserve_room(state, target, record.file_bytes)
+        claim = room.reserve_room(state, target, record.file_bytes)  # encoded, it takes less
         if claim is None:
-            return False
+            return None
         temp: TempBlock | None = None
         at = source
         watched: WatchedBlock | None = None
+        spent = Seconds()
         try:
             with source.tier.open(record.namespace, record.key) as opened:
                 block = watched = WatchedBlock(opened)
                 # A shared source is timed by whoever copies several at once from it.
                 counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
+                if meta.raw_file_bytes != record.file_bytes:
+                    self._abandon(target, temp, claim.release)
+                    with state.lock:
+                        state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
+                    return None
+                transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
                 temp = room.create_temp(
-                    state, target, record.namespace, record.key, block.file_bytes
+                    state, target, record.namespace, record.key, transfer.file_bytes
                 )
-                reading, writing = copy_verified(meta, block, temp)
+                transfer.write_to(temp, spent)
             start = time.perf_counter()
             stored_bytes = target.tier.publish(temp)
-            writing += time.perf_counter() - start
-        except (CorruptBlock, UnsupportedFormat) as error:
+            spent.writing += time.perf_counter() - start
+        except UnsupportedFormat as error:
+            self._abandon(target, temp, claim.release)
+            log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
+            room.set_aside(state, source, record.key)
+            return None
+        except CorruptBlock as error:
             self._abandon(target, temp, claim.release)
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
             room.quarantine(state, source, record.namespace, record.key)
-            return False
+            return None
         except FileNotFoundError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
@@ -189,24 +212,29 @@ class Mover:
                     state.forget_copy(source, record.key)
                 else:
                     state.failed(target, error, "copy")
-            return False
+            return None
         except OSError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
                 unread = watched is not None and watched.failed
                 state.failed(source if unread else at, error, "copy")
-            return False
+            return None
         with state.lock:
             claim.commit(record.key, stored_bytes)
+            if target.shared is not None:
+                took_bytes = max(transfer.file_bytes, stored_bytes)
+                target.shared.took_less(claim.reserved_bytes, took_bytes)
+            if transfer.encoded:
+                record.encoded[target.index] = transfer.file_bytes
             state.add_copy(record, target, stored_bytes)
             state.worked(target)
             target.stats.written_bytes += stored_bytes
-            source.stats.read_bytes += record.file_bytes
+            source.stats.read_bytes += meta.file_bytes
         if counts:
-            source.speed.add_read(record.file_bytes, reading)
-        target.speed.add_write(record.file_bytes, writing)
+            source.speed.add_read(meta.file_bytes, spent.reading)
+        target.speed.add_write(transfer.file_bytes, spent.writing)
         self._settle(source if target.index < source.index else target, record)
-        return True
+        return spent
 
     def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
         if temp is not None:
@@ -239,31 +267,6 @@ class WatchedBlock:
 
     def resident(self) -> bool | None:
         return self._block.resident()
-
-
-def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> tuple[float, float]:
-    """Copies a block and checks every checksum on the way; (seconds reading, seconds writing)."""
-    clock = time.perf_counter
-    reading = writing = 0.0
-    start = clock()
-    head = block.read_at(0, meta.payload_offset)
-    reading += clock() - start
-    temp.write_at(0, head)
-    for segment in meta.segments:
-        crc = 0
-        end = segment.file_offset + segment.stored_bytes
-        for offset in range(segment.file_offset, end, _PART_BYTES):
-            start = clock()
-            data = block.read_at(offset, min(_PART_BYTES, end - offset))
-            read = clock()
-            temp.write_at(offset, data)
-            reading, writing = reading + read - start, writing + clock() - read
-            crc = crc32c(data, crc)
-        if crc != segment.crc32c:
-            raise CorruptBlock(
-                f"checksum of child {segment.child} layer {segment.layer} does not match"
-            )
-    return reading, writing
 
 
 def unsaved_bytes(state: StoreState) -> tuple[int, int]:

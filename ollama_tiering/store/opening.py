@@ -104,7 +104,7 @@ def _record(
         stored.file_bytes,
     )
     if row is not None and fits:
-        return record_of_row(row)
+        return record_of_row(row, level)
     try:
         with level.tier.open(stored.namespace, stored.key) as block:
             meta = read_meta(block.read_at, block.file_bytes)
@@ -122,30 +122,32 @@ def _record(
         level.kept_bytes += stored.stored_bytes
         log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
         return None
-    return record_of_meta(meta, stored.modified)
+    return record_of_meta(meta, level, stored.modified)
 
 
-def record_of_row(row: IndexRow) -> BlockRecord:
+def record_of_row(row: IndexRow, level: Level) -> BlockRecord:
     return BlockRecord(
         key=row.key,
         namespace=row.namespace,
         parent=row.parent,
         tokens=row.tokens,
         plain_rows=row.plain_rows,
-        file_bytes=row.file_bytes,
+        file_bytes=row.raw_file_bytes,
         last_use=row.last_use,
+        encoded=_encoded(level, row.file_bytes, row.raw_file_bytes),
     )
 
 
-def record_of_meta(meta: BlockMeta, last_use: float) -> BlockRecord:
+def record_of_meta(meta: BlockMeta, level: Level, last_use: float) -> BlockRecord:
     return BlockRecord(
         key=meta.key,
         namespace=meta.namespace,
         parent=meta.parent,
         tokens=meta.tokens,
         plain_rows=meta.plain_rows,
-        file_bytes=meta.file_bytes,
+        file_bytes=meta.raw_file_bytes,
         last_use=last_use,
+        encoded=_encoded(level, meta.file_bytes, meta.raw_file_bytes),
     )
 
 
@@ -168,10 +170,15 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
         parent=record.parent,
         tokens=record.tokens,
         plain_rows=record.plain_rows,
-        file_bytes=record.file_bytes,
+        file_bytes=record.bytes_at(level.index),
+        raw_file_bytes=record.file_bytes,
         stored_bytes=level.lru.stored_bytes(record.key),
         last_use=record.last_use,
     )
+
+
+def _encoded(level: Level, file_bytes: int, raw_file_bytes: int) -> dict[int, int]:
+    return {level.index: file_bytes} if file_bytes < raw_file_bytes else {}
 
 
 def depths_of(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:

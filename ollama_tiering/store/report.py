@@ -18,6 +18,7 @@ class MatchedBlock:
     block_rows: int
     tier: TierKind
     stored_bytes: int
+    raw_bytes: int  # once decoded
     expected_seconds: float
 
 
@@ -58,6 +59,9 @@ class TierReport:
     read_bytes_per_second: float
     write_bytes_per_second: float
     suspended: bool
+    encoding: str  # of what is written there from now on
+    raw_bytes: int  # of its blocks, had they been stored raw
+    stored_bytes: int  # of its blocks, physical
     resting_seconds: float = 0.0  # until it is tried again
     shared: SharedBooks | None = None
 
@@ -76,3 +80,5 @@ class StoreReport:
     counters: Counters
     open_leases: int
     unsaved_blocks: int
+    decode_bytes_per_second: float
+    q8_0_namespaces: list[NamespaceId]  # whose rows are rounded to q8_0: lossy

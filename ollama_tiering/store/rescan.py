@@ -109,7 +109,7 @@ class Rescan:
                 return None
             modified = stored.modified + offset_seconds
             seen_bytes += stored.stored_bytes
-            if stored.key in level.lru:
+            if self._as_known(stored):
                 uses[stored.key] = modified
             elif stored.key in self._unsupported or not (record := self._record(stored, modified)):
                 kept_bytes += stored.stored_bytes
@@ -131,10 +131,17 @@ class Rescan:
         self._seen_bytes = seen_bytes + others
         return uses
 
+    def _as_known(self, stored: StoredBlock) -> bool:
+        """Not where another sidecar, of another encoding, stored the same block over ours."""
+        record = self._state.tree.get(stored.key)
+        if record is None or self._level.index not in record.levels:
+            return False
+        return record.bytes_at(self._level.index) == stored.file_bytes
+
     def _record(self, stored: StoredBlock, modified: float) -> BlockRecord | None:
         row = self._rows.get(stored.key)
         if row and (row.namespace, row.file_bytes) == (stored.namespace, stored.file_bytes):
-            record = record_of_row(row)
+            record = record_of_row(row, self._level)
             record.last_use = modified
             return record
         try:
@@ -155,7 +162,7 @@ class Rescan:
         except OSError as error:
             log.warning("block not readable now: key=%s error=%s", stored.key.hex(), error)
         else:
-            return record_of_meta(meta, modified)
+            return record_of_meta(meta, self._level, modified)
         return None
 
     def _forget(self, missing: set[BlockKey]) -> None:

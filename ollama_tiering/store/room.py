@@ -108,6 +108,15 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
     return True
 
 
+def set_aside(state: StoreState, level: Level, key: BlockKey) -> None:
+    """Forgets a copy this reader does not understand; its file stays and its bytes count."""
+    with state.lock:
+        doomed = state.drop_copy(level, key)
+        if doomed:
+            state.counters.miss("unknown format")
+            state.gone(doomed, unlinked=False)
+
+
 def purge_quarantine(state: StoreState, level: Level, *, keep_blocks: int) -> bool:
     """Keeps only the newest damaged blocks; their bytes count against the budget."""
     before = level.tier.quarantined_bytes()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ollama_tiering.store import room
+from ollama_tiering.store import room, transcode
 from ollama_tiering.store.blockfile import (
     ALIGNMENT,
     MAX_FILE_BYTES,
@@ -94,11 +94,15 @@ class WriteSession:
         namespace: NamespaceId,
         block_tokens: int,
         reserve_seconds: float,
+        *,
+        rounded: bool = False,
     ) -> None:
+        """`rounded`: rows are rounded to q8_0 before a block is visible."""
         self._state = state
         self._namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
+        self._rounded = rounded
         self._pending: dict[int, _Pending] = {}  # under the state's lock
         self._inline: _Inline | None = None
 
@@ -237,6 +241,8 @@ class WriteSession:
                 _check_meta(meta, pending.claim, self._namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
+                if self._rounded:
+                    transcode.round_rows(meta, block, pending.temp)
             record = _record(meta, state.wall_clock())
             with state.lock:
                 covered = state.tree.covered_by(record) is not None
@@ -308,6 +314,8 @@ class WriteSession:
             meta = read_meta(buffer_reader(inline.head), file_bytes)
         except (CorruptBlock, UnsupportedFormat) as error:
             raise InvalidBlock(str(error)) from None
+        if meta.encoded:
+            raise InvalidBlock("a client stores blocks raw; the tiers encode them")
         claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
         _check_claim(claim)
         pending = self._claim(claim)
@@ -353,6 +361,8 @@ def _check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_tok
         raise InvalidBlock("the header is of another namespace")
     if meta.key != claim.key or meta.parent != claim.parent:
         raise InvalidBlock("the header is of another block than was reserved")
+    if meta.encoded:
+        raise InvalidBlock("a client stores blocks raw; the tiers encode them")
     if meta.file_bytes != claim.file_bytes:
         raise InvalidBlock("the file has another size than was reserved")
     if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:

@@ -61,6 +61,14 @@ class SharedBooks:
             self.written.append((now, need_bytes))
         return claim
 
+    def took_less(self, reserved_bytes: int, stored_bytes: int) -> None:
+        """The last block took less than was reserved for it: the rest may yet be written."""
+        rest = reserved_bytes - stored_bytes
+        if rest > 0 and self.written:
+            at, written = self.written.pop()
+            self.written.append((at, written - rest))
+            self.allowance_bytes += rest
+
     def written_bytes(self, since: float) -> int:
         """Forgets what was written before."""
         while self.written and self.written[0][0] < since:

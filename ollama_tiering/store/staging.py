@@ -1,7 +1,9 @@
-"""Copies blocks that a client cannot read where they lie into a tier where it can.
+"""Copies blocks that a client cannot read as they are into a tier where it can.
 
-Several at a time, each verified by its checksums on the way, in threads of its own: a client waits
-for a block at most for the deadline, and then has a miss.
+A client maps or reads raw block files of tiers on this machine: what a shared tier holds is copied,
+what a tier holds encoded is decoded. Several at a time, so that decoding overlaps reading, each
+verified by its checksums on the way, in threads of its own: a client waits for a block at most for
+the deadline, and then has a miss.
 """
 
 from __future__ import annotations
@@ -13,23 +15,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
 STAGING_THREADS: Final = 4
-_STRIPES: Final = 64
 
-Copy = Callable[[BlockRecord, Level, Level], bool]
+Copy = Callable[[BlockRecord, Level, Level], Seconds | None]  # from, to; None: it was not possible
 Locate = Callable[[BlockRecord], LeasedBlock | None]
 
 
-def client_can_read(level: Level, record: BlockRecord) -> bool:
+def readable_by_client(level: Level, record: BlockRecord) -> bool:
     """Whether a client on this host may be given the path of this copy and read it as it is.
 
-    Not on a shared tier: opening a file there could hang the client.
+    Not on a shared tier: opening a file there could hang the client. Not what is encoded.
     """
-    return level.shared is None
+    return level.shared is None and level.index not in record.encoded
 
 
 class Stager:
@@ -40,9 +43,7 @@ class Stager:
         self._copy = copy
         self._locate = locate
         self._pool = ThreadPoolExecutor(STAGING_THREADS, thread_name_prefix="block-stage")
-        self._meters = {level.index: _BusyMeter(level) for level in state.levels if level.shared}
-        # A block that two clients ask for is copied once: the second one waits, then finds it.
-        self._stripes = [threading.Lock() for _ in range(_STRIPES)]
+        self._meters = [_BusyMeter(level, state.codec) for level in state.levels]
 
     def possible(self, record: BlockRecord) -> bool:
         """Whether any copy can be tried now. No I/O; takes the lock."""
@@ -59,21 +60,22 @@ class Stager:
 
     def _stage(self, record: BlockRecord) -> LeasedBlock | None:
         state = self._state
-        with self._stripes[record.key[0] % _STRIPES], self._pinned(record):
+        with self._alone(record):
             if (block := self._locate(record)) is not None:
                 return block
             with state.lock:
-                resting = state.resting()
-                sources = [state.levels[i] for i in sorted(record.levels) if i not in resting]
+                sources = [state.levels[index] for index in state.soonest_first(record)]
                 targets = [
                     level
                     for level in state.levels
-                    if client_can_read(level, record) and not state.suspended(level)
+                    if level.shared is None
+                    and level.index not in record.levels
+                    and state.codec.keeps_raw(level, record.namespace)
+                    and not state.suspended(level)
                 ]
             for source in sources:
                 for target in targets:
-                    copied = self._copied(record, source, target)
-                    if copied:
+                    if self._copied(record, source, target):
                         with state.lock:
                             target.stats.promoted_blocks += 1
                             state.counters.get_blocks += 1
@@ -84,55 +86,81 @@ class Stager:
         return None
 
     @contextlib.contextmanager
-    def _pinned(self, record: BlockRecord) -> Iterator[None]:
-        """Its lease may end meanwhile."""
-        with self._state.lock:
-            self._state.pin(record.key)
+    def _alone(self, record: BlockRecord) -> Iterator[None]:
+        """A block that two clients ask for is copied once: the second one waits, then finds it.
+        Pinned meanwhile, since its lease may end.
+        """
+        state = self._state
+        while True:
+            with state.lock:
+                running = state.staging.get(record.key)
+                if running is None:
+                    done = state.staging[record.key] = threading.Event()
+                    state.pin(record.key)
+                    break
+            running.wait()
         try:
             yield
         finally:
-            with self._state.lock:
-                self._state.unpin(record.key)
+            with state.lock:
+                state.unpin(record.key)
+                del state.staging[record.key]
+            done.set()
 
     def _copied(self, record: BlockRecord, source: Level, target: Level) -> bool:
-        meter = self._meters.get(source.index)
-        if meter is None:
-            return self._copy(record, source, target)
+        meter = self._meters[source.index]
+        read_bytes, decoded = record.bytes_at(source.index), source.index in record.encoded
         meter.begin()
-        copied = False
+        spent: Seconds | None = None
         try:
-            copied = self._copy(record, source, target)
+            spent = self._copy(record, source, target)
         finally:
-            meter.end(record.file_bytes if copied else 0)
-        return copied
+            meter.end(spent, read_bytes, record.file_bytes if decoded else 0)
+        return spent is not None
 
 
 class _BusyMeter:
     """Bytes per second of a level while anything is copied from it, however many at a time.
 
-    That is what a client that asks for several blocks gets. A time in which a copy failed says
-    nothing. Thread-safe.
+    That is what a client that asks for several blocks gets. Of the time, the share that decoding
+    and writing the decoded blocks took counts for the codec; the rest for a shared level (others
+    time every read that comes from the disk by itself). A time in which a copy failed says nothing.
+    Thread-safe.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, codec: Codec) -> None:
         self._level = level
+        self._codec = codec
         self._lock = threading.Lock()
         self._active = 0
-        self._since = 0.0
-        self._copied_bytes = 0
-        self._spoilt = False
+        self._begin()
 
     def begin(self) -> None:
         with self._lock:
             if not self._active:
-                self._since, self._copied_bytes, self._spoilt = time.perf_counter(), 0, False
+                self._begin()
             self._active += 1
 
-    def end(self, copied_bytes: int) -> None:
+    def end(self, spent: Seconds | None, read_bytes: int, decoded_bytes: int) -> None:
+        """`spent` is None where the copy failed, `decoded_bytes` 0 where nothing was decoded."""
         with self._lock:
             self._active -= 1
-            self._copied_bytes += copied_bytes
-            self._spoilt = self._spoilt or not copied_bytes
-            if not self._active and not self._spoilt:
+            if spent is None:
+                self._spoilt = True
+            else:
+                self._read_bytes += read_bytes
+                self._decoded_bytes += decoded_bytes
+                self._busy += spent.reading + spent.writing + spent.coding
+                self._decoding += spent.writing + spent.coding if decoded_bytes else 0.0
+            if not self._active and not self._spoilt and self._busy:
                 seconds = time.perf_counter() - self._since
-                self._level.speed.add_read(self._copied_bytes, seconds)
+                decoding = seconds * self._decoding / self._busy
+                self._codec.add_decode(self._decoded_bytes, decoding)
+                if self._level.shared is not None:
+                    self._level.speed.add_read(self._read_bytes, seconds - decoding)
+
+    def _begin(self) -> None:
+        self._since = time.perf_counter()
+        self._read_bytes = self._decoded_bytes = 0
+        self._busy = self._decoding = 0.0
+        self._spoilt = False

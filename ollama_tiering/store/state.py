@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
@@ -38,6 +40,7 @@ class Level:
     stats: TierStats = field(default_factory=TierStats)
     consecutive_failures: int = 0
     suspended_until: float = 0.0
+    raw_bytes: int = 0  # of the blocks it holds, had they been stored raw
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
     shared: SharedBooks | None = None  # of a tier that other sidecars use too
 
@@ -72,10 +75,12 @@ class StoreState:
         self,
         tiers: Sequence[tuple[Tier, int]],
         *,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.lock = threading.Lock()
+        self.codec = codec or Codec()
         self.clock = clock
         self.wall_clock = wall_clock
         self.tree = BlockTree()
@@ -95,6 +100,7 @@ class StoreState:
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
         self.unsaved: OrderedDict[BlockKey, None] = OrderedDict()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
+        self.staging: dict[BlockKey, threading.Event] = {}  # being copied for a client now
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.index_changed: set[BlockKey] = set()
         self.work = threading.Event()  # something for the background
@@ -107,6 +113,11 @@ class StoreState:
         if known is None:
             self.tree.add(record)
             known = record
+        if record is not known:
+            known.encoded.pop(level.index, None)
+            known.encoded.update(record.encoded)
+        if level.index not in known.levels:
+            level.raw_bytes += known.file_bytes
         known.levels.add(level.index)
         level.lru.add(record.key, stored_bytes)
         self.index_changed.add(record.key)
@@ -118,6 +129,8 @@ class StoreState:
         if record is None or level.index not in record.levels:
             return None
         record.levels.discard(level.index)
+        record.encoded.pop(level.index, None)
+        level.raw_bytes -= record.file_bytes
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
         if not record.levels:
             self._forget(record)
@@ -146,6 +159,18 @@ class StoreState:
         if doomed:
             self.gone(doomed, unlinked=True)
 
+    def correct_size(
+        self, record: BlockRecord, level: Level, file_bytes: int, raw_file_bytes: int
+    ) -> None:
+        """The header of a file says another size than the books: the file is right."""
+        for index in record.levels:
+            self.levels[index].raw_bytes += raw_file_bytes - record.file_bytes
+        record.file_bytes = raw_file_bytes
+        record.encoded.pop(level.index, None)
+        if file_bytes < raw_file_bytes:
+            record.encoded[level.index] = file_bytes
+        self.index_changed.add(record.key)
+
     def _forget(self, record: BlockRecord) -> None:
         self.tree.discard(record.key)
         self.unsaved.pop(record.key, None)
@@ -173,6 +198,40 @@ class StoreState:
             self.index_changed.add(record.key)
             for index in record.levels:
                 levels[index].lru.touch(record.key)
+
+    def speeds(self) -> list[tuple[float, float]]:
+        """(seconds per block, seconds per byte) of every level, for `nearest`."""
+        return [level.speed.expectation() for level in self.levels]
+
+    def nearest(
+        self,
+        record: BlockRecord,
+        speeds: Sequence[tuple[float, float]],
+        resting: Sequence[int] = (),
+    ) -> tuple[int, float]:
+        """Index of the level whose copy is there soonest, decoded, and the seconds that takes."""
+        best, least = -1, math.inf
+        for index in (0,) if 0 in record.levels else record.levels:
+            if index not in resting:
+                seconds = self._seconds_from(record, index, speeds)
+                if seconds < least:
+                    best, least = index, seconds
+        return best, least
+
+    def soonest_first(self, record: BlockRecord) -> list[int]:
+        """Indices of the levels the block can be had from now."""
+        speeds, resting = self.speeds(), self.resting()
+        reached = [index for index in record.levels if index not in resting]
+        return sorted(reached, key=lambda index: self._seconds_from(record, index, speeds))
+
+    def _seconds_from(
+        self, record: BlockRecord, index: int, speeds: Sequence[tuple[float, float]]
+    ) -> float:
+        per_block, per_byte = speeds[index]
+        seconds = per_block + record.bytes_at(index) * per_byte
+        if index in record.encoded:
+            seconds += self.codec.decode_seconds(record.file_bytes)
+        return seconds
 
     def expire(self) -> None:
         self.end_use(self.leases.expire(self.clock()))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import opening, room
-from ollama_tiering.store.blockfile import read_meta, verify_payload
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
+from ollama_tiering.store import damage, lookup, opening, room
+from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.leasing import Leaser, Leasing
@@ -32,9 +32,8 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.speed import measure_directory
-from ollama_tiering.store.state import Doomed, Level, StoreState
+from ollama_tiering.store.state import Doomed, StoreState
 from ollama_tiering.store.tier import Tier
-from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +62,13 @@ class TieredStore:
         rescan_seconds: float = 120.0,
         background: bool = True,
         measure: bool = True,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not tiers:
             raise ValueError("a store needs a tier")
-        self._state = StoreState(tiers, clock=clock, wall_clock=wall_clock)
+        self._state = StoreState(tiers, codec=codec, clock=clock, wall_clock=wall_clock)
         self._reserve_seconds = reserve_seconds
         self._index = BlockIndex(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
@@ -78,7 +78,7 @@ class TieredStore:
             self._state,
             self._mover.copy,
             lease_seconds=lease_seconds,
-            deadline_seconds=staging_seconds,
+            deadline_seconds=min(staging_seconds, lease_seconds),
         )
         rows = opening.load(self._state, self._index)
         self._shrink_to_budget()
@@ -107,44 +107,13 @@ class TieredStore:
         block_tokens: int,
     ) -> list[MatchedBlock]:
         """Leading run of whole blocks, then the best partly matching child. Counts as use."""
-        state = self._state
-        with state.lock:
-            found = state.tree.match(namespace, keys, tokens, block_tokens)
-            if resting := state.resting():  # what lies only there cannot be had now
-                reached = [not record.levels.issubset(resting) for record, _ in found]
-                if False in reached:
-                    found = found[: reached.index(False)]
-                    state.counters.miss("out of reach")
-            state.touch([record for record, _ in reversed(found)])
-            costs = [level.speed.expectation() for level in state.levels]
-            kinds = [level.tier.kind for level in state.levels]
-            blocks = []
-            matched = 0
-            for record, rows in found:
-                nearest = min(record.levels.difference(resting) if resting else record.levels)
-                per_block, per_byte = costs[nearest]
-                size = record.file_bytes
-                matched += rows
-                blocks.append(
-                    MatchedBlock(
-                        record.key,
-                        rows,
-                        record.rows,
-                        kinds[nearest],
-                        size,
-                        per_block + size * per_byte,
-                    )
-                )
-            counters = state.counters
-            counters.has_calls += 1
-            counters.asked_tokens += len(tokens) // 4
-            counters.matched_tokens += matched
-            if not found:
-                counters.miss("unknown prefix")
-        return blocks
+        return lookup.match(self._state, namespace, keys, tokens, block_tokens)
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
+        """Pins the leading run of `keys` that is stored, until release or the lease's end.
+
+        Blocks that have to be staged first are; what cannot be in time ends the run: a miss.
+        """
         return self.begin_lease(namespace, keys).wait()
 
     def begin_lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
@@ -176,6 +145,7 @@ class TieredStore:
             raise InvalidBlock("the namespace is not the digest of its description")
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
+        rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
                 with self._state.lock:
@@ -185,7 +155,9 @@ class TieredStore:
                 level.tier.describe(namespace, fields)
             except OSError as error:
                 log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
-        session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
+        session = WriteSession(
+            self._state, namespace, block_tokens, self._reserve_seconds, rounded=rounded
+        )
         self._sessions.add(session)
         return session
 
@@ -232,19 +204,7 @@ class TieredStore:
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
         """Reads the block again; True when a copy of it was damaged and is quarantined now."""
-        state = self._state
-        with state.lock:
-            record = state.tree.get(key)
-            if record is None or record.namespace != namespace:
-                return False
-            reached = record.levels.difference(state.resting())
-            levels = [state.levels[index] for index in sorted(reached)]
-            state.pin(key)
-        try:
-            return any([self._verify(level, record) for level in levels])
-        finally:
-            with state.lock:
-                state.unpin(key)
+        return damage.check(self._state, namespace, key)
 
     # --- the rest ------------------------------------------------------------------------------
 
@@ -264,12 +224,22 @@ class TieredStore:
                     read_bytes_per_second=level.speed.read,
                     write_bytes_per_second=level.speed.write,
                     suspended=state.suspended(level),
+                    encoding=state.codec.of(level).value,
+                    raw_bytes=level.raw_bytes,
+                    stored_bytes=level.lru.used_bytes,
                     resting_seconds=max(0.0, level.suspended_until - state.clock()),
                     shared=level.shared,
                 )
                 for level in state.levels
             ]
-            return StoreReport(tiers, state.counters, len(state.leases), len(state.unsaved))
+            return StoreReport(
+                tiers,
+                state.counters,
+                len(state.leases),
+                len(state.unsaved),
+                state.codec.decode_bytes_per_second,
+                state.codec.rounded_namespaces(),
+            )
 
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
@@ -297,12 +267,12 @@ class TieredStore:
             self._remote = None
         for session in list(self._sessions):
             self.close_session(session)
+        self._leaser.close()
         self.run_pending(deadline=deadline)
         left = LeftOver(*unsaved_bytes(self._state))
         self.flush_index()
         if self._index is not None:
             self._index.close()
-        self._leaser.close()
         for level in self._state.levels:
             level.tier.close()
         return left
@@ -328,6 +298,8 @@ class TieredStore:
                 state.work.clear()
 
     def _measure_speeds(self) -> None:
+        if self._measure and self._state.codec.in_use:
+            self._state.codec.measure()
         for level in self._state.levels if self._measure else ():
             directory = level.tier.directory
             if directory is None or level.speed.read or level.shared is not None:
@@ -343,19 +315,3 @@ class TieredStore:
             with self._state.lock:
                 doomed = self._state.take_victims(level, level.lru.excess_bytes)
             room.unlink(self._state, doomed)
-
-    def _verify(self, level: Level, record: BlockRecord) -> bool:
-        state = self._state
-        try:
-            with level.tier.open(record.namespace, record.key) as block:
-                verify_payload(read_meta(block.read_at, block.file_bytes), block.read_at)
-        except (CorruptBlock, UnsupportedFormat) as error:
-            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            return room.quarantine(state, level, record.namespace, record.key)
-        except FileNotFoundError:
-            with state.lock:
-                state.forget_copy(level, record.key)
-        except OSError as error:
-            with state.lock:
-                state.failed(level, error, "verify")
-        return False

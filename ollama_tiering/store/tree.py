@@ -22,13 +22,18 @@ class BlockRecord:
     parent: bytes
     tokens: bytes
     plain_rows: int  # leading rows at which nothing but a token stands
-    file_bytes: int
+    file_bytes: int  # of the raw file, which clients see
     last_use: float  # Unix seconds
     levels: set[int] = field(default_factory=set)  # indices of the tiers that hold it
+    encoded: dict[int, int] = field(default_factory=dict)  # those that hold it encoded: file bytes
 
     @property
     def rows(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    def bytes_at(self, level_index: int) -> int:
+        """Size of the file at a level that holds it."""
+        return self.encoded.get(level_index, self.file_bytes)
 
 
 class BlockTree:
