@@ -252,6 +252,7 @@ class Rescan:
 
     def _unseen_bytes(self) -> int:
         """What we wrote so lately that a listing, here or elsewhere, may not show it yet."""
-        if not self._tier.caches_names:
-            self._books.written.clear()
-        return self._books.written_bytes(self._state.clock() - 2 * SETTLE_SECONDS)
+        now = self._state.clock()
+        seen_seconds = 2 * SETTLE_SECONDS if self._tier.caches_names else 0.0
+        written_bytes = self._books.written_bytes(now, now - seen_seconds)
+        return written_bytes if seen_seconds else 0

@@ -7,6 +7,7 @@ anywhere.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from tests.unit.store.support import FILE_BYTES, Bench
 
 T = TypeVar("T")
 
-SEEDS = 40
+SEEDS = int(os.environ.get("TIERING_EXAMPLES", "25"))
 ROUNDS = 12
 
 
