@@ -155,6 +155,7 @@ def play(seed: int, *, cached: bool = False) -> float:
 
 
 def _play(seed: int, directory: Path, cached: bool) -> float:
+    directory.mkdir(mode=0o700)
     choose = random.Random(seed)
     budget = choose.randint(2, 12) * FILE_BYTES
     turns = Turns(seed, directory, budget, cached=cached)
