@@ -75,6 +75,7 @@ class Rescan:
         begun = state.clock()
         self._due = begun + self._period_seconds * jitter
         books.scanning = True
+        whole = False
         try:
             now = self._announce(books.allowance_bytes)
             if self._announced_at is None:
@@ -90,10 +91,13 @@ class Rescan:
             self._trim()
             books.scanned = True
             self._claim(neighbours, now)
+            whole = True
         finally:
             books.scanning = False
             took = state.clock() - begun
             self._again = begun + took + max(AGAIN_SECONDS, 10 * took) * jitter
+            if not whole:
+                self._due = min(self._due, self._again)
 
     def _look(
         self, offset_seconds: float, stopping: Callable[[], bool]

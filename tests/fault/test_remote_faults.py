@@ -46,7 +46,7 @@ OPERATIONS = (
 
 
 class HangingBench(RemoteBench):
-    """Few threads to lose; a short deadline, but only while something hangs: this machine is busy."""
+    """Few threads to lose; a short deadline only while something hangs: the machine is busy."""
 
     def hang(self, *operations: str) -> None:
         self.threads.deadline_seconds = DEADLINE
