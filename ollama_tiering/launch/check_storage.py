@@ -74,6 +74,10 @@ def _remote(settings: SidecarConfig) -> Iterator[Check]:
 
 
 def _remote_checks(name: str, directory: Path, settings: SidecarConfig) -> Iterator[Check]:
+    if not directory.is_dir():
+        cure = f"mount its file system; the first time: mkdir -m 700 {directory}"
+        yield fail(f"{name} directory", f"{directory} is not there", cure)
+        return
     yield permissions(f"{name} directory", directory)
     kind = file_system(directory)
     finding = f"{directory} on {kind or 'an unknown file system'}"

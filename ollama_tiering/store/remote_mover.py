@@ -179,10 +179,12 @@ class RemoteMover(Mover):
         finally:
             with state.lock:
                 state.unpin(record.key)
-        if done:
-            with state.lock:
+        with state.lock:
+            if done:
                 state.unsaved.pop(record.key, None)
-            state.work.set()  # it may be evicted above now
+                state.work.set()  # it may be evicted above now
+            elif record.key in state.unsaved:
+                state.unsaved.move_to_end(record.key)
         return done
 
     def _unsaved(self, source: Level) -> BlockRecord | None:

@@ -75,6 +75,7 @@ class Rescan:
         begun = state.clock()
         self._due = begun + self._period_seconds * jitter
         books.scanning = True
+        whole = False
         try:
             now = self._announce(books.allowance_bytes)
             if self._announced_at is None:
@@ -90,10 +91,13 @@ class Rescan:
             self._trim()
             books.scanned = True
             self._claim(neighbours, now)
+            whole = True
         finally:
             books.scanning = False
             took = state.clock() - begun
             self._again = begun + took + max(AGAIN_SECONDS, 10 * took) * jitter
+            if not whole:
+                self._due = min(self._due, self._again)
 
     def _look(
         self, offset_seconds: float, stopping: Callable[[], bool]
@@ -259,6 +263,7 @@ class Rescan:
 
     def _unseen_bytes(self) -> int:
         """What we wrote so lately that a listing, here or elsewhere, may not show it yet."""
-        if not self._tier.caches_names:
-            self._books.written.clear()
-        return self._books.written_bytes(self._state.clock() - 2 * SETTLE_SECONDS)
+        now = self._state.clock()
+        seen_seconds = 2 * SETTLE_SECONDS if self._tier.caches_names else 0.0
+        written_bytes = self._books.written_bytes(now, now - seen_seconds)
+        return written_bytes if seen_seconds else 0

@@ -13,6 +13,7 @@ docs/design.md, "The remote tier". Calls may block for ever: see RemoteTier.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -80,7 +81,10 @@ class HeldTempBlock(FsTempBlock):
 
 
 class SharedFsTier(FsTier):
-    """`unfinished_seconds` and `dead_seconds` count by the file server's clock."""
+    """The directory has to be there: where a file system is not mounted, one of the same name would
+    be made, and filled, on the disk below. `unfinished_seconds` and `dead_seconds` count by the
+    file server's clock.
+    """
 
     shared = True
 
@@ -91,11 +95,12 @@ class SharedFsTier(FsTier):
         unfinished_seconds: float = UNFINISHED_SECONDS,
         dead_seconds: float = DEAD_SECONDS,
     ) -> None:
+        directory.stat()  # FileNotFoundError
         super().__init__(TierKind.REMOTE, directory, exclusive=False)
         self.stalled = 0
         self.foreign_bytes = 0
-        kind = filesystem_type(directory)
-        self.caches_names = kind.partition(".")[0] in NETWORK_FILESYSTEMS
+        self._filesystem = filesystem_type(directory)
+        self.caches_names = self._filesystem.partition(".")[0] in NETWORK_FILESYSTEMS
         self._owner = secrets.token_hex(8)
         self._unfinished_seconds = unfinished_seconds
         self._dead_seconds = dead_seconds
@@ -173,10 +178,12 @@ class SharedFsTier(FsTier):
     # --- neighbours ----------------------------------------------------------------------------
 
     def probe(self) -> None:
+        self._require_mount()
         # Its own file's attributes may come from the client's cache; a change may not.
         self._now = self._touched(self._announcement(self._owner))
 
     def announce(self, generation: int, claim_bytes: int) -> float:
+        self._require_mount()
         path = self._announcement(self._owner)
         temporary = path.with_name(f"{path.name}{TMP_SUFFIX}")
         text = json.dumps({"generation": generation, "claim_bytes": claim_bytes})
@@ -236,6 +243,13 @@ class SharedFsTier(FsTier):
             log.warning("announcement of a neighbour not understood: path=%s", path)
             generation, claim_bytes = -1, 0
         return Neighbour(owner, generation, max(0, claim_bytes))
+
+    def _require_mount(self) -> None:
+        """Unmounted meanwhile, the same path is a directory of the disk below."""
+        kind = filesystem_type(self.directory)
+        if kind != self._filesystem:
+            reason = f"{self.directory} is on {kind or 'nothing'} now, not on {self._filesystem}"
+            raise OSError(errno.ENODEV, reason)
 
     def _announcement(self, owner: str) -> Path:
         return self.directory / f"{_PREFIX}{owner}"

@@ -41,7 +41,8 @@ class SharedBooks:
     foreign_bytes: int = 0  # others' unfinished writes, removed files somebody still reads
     allowance_bytes: int = 0
     wanted_bytes: int = 0  # of a block there was no allowance for
-    written: deque[tuple[float, int]] = field(default_factory=deque)  # of late: when, bytes
+    taken_bytes: int = 0  # of the allowance, since the last announcement
+    written: deque[tuple[float, int]] = field(default_factory=deque)  # by when, bytes
     granted_at: tuple[float, float] = (0.0, 0.0)  # by the clock, by the wall clock
     doomed: OrderedDict[tuple[NamespaceId, BlockKey], None] = field(default_factory=OrderedDict)
     to_describe: dict[NamespaceId, Fields] = field(default_factory=dict)
@@ -58,19 +59,21 @@ class SharedBooks:
             self.wanted_bytes = max(self.wanted_bytes, need_bytes)
         else:
             self.allowance_bytes -= need_bytes
-            self.written.append((now, need_bytes))
+            self.taken_bytes += need_bytes
         return claim
 
     def took_less(self, reserved_bytes: int, stored_bytes: int) -> None:
         """The last block took less than was reserved for it: the rest may yet be written."""
-        rest = reserved_bytes - stored_bytes
-        if rest > 0 and self.written:
-            at, written = self.written.pop()
-            self.written.append((at, written - rest))
+        rest = min(reserved_bytes - stored_bytes, self.taken_bytes)
+        if rest > 0:
+            self.taken_bytes -= rest
             self.allowance_bytes += rest
 
-    def written_bytes(self, since: float) -> int:
-        """Forgets what was written before."""
+    def written_bytes(self, now: float, since: float) -> int:
+        """What was written and may have become visible after `since`; the rest is forgotten."""
+        if self.taken_bytes:
+            self.written.append((now, self.taken_bytes))
+            self.taken_bytes = 0
         while self.written and self.written[0][0] < since:
             self.written.popleft()
         return sum(written for _, written in self.written)

@@ -187,6 +187,7 @@ def remote_tier(
     directory: Path, faults: Faults, *, deadline_seconds: float = 10.0, max_threads: int = 8
 ) -> RemoteTier:
     """A remote tier as the sidecar has it, with faults below its deadlines."""
+    directory.mkdir(mode=0o700, exist_ok=True)
 
     def opened() -> SharedTier:
         faults.before("mount")

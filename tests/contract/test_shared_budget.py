@@ -7,6 +7,7 @@ anywhere.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from tests.unit.store.support import FILE_BYTES, Bench
 
 T = TypeVar("T")
 
-SEEDS = 40
+SEEDS = int(os.environ.get("TIERING_EXAMPLES", "25"))
 ROUNDS = 12
 
 
@@ -154,6 +155,7 @@ def play(seed: int, *, cached: bool = False) -> float:
 
 
 def _play(seed: int, directory: Path, cached: bool) -> float:
+    directory.mkdir(mode=0o700)
     choose = random.Random(seed)
     budget = choose.randint(2, 12) * FILE_BYTES
     turns = Turns(seed, directory, budget, cached=cached)

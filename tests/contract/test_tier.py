@@ -45,6 +45,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
 
 
 def remote_tier(directory: Path, **options: float) -> Tier:
+    directory.mkdir(mode=0o700, exist_ok=True)
     return RemoteTier(directory, lambda: SharedFsTier(directory, **options), deadline_seconds=10.0)
 
 

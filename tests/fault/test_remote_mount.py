@@ -181,10 +181,28 @@ def test_a_mount_whose_server_died_is_weather(mount: Mount, tmp_path: Path) -> N
             assert found(rpc.BlockStoreStub(channel), NEAR) == len(NEAR)
 
 
+def test_an_unmounted_directory_is_not_filled_on_the_disk_below(
+    mount: Mount, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path, "one", mount.directory) as daemon:
+        daemon.wait(lambda stat: stat.tiers[-1].state == "ok", "looked at")
+        mount.unmount()
+        stat = daemon.wait(is_resting, "the circuit is open")
+        assert stat.tiers[-1].failures
+        put(daemon, NEAR)
+        daemon.wait(lambda stat: sum(stat.tiers[-1].failures.values()) >= 2, "tried again")
+    assert list(mount.directory.iterdir()) == []
+    missing = sidecar(tmp_path, "two", mount.directory / "not-there")
+    with missing as daemon:
+        stat = daemon.wait(is_resting, "there is no such directory")
+        assert stat.tiers[-1].failures["ENOENT"] >= 1
+    assert list(mount.directory.iterdir()) == []
+
+
 def test_the_doctor_does_not_hang(mount: Mount, tmp_path: Path) -> None:
     settings = SidecarConfig(
         *(tmp_path / "run" / "s", tmp_path / "ram", 0, tmp_path / "local", 0),
-        remote_dir=mount.directory / "tier",
+        remote_dir=mount.directory,
         remote_deadline_seconds=DEADLINE,
     )
     mount.hang()
@@ -203,6 +221,7 @@ def test_two_sidecars_on_a_real_nfs_mount() -> None:
     if place is None:
         pytest.skip("no NFS: mount one and name a directory on it in TIERING_TEST_NFS")
     directory = Path(place) / "ollama-tiering-test"
+    directory.mkdir(mode=0o700)
     one, two = SharedFsTier(directory), SharedFsTier(directory)
     assert one.caches_names, "TIERING_TEST_NFS is not on NFS"
     try:

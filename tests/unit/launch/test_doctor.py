@@ -205,6 +205,10 @@ def test_the_remote_tier_is_off_unless_named(place: Path) -> None:
 
 def test_the_remote_tier_is_looked_at(place: Path) -> None:
     named = replace(settings(place), remote_dir=place / "remote", remote_budget_bytes=1 << 60)
+    (check,) = check_storage._remote(named)
+    assert check.state is State.FAIL
+    assert f"mkdir -m 700 {place / 'remote'}" in check.cure
+    (place / "remote").mkdir(mode=0o700)
     found = {check.name: check for check in check_storage.checks(named)}
     assert str(place / "remote") in found["remote tier"].finding
     assert found["remote tier directory"].state is State.OK

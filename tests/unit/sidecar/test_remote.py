@@ -31,6 +31,8 @@ def sidecar(root: Path, name: str, **options: Any) -> Daemon:
         "[sidecar]\nremote_rescan_seconds = 1\nremote_deadline_seconds = 2\n"
         f'remote_dir = "{root / "remote"}"\nremote_budget = "64 MiB"\n'
     )
+    if not (root / "remote").exists():
+        (root / "remote").mkdir(mode=0o700)
     env = {"OLLAMA_TIERING_CONFIG": str(config)}
     (root / name).mkdir()
     return Daemon(root / name, env=env, **{"ram_gb": 0.02, "local_gb": 0, **options})

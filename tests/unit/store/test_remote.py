@@ -439,3 +439,16 @@ def test_a_remote_tier_nobody_reads_from_is_measured_all_the_same(
     bench.tick(1000)
     bench.store.run_pending()
     assert bench.state.levels[2].speed.read > 0
+
+
+def test_a_look_that_failed_is_made_again_soon(bench: RemoteBench) -> None:
+    bench.faults.fail(5, "scan")
+    bench.store.run_pending()
+    assert bench.store.report().tiers[2].state == "resting"
+    bench.faults.heal()
+    bench.tick(3)
+    bench.store.run_pending()  # back, but not at once looked at: what fails may be the look itself
+    assert bench.store.report().tiers[2].state == "not looked at yet"
+    bench.tick(4)
+    bench.store.run_pending()
+    assert bench.store.report().tiers[2].state == "ok"
