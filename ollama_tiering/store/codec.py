@@ -27,8 +27,54 @@ _PROBE_ELEMENTS: Final = 64 << 10  # a segment of a usual size
 _PROBES: Final = 5
 
 
+class DecodeMeter:
+    """Decoded bytes per second while anything is decoded, however many blocks at a time, reading
+    taken out: what decoding adds for a client that asks for several. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._since = self._reading = self._rest = 0.0
+        self._decoded_bytes = 0
+        self._spoilt = False
+        self.bytes_per_second = 0.0  # moving average; 0 when never measured
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._since, self._reading, self._rest = time.perf_counter(), 0.0, 0.0
+                self._decoded_bytes, self._spoilt = 0, False
+            self._active += 1
+
+    def end(self, decoded_bytes: int, reading_seconds: float, other_seconds: float) -> None:
+        """A block is there, or with 0 bytes is not: then this time says nothing."""
+        with self._lock:
+            self._active -= 1
+            self._decoded_bytes += decoded_bytes
+            self._reading += reading_seconds
+            self._rest += other_seconds
+            self._spoilt = self._spoilt or not decoded_bytes
+            if self._active or self._spoilt:
+                return
+            wall = time.perf_counter() - self._since
+            busy = self._reading + self._rest
+            self._add(self._decoded_bytes, wall * self._rest / busy if busy else 0.0)
+
+    def add(self, decoded_bytes: int, seconds: float) -> None:
+        """One sample by itself."""
+        with self._lock:
+            self._add(decoded_bytes, seconds)
+
+    def _add(self, decoded_bytes: int, seconds: float) -> None:
+        if decoded_bytes < _MIN_SAMPLE_BYTES or seconds <= 0:
+            return
+        sample, average = decoded_bytes / seconds, self.bytes_per_second
+        self.bytes_per_second = average + _WEIGHT * (sample - average) if average else sample
+
+
 class Codec:
-    """Thread-safe. `decode_bytes_per_second` counts decoded bytes; 0 when never measured."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -38,7 +84,7 @@ class Codec:
         self._encodings = dict(encodings or {})
         self._lock = threading.Lock()
         self.planes = ZstdPlanes(zstd_level)
-        self.decode_bytes_per_second = 0.0
+        self.decoding = DecodeMeter()
         self._rounded: dict[NamespaceId, None] = {}
 
     def of(self, level: Level) -> Encoding:
@@ -71,19 +117,9 @@ class Codec:
     def in_use(self) -> bool:
         return any(encoding is not Encoding.NONE for encoding in self._encodings.values())
 
-    def add_decode(self, raw_bytes: int, seconds: float) -> None:
-        """One sample: everything but reading that it took to have these bytes decoded."""
-        if raw_bytes < _MIN_SAMPLE_BYTES or seconds <= 0:
-            return
-        sample = raw_bytes / seconds
-        with self._lock:
-            average = self.decode_bytes_per_second
-            moved = average + _WEIGHT * (sample - average) if average else sample
-            self.decode_bytes_per_second = moved
-
     def decode_seconds(self, raw_bytes: int) -> float:
         """What decoding that much is expected to take."""
-        return raw_bytes / (self.decode_bytes_per_second or _DEFAULT_BYTES_PER_SECOND)
+        return raw_bytes / (self.decoding.bytes_per_second or _DEFAULT_BYTES_PER_SECOND)
 
     def measure(self) -> None:
         """A first figure before any block was decoded: noise in the shape of f16 rows."""
@@ -96,4 +132,4 @@ class Codec:
             start = time.perf_counter()
             self.planes.decode(stored, lengths, "f16", data.nbytes)
             fastest = min(fastest, time.perf_counter() - start)
-        self.add_decode(data.nbytes, fastest)
+        self.decoding.add(data.nbytes, fastest)

@@ -14,6 +14,7 @@ from typing import Final
 
 from ollama_tiering.store import room, transcode
 from ollama_tiering.store.blockfile import read_meta
+from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
@@ -106,7 +107,7 @@ class Mover:
                 return True
             state.pin(key)
         try:
-            done = self.copy(record, source, target) is not None
+            done = self.copy(record, source, target)
         finally:
             with state.lock:
                 state.unpin(key)
@@ -139,13 +140,9 @@ class Mover:
             state.pin(key)
             state.staging[key] = threading.Event()
         try:
-            decoded = source.index in record.encoded
-            spent = self.copy(record, source, top)
-            if spent is not None:
+            if self.copy(record, source, top):
                 with state.lock:
                     top.stats.promoted_blocks += 1
-                if decoded:
-                    state.codec.add_decode(record.file_bytes, spent.coding + spent.writing)
         finally:
             with state.lock:
                 state.unpin(key)
@@ -153,18 +150,30 @@ class Mover:
             done.set()
         return True
 
-    def copy(self, record: BlockRecord, source: Level, target: Level) -> Seconds | None:
-        """Copies one block into another tier, in that tier's encoding; where the time went, or None
-        when it is not there. Thread-safe, unlike the rest: the caller has pinned the record and
-        sees to it that nobody else copies it there.
+    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+        """Copies one block into another tier, in that tier's encoding. False: it is not there, and
+        the books say why. Thread-safe, unlike the rest: the caller has pinned the record and sees
+        to it that nobody else copies it there.
         """
+        codec, spent = self._state.codec, Seconds()
+        if source.index not in record.encoded or codec.of(target) is not Encoding.NONE:
+            return self._copy(record, source, target, spent)
+        codec.decoding.begin()
+        copied = False
+        try:
+            copied = self._copy(record, source, target, spent)
+        finally:
+            decoded_bytes = record.file_bytes if copied else 0
+            codec.decoding.end(decoded_bytes, spent.reading, spent.writing + spent.coding)
+        return copied
+
+    def _copy(self, record: BlockRecord, source: Level, target: Level, spent: Seconds) -> bool:
         state = self._state
         claim = room.reserve_room(state, target, record.file_bytes)  # encoded, it takes less
         if claim is None:
-            return None
+            return False
         temp: TempBlock | None = None
         at = source
-        spent = Seconds()
         try:
             with source.tier.open(record.namespace, record.key) as block:
                 counts = source.speed.counts(block)
@@ -173,7 +182,7 @@ class Mover:
                     self._abandon(target, temp, claim.release)
                     with state.lock:
                         state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
-                    return None
+                    return False
                 transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
                 temp = room.create_temp(
@@ -187,12 +196,12 @@ class Mover:
             self._abandon(target, temp, claim.release)
             log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
             room.set_aside(state, source, record.key)
-            return None
+            return False
         except CorruptBlock as error:
             self._abandon(target, temp, claim.release)
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
             room.quarantine(state, source, record.namespace, record.key)
-            return None
+            return False
         except FileNotFoundError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
@@ -200,12 +209,12 @@ class Mover:
                     state.forget_copy(source, record.key)
                 else:
                     state.failed(target, error, "copy")
-            return None
+            return False
         except OSError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
                 state.failed(at, error, "copy")
-            return None
+            return False
         with state.lock:
             claim.commit(record.key, stored_bytes)
             if transfer.encoded:
@@ -218,7 +227,7 @@ class Mover:
             source.speed.add_read(meta.file_bytes, spent.reading)
         target.speed.add_write(transfer.file_bytes, spent.writing)
         self._settle(source if target.index < source.index else target, record)
-        return spent
+        return True
 
     def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
         if temp is not None:

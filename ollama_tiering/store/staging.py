@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -17,12 +16,11 @@ from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
 WORKERS: Final = max(2, min(4, os.cpu_count() or 1))
 
-CopyBlock = Callable[[BlockRecord, Level, Level], Seconds | None]  # from, to; None: not there
+CopyBlock = Callable[[BlockRecord, Level, Level], bool]  # from, to; False: it is not there
 
 
 def readable_by_client(level: Level, record: BlockRecord) -> bool:
@@ -48,26 +46,14 @@ class Staging:
         if not needy:
             return
         ended = threading.Event()
-        spent = [Seconds() for _ in needy]
 
-        def one(index: int) -> int:
-            """Bytes it decoded."""
-            if ended.is_set() or state.clock() >= deadline:
-                return 0
-            if self.stage(needy[index], spent[index]) is None:
+        def one(record: BlockRecord) -> None:
+            if not ended.is_set() and (state.clock() >= deadline or self.stage(record) is None):
                 ended.set()
-                return 0
-            return needy[index].file_bytes if spent[index].coding else 0
 
-        start = time.perf_counter()
-        decoded_bytes = sum(self._pool.map(one, range(len(needy))))
-        wall = time.perf_counter() - start
-        reading = sum(one_spent.reading for one_spent in spent)
-        busy = reading + sum(one_spent.writing + one_spent.coding for one_spent in spent)
-        if busy:
-            state.codec.add_decode(decoded_bytes, wall * (busy - reading) / busy)
+        list(self._pool.map(one, needy))
 
-    def stage(self, record: BlockRecord, spent: Seconds) -> Level | None:
+    def stage(self, record: BlockRecord) -> Level | None:
         """Copies the block into the fastest level with room, and returns that; None: it cannot be.
 
         A second caller for the same block waits for the first.
@@ -83,7 +69,7 @@ class Staging:
                 readable = _readable_levels(state, record)
             return readable[0] if readable else None
         try:
-            return self._stage(record, spent)
+            return self._stage(record)
         finally:
             with state.lock:
                 done = state.staging.pop(record.key)
@@ -92,7 +78,7 @@ class Staging:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _stage(self, record: BlockRecord, spent: Seconds) -> Level | None:
+    def _stage(self, record: BlockRecord) -> Level | None:
         state = self._state
         with state.lock:
             readable = _readable_levels(state, record)
@@ -108,9 +94,7 @@ class Staging:
                 and not state.suspended(level)
             ]
         for target in targets:
-            took = self._copy(record, source, target)
-            if took is not None:
-                spent.add(took)
+            if self._copy(record, source, target):
                 with state.lock:
                     target.stats.promoted_blocks += 1
                 return target

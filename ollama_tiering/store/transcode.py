@@ -48,11 +48,6 @@ class Seconds:
     writing: float = 0.0
     coding: float = 0.0
 
-    def add(self, other: Seconds) -> None:
-        self.reading += other.reading
-        self.writing += other.writing
-        self.coding += other.coding
-
 
 class Transfer(Protocol):
     """What is to be written of one block, and how."""
