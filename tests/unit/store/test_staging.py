@@ -294,3 +294,14 @@ def test_the_index_keeps_both_sizes(tmp_path: Any) -> None:
     assert index.save([row], [])
     assert list(index.load()) == [row]
     index.close()
+
+
+def test_the_speed_of_decoding_outlives_a_restart(tmp_path: Any) -> None:
+    bench = EncodedBench(index_path=tmp_path / "index.sqlite")
+    key, _ = bench.put(1)
+    bench.store.run_pending()
+    bench.state.codec.decoding.bytes_per_second = 123e6
+    bench.store.close()
+    bench.open()
+    assert bench.state.codec.decoding.bytes_per_second == 123e6
+    assert bench.state.tree.get(key) is not None
