@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     machine = this_machine()
+    load = os.getloadavg()[0]
     made = blocks(given.blocks)
     with tempfile.TemporaryDirectory(dir=given.dir, prefix=".bench-") as name:
         disk = Path(name)
@@ -276,7 +277,7 @@ def main() -> None:
     lines = [
         "# Restore from a cold disk",
         "",
-        f"- Machine: {machine}; shared with other work",
+        f"- Machine: {machine}; shared with other work, load {load:.1f} at the start",
         f"- Measured: {machine.date}, commit {machine.code}",
         f"- Command: `scripts/bench_cold_restore.py --blocks {given.blocks}`; {len(made)} blocks, "
         f"{total / 1e6:.0f} MB raw, dropped from the page cache before each of {REPEATS} runs; "
