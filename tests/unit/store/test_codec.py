@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from pathlib import Path
+
 import pytest
 
 from ollama_tiering.store import codec
 from ollama_tiering.store.codec import Codec, DecodeMeter
+from ollama_tiering.store.index import BlockIndex
 
 MB = 1_000_000
 
@@ -61,3 +66,13 @@ def test_an_estimate_is_there_before_anything_was_measured_and_after_a_probe() -
     measured.measure()
     assert measured.decoding.bytes_per_second > 0
     assert measured.decode_seconds(MB) == pytest.approx(MB / measured.decoding.bytes_per_second)
+
+
+@pytest.mark.parametrize("damaged", ["'fast'", "-1.0", "NULL", "x'00'"])
+def test_a_speed_that_is_none_is_not_taken_from_the_index(tmp_path: Path, damaged: str) -> None:
+    index = BlockIndex(tmp_path / "index.sqlite")
+    index.save_speeds([(0, 1e9, 0.0), (2, 2e9, 1e9)])
+    with contextlib.suppress(sqlite3.IntegrityError):  # the schema refuses NULL by itself
+        index._connection.execute(f"UPDATE speeds SET read = {damaged} WHERE tier = 0")
+        assert index.load_speeds() == {2: (2e9, 1e9)}
+    index.close()
