@@ -330,7 +330,7 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
         raise CorruptBlock(f"payload offset {raw_offset} of the decoded file is impossible")
     if block_key(header.parent, header.tokens, extras) != header.key:
         raise CorruptBlock("key is not that of the parent and tokens in the header")
-    return BlockMeta(
+    meta = BlockMeta(
         namespace=NamespaceId(header.namespace),
         key=BlockKey(header.key),
         parent=header.parent,
@@ -343,6 +343,9 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
         created_unix_seconds=header.created_unix_seconds,
         raw_payload_offset=raw_offset if encoded else payload_offset,
     )
+    if encoded and meta.raw_file_bytes <= file_bytes:
+        raise CorruptBlock("an encoded file is not smaller than the raw one")
+    return meta
 
 
 def _checked_segments(

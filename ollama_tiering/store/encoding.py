@@ -49,9 +49,16 @@ class ZstdPlanes:
         return [compressor.compress(plane.data) for plane in planes.split(raw, dtype)]
 
     def decode(
-        self, stored: Buffer, frame_bytes: Sequence[int], dtype: str, raw_bytes: int
+        self,
+        stored: Buffer,
+        frame_bytes: Sequence[int],
+        dtype: str,
+        raw_bytes: int,
+        scratch: planes.Bytes | None = None,
     ) -> planes.Bytes:
-        """The `raw_bytes` bytes that were encoded. CorruptBlock when the frames are not theirs."""
+        """The `raw_bytes` bytes that were encoded, in `scratch` if they fit there. CorruptBlock
+        when the frames are not theirs.
+        """
         sizes = planes.plane_sizes(dtype, raw_bytes)
         view = memoryview(stored).cast("B")
         if len(sizes) != len(frame_bytes) or sum(frame_bytes) != view.nbytes:
@@ -61,7 +68,7 @@ class ZstdPlanes:
         for size, length in zip(sizes, frame_bytes, strict=True):
             decoded.append(self._frame(view[start : start + length], size))
             start += length
-        return planes.join(decoded, dtype, raw_bytes)
+        return planes.join(decoded, dtype, raw_bytes, scratch)
 
     def _frame(self, frame: memoryview, plane_bytes: int) -> bytes:
         decompressor = getattr(self._local, "decompressor", None)

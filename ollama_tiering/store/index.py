@@ -119,7 +119,11 @@ class BlockIndex:
         except sqlite3.Error as error:
             self._start_over(error)
             return {}
-        return {tier: (read, write) for tier, read, write in rows}
+        return {
+            tier: (read, write)
+            for tier, read, write in rows
+            if all(isinstance(speed, float) and speed >= 0 for speed in (read, write))
+        }
 
     def save_speeds(self, speeds: Iterable[tuple[int, float, float]]) -> None:
         try:

@@ -113,7 +113,7 @@ class Mover:
                 return True
             state.pin(key)
         try:
-            done = self.copy(record, source, target) is not None
+            done = self.copy(record, source, target)
         finally:
             with state.lock:
                 state.unpin(key)
@@ -148,13 +148,9 @@ class Mover:
             state.pin(key)
             state.staging[key] = threading.Event()
         try:
-            decoded = source.index in record.encoded
-            spent = self.copy(record, source, top)
-            if spent is not None:
+            if self.copy(record, source, top):
                 with state.lock:
                     top.stats.promoted_blocks += 1
-                if decoded:
-                    state.codec.add_decode(record.file_bytes, spent.coding + spent.writing)
         finally:
             with state.lock:
                 state.unpin(key)
@@ -162,30 +158,49 @@ class Mover:
             done.set()
         return True
 
-    def copy(self, record: BlockRecord, source: Level, target: Level) -> Seconds | None:
-        """Copies one block into another tier, in that tier's encoding; where the time went, or None
-        when it is not there. Thread-safe, unlike the rest: the caller has pinned the record and
-        sees to it that nobody else copies it there.
+    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+        """Copies one block into another tier, in that tier's encoding. False: it is not there, and
+        the books say why. Thread-safe, unlike the rest: the caller has pinned the record and sees
+        to it that nobody else copies it there.
         """
+        codec, spent = self._state.codec, Seconds()
+        decodes = source.index in record.encoded and codec.keeps_raw(target, record.namespace)
+        read_bytes = record.bytes_at(source.index)
+        if decodes:
+            codec.decoding.begin()
+        if source.shared is not None:
+            source.speed.busy.begin()
+        copied = False
+        try:
+            copied = self._copy(record, source, target, spent)
+        finally:
+            after = spent.writing + spent.coding
+            if decodes:
+                codec.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
+            if source.shared is not None:  # what decoding takes is expected besides
+                counted, rest = (spent.reading, after) if decodes else (spent.reading + after, 0.0)
+                source.speed.busy.end(read_bytes if copied else 0, counted, rest)
+        return copied
+
+    def _copy(self, record: BlockRecord, source: Level, target: Level, spent: Seconds) -> bool:
         state = self._state
         claim = room.reserve_room(state, target, record.file_bytes)  # encoded, it takes less
         if claim is None:
-            return None
+            return False
         temp: TempBlock | None = None
         at = source
         watched: WatchedBlock | None = None
-        spent = Seconds()
         try:
             with source.tier.open(record.namespace, record.key) as opened:
                 block = watched = WatchedBlock(opened)
-                # A shared source is timed by whoever copies several at once from it.
+                # A shared source is timed by `copy`, several blocks at once.
                 counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim.release)
                     with state.lock:
                         state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
-                    return None
+                    return False
                 transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
                 temp = room.create_temp(
@@ -199,12 +214,12 @@ class Mover:
             self._abandon(target, temp, claim.release)
             log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
             room.set_aside(state, source, record.key)
-            return None
+            return False
         except CorruptBlock as error:
             self._abandon(target, temp, claim.release)
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
             room.quarantine(state, source, record.namespace, record.key)
-            return None
+            return False
         except FileNotFoundError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
@@ -212,13 +227,13 @@ class Mover:
                     state.forget_copy(source, record.key)
                 else:
                     state.failed(target, error, "copy")
-            return None
+            return False
         except OSError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
                 unread = watched is not None and watched.failed
                 state.failed(source if unread else at, error, "copy")
-            return None
+            return False
         with state.lock:
             claim.commit(record.key, stored_bytes)
             if target.shared is not None:
@@ -234,7 +249,7 @@ class Mover:
             source.speed.add_read(meta.file_bytes, spent.reading)
         target.speed.add_write(transfer.file_bytes, spent.writing)
         self._settle(source if target.index < source.index else target, record)
-        return spent
+        return True
 
     def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
         if temp is not None:

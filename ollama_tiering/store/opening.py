@@ -21,6 +21,7 @@ from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
+_DECODING: Final = 0  # no tier's number: where the index keeps the speed of decoding
 _ROWS_PER_HOLD: Final = 1000  # of the lock: lookups must not wait for longer
 
 
@@ -32,7 +33,9 @@ def load(state: StoreState, index: BlockIndex | None) -> dict[BlockKey, IndexRow
     rows: dict[tuple[BlockKey, int], IndexRow] = {}
     if index is not None:
         rows = {(row.key, row.tier): row for row in index.load()}
-        for kind, (read, write) in index.load_speeds().items():
+        speeds = index.load_speeds()
+        state.codec.decoding.bytes_per_second = speeds.pop(_DECODING, (0.0, 0.0))[0]
+        for kind, (read, write) in speeds.items():
             for level in state.levels:
                 if level.tier.kind == kind:
                     level.speed.read, level.speed.write = read, write
@@ -71,6 +74,7 @@ def save(state: StoreState, index: BlockIndex) -> None:
         speeds = [
             (int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels
         ]
+        speeds.append((_DECODING, state.codec.decoding.bytes_per_second, 0.0))
     keys = list(changed)
     for start in range(0, len(keys), _ROWS_PER_HOLD):
         part = keys[start : start + _ROWS_PER_HOLD]

@@ -44,10 +44,18 @@ def split(raw: Buffer, dtype: str) -> list[Bytes]:
     return [*planes, rest] if rest.size else planes
 
 
-def join(planes: Sequence[Buffer], dtype: str, raw_bytes: int) -> Bytes:
-    """The opposite of `split`; the planes have the sizes that `plane_sizes` says."""
+def join(
+    planes: Sequence[Buffer], dtype: str, raw_bytes: int, scratch: Bytes | None = None
+) -> Bytes:
+    """The opposite of `split`; the planes have the sizes that `plane_sizes` says.
+
+    What is returned lies in `scratch` where that is large enough: memory that is used again is much
+    faster than fresh memory, whose every page is a fault.
+    """
     width = _ELEMENT_BYTES.get(dtype, 1)
-    out: Bytes = np.empty(raw_bytes, np.uint8)
+    if scratch is None or scratch.size < raw_bytes:
+        scratch = np.empty(raw_bytes, np.uint8)
+    out = scratch[:raw_bytes]
     whole = out[: raw_bytes // width * width]
     parts = [np.frombuffer(memoryview(plane), np.uint8) for plane in planes]
     if width == 2 and whole.size:

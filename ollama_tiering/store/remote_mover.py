@@ -175,7 +175,7 @@ class RemoteMover(Mover):
             state.pin(record.key)
             self._books.doomed.pop((record.namespace, record.key), None)
         try:
-            done = self.copy(record, source, level) is not None
+            done = self.copy(record, source, level)
         finally:
             with state.lock:
                 state.unpin(record.key)

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
 STAGING_THREADS: Final = 4
 
-Copy = Callable[[BlockRecord, Level, Level], Seconds | None]  # from, to; None: it was not possible
+Copy = Callable[[BlockRecord, Level, Level], bool]  # from, to; False: it is not there
 Locate = Callable[[BlockRecord], LeasedBlock | None]
 
 
@@ -43,7 +40,6 @@ class Stager:
         self._copy = copy
         self._locate = locate
         self._pool = ThreadPoolExecutor(STAGING_THREADS, thread_name_prefix="block-stage")
-        self._meters = [_BusyMeter(level, state.codec) for level in state.levels]
 
     def possible(self, record: BlockRecord) -> bool:
         """Whether any copy can be tried now. No I/O; takes the lock."""
@@ -75,7 +71,7 @@ class Stager:
                 ]
             for source in sources:
                 for target in targets:
-                    if self._copied(record, source, target):
+                    if self._copy(record, source, target):
                         with state.lock:
                             target.stats.promoted_blocks += 1
                             state.counters.get_blocks += 1
@@ -106,61 +102,3 @@ class Stager:
                 state.unpin(record.key)
                 del state.staging[record.key]
             done.set()
-
-    def _copied(self, record: BlockRecord, source: Level, target: Level) -> bool:
-        meter = self._meters[source.index]
-        read_bytes, decoded = record.bytes_at(source.index), source.index in record.encoded
-        meter.begin()
-        spent: Seconds | None = None
-        try:
-            spent = self._copy(record, source, target)
-        finally:
-            meter.end(spent, read_bytes, record.file_bytes if decoded else 0)
-        return spent is not None
-
-
-class _BusyMeter:
-    """Bytes per second of a level while anything is copied from it, however many at a time.
-
-    That is what a client that asks for several blocks gets. Of the time, the share that decoding
-    and writing the decoded blocks took counts for the codec; the rest for a shared level (others
-    time every read that comes from the disk by itself). A time in which a copy failed says nothing.
-    Thread-safe.
-    """
-
-    def __init__(self, level: Level, codec: Codec) -> None:
-        self._level = level
-        self._codec = codec
-        self._lock = threading.Lock()
-        self._active = 0
-        self._begin()
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._active:
-                self._begin()
-            self._active += 1
-
-    def end(self, spent: Seconds | None, read_bytes: int, decoded_bytes: int) -> None:
-        """`spent` is None where the copy failed, `decoded_bytes` 0 where nothing was decoded."""
-        with self._lock:
-            self._active -= 1
-            if spent is None:
-                self._spoilt = True
-            else:
-                self._read_bytes += read_bytes
-                self._decoded_bytes += decoded_bytes
-                self._busy += spent.reading + spent.writing + spent.coding
-                self._decoding += spent.writing + spent.coding if decoded_bytes else 0.0
-            if not self._active and not self._spoilt and self._busy:
-                seconds = time.perf_counter() - self._since
-                decoding = seconds * self._decoding / self._busy
-                self._codec.add_decode(self._decoded_bytes, decoding)
-                if self._level.shared is not None:
-                    self._level.speed.add_read(self._read_bytes, seconds - decoding)
-
-    def _begin(self) -> None:
-        self._since = time.perf_counter()
-        self._read_bytes = self._decoded_bytes = 0
-        self._busy = self._decoding = 0.0
-        self._spoilt = False

@@ -237,7 +237,7 @@ class TieredStore:
                 state.counters,
                 len(state.leases),
                 len(state.unsaved),
-                state.codec.decode_bytes_per_second,
+                state.codec.decoding.bytes_per_second,
                 state.codec.rounded_namespaces(),
             )
 

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
+
 from ollama_tiering.store import q8_0
 from ollama_tiering.store.blockfile import (
     PREAMBLE_BYTES,
@@ -45,11 +47,6 @@ class Seconds:
     reading: float = 0.0
     writing: float = 0.0
     coding: float = 0.0
-
-    def add(self, other: Seconds) -> None:
-        self.reading += other.reading
-        self.writing += other.writing
-        self.coding += other.coding
 
 
 class Transfer(Protocol):
@@ -213,13 +210,16 @@ def decode(
         raise CorruptBlock(f"no writer makes an encoded file of {meta.file_bytes} bytes")
     header = _header(meta, block)
     header.ClearField("raw_payload_offset")
+    scratch = np.empty(max(s.raw_bytes if s.encoded else 0 for s in meta.segments), np.uint8)
     offset = 0
     for segment, field in zip(meta.segments, header.segments, strict=True):
         stored = _read(block, segment, spent)
         start = time.perf_counter()
         raw: Buffer = stored
         if segment.encoding == pb.ENCODING_ZSTD:
-            raw = codec.decode(stored, segment.plane_bytes, segment.dtype, segment.raw_bytes).data
+            raw = codec.decode(
+                stored, segment.plane_bytes, segment.dtype, segment.raw_bytes, scratch
+            ).data
         elif segment.encoding == pb.ENCODING_Q8_0:
             raw = q8_0.rows_of(stored).data
         if segment.encoded and crc32c(raw) != segment.raw_crc32c:

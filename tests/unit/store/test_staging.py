@@ -65,7 +65,7 @@ def test_a_leased_block_is_decoded_into_ram() -> None:
         assert bench.store.read_part(block, 0, block.file_bytes) == data
         assert bench.content(bench.ram, key) == data
         assert (NAMESPACE, key) in bench.local.blocks
-    assert bench.state.codec.decode_bytes_per_second > 0
+    assert bench.state.codec.decoding.bytes_per_second > 0
     assert not bench.state.staging
 
 
@@ -213,9 +213,9 @@ def test_a_match_tells_both_sizes_and_what_decoding_takes() -> None:
         )
         return found.expected_seconds
 
-    bench.state.codec.decode_bytes_per_second = 1e6
+    bench.state.codec.decoding.bytes_per_second = 1e6
     slow = expected()
-    bench.state.codec.decode_bytes_per_second = 1e12
+    bench.state.codec.decoding.bytes_per_second = 1e12
     fast = expected()
     assert slow - fast == pytest.approx(len(data) / 1e6, rel=1e-3)
     assert fast == pytest.approx(100e-6 + len(bench.content(bench.local, key)) / 1e8, rel=1e-3)
@@ -229,9 +229,9 @@ def test_the_copy_that_is_there_sooner_is_counted_with() -> None:
         BlockKey(bytes(32)), NAMESPACE, NAMESPACE, b"", 0, 1_000_000, 0.0, {1, 2}, {1: 500_000}
     )
     speeds = [(0.0, 1e-9), (0.0, 1e-8), (0.0, 1e-8)]
-    state.codec.decode_bytes_per_second = 1e9  # 5 ms + 1 ms against 10 ms
+    state.codec.decoding.bytes_per_second = 1e9  # 5 ms + 1 ms against 10 ms
     assert state.nearest(record, speeds) == (1, pytest.approx(6e-3))
-    state.codec.decode_bytes_per_second = 1e8  # 5 ms + 10 ms
+    state.codec.decoding.bytes_per_second = 1e8  # 5 ms + 10 ms
     assert state.nearest(record, speeds) == (2, pytest.approx(10e-3))
 
 
@@ -294,3 +294,14 @@ def test_the_index_keeps_both_sizes(tmp_path: Any) -> None:
     assert index.save([row], [])
     assert list(index.load()) == [row]
     index.close()
+
+
+def test_the_speed_of_decoding_outlives_a_restart(tmp_path: Any) -> None:
+    bench = EncodedBench(index_path=tmp_path / "index.sqlite")
+    key, _ = bench.put(1)
+    bench.store.run_pending()
+    bench.state.codec.decoding.bytes_per_second = 123e6
+    bench.store.close()
+    bench.open()
+    assert bench.state.codec.decoding.bytes_per_second == 123e6
+    assert bench.state.tree.get(key) is not None

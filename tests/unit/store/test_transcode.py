@@ -196,6 +196,22 @@ def test_a_header_that_lies_is_damage(change: Callable[[pb.BlockHeader], None]) 
         decoded(reheaded(ENCODED, change))
 
 
+def test_an_encoded_file_that_is_no_smaller_is_damage() -> None:
+    pages = len(RAW) // 4096
+
+    def change(header: pb.BlockHeader) -> None:
+        header.segments[1].offset = len(RAW)
+
+    payload = ENCODED[HEADER.payload_offset :]
+    grown = reheaded(ENCODED, change)[: HEADER.payload_offset] + payload
+    second = HEADER.segments[1]
+    end = HEADER.payload_offset + len(RAW) + second.stored_bytes
+    data = grown.ljust(-(-end // 4096) * 4096, b"\0")
+    assert len(data) // 4096 > pages
+    with pytest.raises(CorruptBlock, match="not smaller"):
+        read_meta(buffer_reader(data), len(data))
+
+
 def test_a_header_that_has_no_room_in_the_decoded_file_is_damage() -> None:
     def change(header: pb.BlockHeader) -> None:
         header.extras.add(row=3, digest=bytes(5000))
