@@ -19,6 +19,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--ram-gb", type=float, help="Budget of the RAM tier in GiB; 0 for none.")
 @click.option("--local", type=click.Path(path_type=Path), help="Directory on a local disk.")
 @click.option("--local-gb", type=float, help="Budget of the local tier in GiB; 0 for none.")
+@click.option("--remote", type=click.Path(path_type=Path), help="Directory on NFS, shared; none.")
+@click.option("--remote-gb", type=float, help="Budget of the whole remote directory in GiB.")
 @click.option("--log-level", type=click.Choice(_LEVELS), help="How much to say on stderr.")
 @click.option("--log-format", type=click.Choice(("text", "json")), help="Lines, or JSON objects.")
 @click.option("--metrics-port", type=int, help="Prometheus metrics on loopback; 0 for none.")
@@ -29,6 +31,8 @@ def sidecar(
     ram_gb: float | None,
     local: Path | None,
     local_gb: float | None,
+    remote: Path | None,
+    remote_gb: float | None,
     log_level: str | None,
     log_format: str | None,
     metrics_port: int | None,
@@ -46,6 +50,8 @@ def sidecar(
         "sidecar.ram_budget": _bytes(ram_gb),
         "sidecar.local_dir": local,
         "sidecar.local_budget": _bytes(local_gb),
+        "sidecar.remote_dir": remote,
+        "sidecar.remote_budget": _bytes(remote_gb),
         "sidecar.log_level": log_level,
         "sidecar.log_format": log_format,
         "sidecar.metrics_port": metrics_port,

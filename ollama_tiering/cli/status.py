@@ -82,6 +82,13 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "disk_full": tier.disk_full,
                 "surveyed": tier.surveyed,
                 "expired_blocks": tier.expired_blocks,
+                "state": tier.state,
+                "resting_seconds": tier.resting_seconds,
+                "sidecars": tier.sidecars,
+                "failures": dict(tier.failures),
+                "encoding": tier.encoding,
+                "encoding_ratio": tier.encoding_ratio,
+                "decode_bytes_per_second": tier.decode_bytes_per_second,
             }
             for tier in answer.tiers
         ],
@@ -97,6 +104,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "queued_demotions": answer.queued_demotions,
         "queued_bytes": answer.queued_bytes,
         "not_written": dict(answer.not_written),
+        "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "runners": [
             {
                 "pid": runner.pid,
@@ -128,7 +136,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield (
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
-            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}, {tier.directory}"
+            f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
+            f"{_encoding(tier)}, {tier.directory}{_state(tier)}"
         )
         yield from _disk_lines(tier)
     if answer.queued_demotions:
@@ -150,6 +159,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner)
+        if runner.namespace in answer.q8_0_namespaces:
+            yield "  lossy: its rows are rounded to q8_0 when they are stored"
 
 
 def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
@@ -184,6 +195,28 @@ def _tier_name(tier: pb.TierStat) -> str:
 
 def _damaged(tier: pb.TierStat) -> str:
     return f", {tier.quarantined_blocks} damaged" if tier.quarantined_blocks else ""
+
+
+def _state(tier: pb.TierStat) -> str:
+    """Nothing for a tier that is well and one's own."""
+    said = []
+    if tier.state == "resting":
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(tier.failures.items()))
+        said.append(f"resting after failures ({failures}), again in {tier.resting_seconds:.0f} s")
+    elif tier.state not in ("", "ok"):
+        said.append(tier.state)
+    if tier.sidecars > 1:
+        said.append(f"{tier.sidecars} sidecars")
+    return "".join(f", {part}" for part in said)
+
+
+def _encoding(tier: pb.TierStat) -> str:
+    """Said where blocks are, or will be, stored encoded."""
+    encoded = tier.encoding_ratio > 1.02
+    if tier.encoding in ("", "none") and not encoded:
+        return ""
+    ratio = f" {tier.encoding_ratio:.2f}:1" if tier.blocks else ""
+    return f", {tier.encoding}{ratio}, decodes {_speed(tier.decode_bytes_per_second)}"
 
 
 def _speed(bytes_per_second: float) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 
 from ollama_tiering.config.environment import (
     ENV_LOCAL,
+    ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
     ENV_MIN_TOKENS,
     ENV_RAM_DIR,
     ENV_RAM_GB,
+    ENV_REMOTE,
+    ENV_REMOTE_GB,
     ENV_SOCKET,
     ENV_SOURCE,
 )
@@ -34,6 +37,10 @@ class SidecarConfig:
     ram_budget_bytes: int
     local_dir: Path
     local_budget_bytes: int
+    remote_dir: Path | None = None  # shared with other sidecars, as on NFS; None: no remote tier
+    remote_budget_bytes: int = 256 * GIB  # of the whole directory, whoever wrote it
+    remote_deadline_seconds: float = 5.0  # of every operation on it
+    remote_rescan_seconds: float = 120.0  # how often it is looked at for what others did
     high_watermark: float = 0.95  # share of a budget at which demotion starts
     low_watermark: float = 0.85  # ... and at which it stops
     lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
@@ -47,6 +54,9 @@ class SidecarConfig:
     write_queue_seconds: float = 60.0  # ... at the measured speed; 0 means no limit
     tail_seconds: float = 10.0  # a partly filled block waits so long for a longer one
     ttl_days: float = 0.0  # unused for so long, a block is dropped; 0 means never
+    local_encoding: str = "none"  # none | zstd: how blocks are written to the local tier
+    remote_encoding: str = "none"  # ... and to the remote one
+    zstd_level: int = 1
     metrics_port: int = 0  # Prometheus on loopback; 0 means off
     log_level: str = "info"
     log_format: str = "text"  # text | json
@@ -138,6 +148,11 @@ SETTINGS = (
     Setting("sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes),
     Setting("sidecar.local_dir", "local_dir", _path, ENV_LOCAL),
     Setting("sidecar.local_budget", "local_budget_bytes", parse_size, ENV_LOCAL_GB, _gigabytes),
+    Setting("sidecar.remote_dir", "remote_dir", _path, ENV_REMOTE),
+    Setting("sidecar.remote_budget", "remote_budget_bytes", parse_size, ENV_REMOTE_GB, _gigabytes),
+    Setting("sidecar.remote_deadline_seconds", "remote_deadline_seconds", _number(0.1, 300)),
+    # Well below what the others wait before they take a sidecar for dead.
+    Setting("sidecar.remote_rescan_seconds", "remote_rescan_seconds", _number(1, 240)),
     Setting("sidecar.high_watermark", "high_watermark", _number(0.1, 1.0)),
     Setting("sidecar.low_watermark", "low_watermark", _number(0.0, 1.0)),
     Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),
@@ -151,6 +166,11 @@ SETTINGS = (
     Setting("sidecar.write_queue_seconds", "write_queue_seconds", _number(0, 86400)),
     Setting("sidecar.tail_seconds", "tail_seconds", _number(0, 3600)),
     Setting("sidecar.ttl_days", "ttl_days", _number(0, 36500)),
+    Setting(
+        "sidecar.local_encoding", "local_encoding", _choice("none", "zstd"), ENV_LOCAL_ENCODING
+    ),
+    Setting("sidecar.remote_encoding", "remote_encoding", _choice("none", "zstd")),
+    Setting("sidecar.zstd_level", "zstd_level", _count(1, 19)),
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
     Setting("sidecar.log_format", "log_format", _choice("text", "json")),

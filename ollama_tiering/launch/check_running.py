@@ -22,6 +22,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
     yield _sidecar(settings.socket_path, answer)
     yield _port(parse_address(os.environ.get("OLLAMA_HOST", "")))
     if answer:
+        yield from _tiers(answer)
         for report in answer.runners:
             yield from runner(report)
 
@@ -42,6 +43,18 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
         finding = f"process {pid} found {damaged} damaged blocks and put them aside"
         return warn(name, finding, "check the disk; the blocks end in .bad and are not used")
     return ok(name, f"process {pid}, version {answer.version}, on {socket}")
+
+
+def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
+    """Those that rest: what they hold is a miss meanwhile."""
+    for tier in answer.tiers:
+        name = f"{pb.Tier.Name(tier.tier).removeprefix('TIER_').lower()} tier in use"
+        if tier.state == "resting":
+            failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
+            finding = f"{tier.directory} failed ({failures}), tried again by itself"
+            yield warn(name, finding, "look after the mount or the disk; the rest goes on without")
+        elif tier.tier == pb.TIER_REMOTE:
+            yield ok(name, f"{tier.state}, {tier.blocks} blocks, {tier.sidecars} sidecars")
 
 
 def _port(address: Address) -> Check:

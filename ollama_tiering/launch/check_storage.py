@@ -12,6 +12,7 @@ import psutil
 
 from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.launch.check import Check, fail, ok, warn
+from ollama_tiering.store.deadline import DeadlineThreads
 
 MEMORY = {"tmpfs", "ramfs"}
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre"}
@@ -30,6 +31,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
         kind = file_system(directory)
         yield (_ram if name == "RAM tier" else _local)(name, directory, kind)
         yield _room(f"{name} budget", directory, budget_bytes)
+    yield from _remote(settings)
     if settings.ram_budget_bytes:
         yield _memory(settings)
     yield permissions("socket directory", settings.socket_path.parent)
@@ -50,6 +52,46 @@ def _local(name: str, directory: Path, kind: str) -> Check:
     if kind in MEMORY:
         return warn(name, f"{finding}: in memory, gone after a reboot", cure)
     return ok(name, finding)
+
+
+def _remote(settings: SidecarConfig) -> Iterator[Check]:
+    """In a thread: a mount that hangs must not hang the doctor."""
+    directory, name = settings.remote_dir, "remote tier"
+    if directory is None or not settings.remote_budget_bytes:
+        yield ok(name, "off (set OLLAMA_KV_TIER_REMOTE to a directory on NFS)")
+        return
+    seconds = settings.remote_deadline_seconds
+    threads = DeadlineThreads("doctor", limit=1, deadline_seconds=seconds)
+    try:
+        yield from threads.call(lambda: list(_remote_checks(name, directory, settings)))
+    except TimeoutError:
+        cure = "look after the mount; meanwhile its blocks are misses and nothing else waits"
+        yield warn(name, f"{directory} does not answer within {seconds:g} s", cure)
+    except OSError as error:
+        yield warn(name, f"{directory}: {error.strerror or error}", "look after the mount")
+    finally:
+        threads.close()
+
+
+def _remote_checks(name: str, directory: Path, settings: SidecarConfig) -> Iterator[Check]:
+    if not directory.is_dir():
+        cure = f"mount its file system; the first time: mkdir -m 700 {directory}"
+        yield fail(f"{name} directory", f"{directory} is not there", cure)
+        return
+    yield permissions(f"{name} directory", directory)
+    kind = file_system(directory)
+    finding = f"{directory} on {kind or 'an unknown file system'}"
+    if kind in MEMORY:
+        yield warn(name, f"{finding}: in memory, gone after a reboot", "name a directory on NFS")
+    else:
+        yield ok(name, finding)
+    usage = shutil.disk_usage(_existing(directory))
+    budget = settings.remote_budget_bytes
+    finding = f"budget {format_size(budget)}, the file system has {format_size(usage.total)}"
+    if usage.total < budget:
+        yield warn(f"{name} budget", finding, "lower OLLAMA_KV_TIER_REMOTE_GB")
+    else:
+        yield ok(f"{name} budget", finding)
 
 
 def _room(name: str, directory: Path, budget_bytes: int) -> Check:

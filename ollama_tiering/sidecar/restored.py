@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, Namespace
+from ollama_tiering.store.pagecache import read_past
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
 if TYPE_CHECKING:
@@ -126,24 +127,20 @@ class Blocks(Sequence[Block]):
 
 def load(answer: pb.GetResponse) -> Buffer:
     """The file's bytes: mapped from RAM; read from a disk, where a bad page would be SIGBUS."""
-    fd = os.open(answer.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(answer.path, flags)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size != answer.file_bytes:
             raise CorruptBlock(f"{answer.path} is not a file of {answer.file_bytes} bytes")
         if answer.tier == pb.TIER_RAM:
             return mmap.mmap(fd, info.st_size, prot=mmap.PROT_READ)
-        data = bytearray(info.st_size)
-        view = memoryview(data)
-        offset = 0
-        while offset < len(data):
-            read = os.preadv(fd, [view[offset:]], offset)
-            if not read:
-                raise CorruptBlock(f"{answer.path} ends at {offset}")
-            offset += read
-        return data
     finally:
         os.close(fd)
+    try:
+        return read_past(answer.path, answer.file_bytes, flags)
+    except EOFError as error:
+        raise CorruptBlock(str(error)) from None
 
 
 def checked(ns: Namespace, match: Match, ref: BlockRef, data: Buffer) -> Block:

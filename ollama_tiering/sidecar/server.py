@@ -34,10 +34,14 @@ from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.dirs import lock_file, secure_directory
+from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeftOver
+from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 
@@ -66,6 +70,8 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
                 tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
         if not tiers:
             raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
+        if remote := _remote_tier(config):
+            tiers.append((remote, config.remote_budget_bytes))
         return TieredStore(
             tiers,
             index_path=index_path(tiers),
@@ -76,11 +82,32 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
             pin_share=config.pin_share,
             background=background,
             policy=store_policy(config, tiers),
+            staging_seconds=config.remote_deadline_seconds,
+            rescan_seconds=config.remote_rescan_seconds,
+            codec=Codec(
+                {
+                    TierKind.LOCAL: Encoding(config.local_encoding),
+                    TierKind.REMOTE: Encoding(config.remote_encoding),
+                },
+                config.zstd_level,
+            ),
         )
     except BaseException:
         for tier, _ in tiers:
             tier.close()
         raise
+
+
+def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
+    """Not opened yet: its directory may hang."""
+    directory = config.remote_dir
+    if directory is None or not config.remote_budget_bytes:
+        return None
+    return RemoteTier(
+        directory,
+        lambda: SharedFsTier(directory),
+        deadline_seconds=config.remote_deadline_seconds,
+    )
 
 
 def serve(
@@ -226,10 +253,20 @@ def _remove_dead_socket(path: Path) -> None:
     )
 
 
+def _refuse_unsupported(config: SidecarConfig) -> None:
+    """A setting that would be ignored is refused instead."""
+    if config.local_encoding != "none" and not config.ram_budget_bytes:
+        raise ConfigError(
+            f"sidecar.local_encoding = {config.local_encoding} needs a RAM tier: clients read "
+            "blocks raw, so they are decoded into it",
+            hint="set sidecar.ram_budget, or local_encoding to none",
+        )
+
+
 def _summary(store: TieredStore) -> str:
     tiers = store.report().tiers
     return " ".join(
         f"{tier.kind.label}={tier.blocks} blocks, {format_size(tier.used_bytes)}"
-        f" of {format_size(tier.budget_bytes)}"
+        f" of {format_size(tier.budget_bytes)}" + ("" if tier.state == "ok" else f" ({tier.state})")
         for tier in tiers
     )

@@ -26,6 +26,7 @@ from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
+from ollama_tiering.store.leasing import Awaited, Leasing
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.report import LeasedBlock, TierReport
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
@@ -80,6 +81,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                     block_rows=block.block_rows,
                     tier=block.tier.value,  # type: ignore[arg-type]
                     stored_bytes=block.stored_bytes,
+                    raw_bytes=block.raw_bytes,
                     expected_seconds=block.expected_seconds,
                 )
                 for block in found
@@ -114,11 +116,16 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         try:
             namespace = as_namespace(request.namespace)
             keys = _keys(request.keys)
-            leased = await self._blocking(self._store.lease, namespace, keys)
+            leased = await self._blocking(self._store.begin_lease, namespace, keys)
         except Exception as error:
             await _abort(context, error)
+        answered = 0
         try:
-            for block in leased.blocks:
+            for awaited in leased.blocks:
+                block = await _staged(leased, awaited)
+                if block is None:
+                    break
+                answered += 1
                 response = pb.GetResponse(
                     key=block.key,
                     lease_id=leased.lease_id,
@@ -136,12 +143,13 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                     sent += len(part)
                     yield response
                 if sent < block.file_bytes:
+                    leased.give_up()
                     yield pb.GetResponse(key=block.key, lease_id=leased.lease_id)
                     return
-            if len(leased.blocks) < len(keys):
-                missing = keys[len(leased.blocks)]
-                yield pb.GetResponse(key=missing, lease_id=leased.lease_id)
+            if answered < len(keys):
+                yield pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
         except BaseException:
+            leased.give_up()
             self._store.release(leased.lease_id)
             raise
 
@@ -188,7 +196,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         return pb.StatResponse(
             version=__version__,
             started_unix_seconds=self._started,
-            tiers=[_tier_stat(tier) for tier in report.tiers],
+            tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
             has_calls=counters.has_calls,
             matched_tokens=counters.matched_tokens,
             asked_tokens=counters.asked_tokens,
@@ -202,6 +210,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
             runners=self._runners.alive(),
             queued_bytes=report.unsaved_bytes,
             not_written=report.not_written,
+            q8_0_namespaces=report.q8_0_namespaces,
         )
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
@@ -225,6 +234,22 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 return
             offset += length
             yield part
+
+
+async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
+    """The block once a client can read it. None, and the end of the lease's run: it is not staged,
+    or not in time. Holds no thread of the pool meanwhile.
+    """
+    if isinstance(awaited, LeasedBlock):
+        return awaited
+    try:
+        block = await asyncio.wait_for(asyncio.wrap_future(awaited), leased.deadline_seconds)
+    except TimeoutError:
+        leased.give_up("not staged in time")
+        return None
+    if block is None:
+        leased.give_up("not staged")
+    return block
 
 
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
@@ -259,7 +284,7 @@ def _committed(result: CommitResult) -> pb.Committed:
     return pb.Committed(stored=result.stored, reason=result.reason)
 
 
-def _tier_stat(tier: TierReport) -> pb.TierStat:
+def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
     return pb.TierStat(
         tier=tier.kind.value,  # type: ignore[arg-type]
         directory=str(tier.directory or ""),
@@ -277,6 +302,13 @@ def _tier_stat(tier: TierReport) -> pb.TierStat:
         disk_full=tier.disk_full,
         surveyed=tier.surveyed,
         expired_blocks=tier.stats.expired_blocks,
+        state=tier.state,
+        resting_seconds=tier.resting_seconds,
+        sidecars=1 + (tier.shared.neighbours if tier.shared else 0),
+        failures=tier.stats.failures,
+        encoding=tier.encoding,
+        encoding_ratio=tier.raw_bytes / tier.stored_bytes if tier.stored_bytes else 0.0,
+        decode_bytes_per_second=decode_bytes_per_second,
     )
 
 

@@ -57,8 +57,13 @@ def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
 
 
 def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
-    """Beside the blocks of the lowest tier, whose budget it counts against. None: not worth it."""
-    tier, budget_bytes = tiers[-1]
+    """Beside the blocks of the lowest tier of this host, whose budget it counts against. None: not
+    worth it.
+    """
+    own = [one for one in tiers if not one[0].shared]
+    if not own:
+        return None
+    tier, budget_bytes = own[-1]
     assert tier.directory is not None
     path = tier.directory / INDEX_NAME
     if budget_bytes >= _LEAST_INDEXED_BYTES:

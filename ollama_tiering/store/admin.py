@@ -113,7 +113,7 @@ class Administration:
             if models is not None and census.gone_model(record.namespace, models)
         ]
         broken = []  # nothing, as long as its start may only be unseen yet
-        if all(level.surveyed for level in self._state.levels):
+        if all(level.known for level in self._state.levels):
             broken = [record for record in ends.values() if not census.chain(record).complete]
         result = []
         for kind, chosen in (

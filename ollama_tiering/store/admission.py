@@ -106,8 +106,9 @@ class Admission:
         """Queues the block and those before it. With `bounded` nothing is dropped for it."""
         state = self._state
         source = state.levels[min(record.levels)]
-        if state.below(source) is None:
-            return
+        below = state.below(source)
+        if below is None or (below.shared is not None and source.tier.kind is not TierKind.RAM):
+            return  # a shared tier takes from a disk above it when that is full
         if self._too_short(record):
             self._refuse("too short")
             return

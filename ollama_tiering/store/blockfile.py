@@ -21,13 +21,14 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
 from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.encoding import ENCODINGS, plausible
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import (
     DIGEST_BYTES,
@@ -81,6 +82,14 @@ class Segment:
     file_offset: int
     stored_bytes: int
     crc32c: int
+    raw_bytes: int
+    raw_crc32c: int
+    encoding: pb.Encoding
+    plane_bytes: tuple[int, ...]  # frames of a segment in zstd
+
+    @property
+    def encoded(self) -> bool:
+        return self.encoding != pb.ENCODING_RAW
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,18 @@ class BlockMeta:
     payload_offset: int
     file_bytes: int
     created_unix_seconds: int
+    raw_payload_offset: int  # once decoded; payload_offset when nothing is encoded
+
+    @property
+    def encoded(self) -> bool:
+        return any(segment.encoded for segment in self.segments)
+
+    @property
+    def raw_file_bytes(self) -> int:
+        """Size of the file once decoded: what a client that reads it sees."""
+        if not self.encoded:
+            return self.file_bytes
+        return self.raw_payload_offset + sum(align(s.raw_bytes) for s in self.segments)
 
     @property
     def rows(self) -> int:
@@ -252,8 +273,9 @@ def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
     """Checks every segment's CRC-32C. CorruptBlock names the first one that does not match."""
     for segment in meta.segments:
         crc = 0
-        for start, length in _slices(segment.file_offset, segment.stored_bytes):
-            crc = crc32c(read_at(start, length), crc)
+        end = segment.file_offset + segment.stored_bytes
+        for start in range(segment.file_offset, end, _COPY_BYTES):
+            crc = crc32c(read_at(start, min(_COPY_BYTES, end - start)), crc)
         if crc != segment.crc32c:
             raise CorruptBlock(
                 f"checksum of child {segment.child} layer {segment.layer} "
@@ -303,9 +325,12 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
     if places != sorted(places) or (places and places[-1] >= rows):
         raise CorruptBlock("extras are out of order or outside the block")
     segments = _checked_segments(header, rows, payload_offset, file_bytes)
+    raw_offset, encoded = header.raw_payload_offset, any(s.encoded for s in segments)
+    if encoded and (raw_offset % ALIGNMENT or not 0 < raw_offset <= 2 * MAX_HEADER_BYTES):
+        raise CorruptBlock(f"payload offset {raw_offset} of the decoded file is impossible")
     if block_key(header.parent, header.tokens, extras) != header.key:
         raise CorruptBlock("key is not that of the parent and tokens in the header")
-    return BlockMeta(
+    meta = BlockMeta(
         namespace=NamespaceId(header.namespace),
         key=BlockKey(header.key),
         parent=header.parent,
@@ -316,7 +341,11 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
         payload_offset=payload_offset,
         file_bytes=file_bytes,
         created_unix_seconds=header.created_unix_seconds,
+        raw_payload_offset=raw_offset if encoded else payload_offset,
     )
+    if encoded and meta.raw_file_bytes <= file_bytes:
+        raise CorruptBlock("an encoded file is not smaller than the raw one")
+    return meta
 
 
 def _checked_segments(
@@ -324,8 +353,10 @@ def _checked_segments(
 ) -> tuple[Segment, ...]:
     if not 1 <= len(header.segments) <= MAX_SEGMENTS:
         raise CorruptBlock(f"{len(header.segments)} segments are not 1 to {MAX_SEGMENTS}")
-    if any(s.encoding != pb.ENCODING_RAW for s in header.segments):
+    if any(s.encoding not in ENCODINGS for s in header.segments):
         raise UnsupportedFormat("a segment has an unknown encoding")
+    # Nobody maps the segments of an encoded file: no space is lost between them.
+    unit = 1 if any(s.encoding != pb.ENCODING_RAW for s in header.segments) else ALIGNMENT
     segments = []
     order: tuple[int, int, int] | None = None
     end = 0
@@ -334,9 +365,10 @@ def _checked_segments(
         known = s.kind in (pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V)
         if not known or (order is not None and place <= order):
             raise CorruptBlock("segments are out of order")
-        if s.offset % ALIGNMENT or s.offset < end:
+        if s.offset % unit or s.offset < end:
             raise CorruptBlock("segments overlap or are not aligned")
-        if s.stored_bytes != rows * s.row_bytes or not s.stored_bytes:
+        raw_bytes, encoded = rows * s.row_bytes, s.encoding != pb.ENCODING_RAW
+        if not s.stored_bytes or not plausible(s, raw_bytes):
             raise CorruptBlock("segment length is not rows times row bytes")
         if payload_offset + s.offset + s.stored_bytes > file_bytes:
             raise CorruptBlock("segment lies outside the file")
@@ -351,6 +383,10 @@ def _checked_segments(
                 file_offset=payload_offset + s.offset,
                 stored_bytes=s.stored_bytes,
                 crc32c=s.crc32c,
+                raw_bytes=raw_bytes,
+                raw_crc32c=s.raw_crc32c if encoded else s.crc32c,
+                encoding=s.encoding,
+                plane_bytes=tuple(s.plane_bytes) if encoded else (),
             )
         )
     if payload_offset + align(end) != file_bytes:
@@ -360,9 +396,4 @@ def _checked_segments(
 
 def _payload_bytes(header: pb.BlockHeader) -> int:
     last = header.segments[-1]
-    return last.offset + align(last.stored_bytes)
-
-
-def _slices(start: int, length: int) -> Iterator[tuple[int, int]]:
-    for at in range(start, start + length, _COPY_BYTES):
-        yield at, min(_COPY_BYTES, start + length - at)
+    return align(last.offset + last.stored_bytes)

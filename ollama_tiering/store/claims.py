@@ -50,6 +50,8 @@ def check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_toke
         raise InvalidBlock("the header is of another namespace")
     if meta.key != claim.key or meta.parent != claim.parent:
         raise InvalidBlock("the header is of another block than was reserved")
+    if meta.encoded:
+        raise InvalidBlock("a client stores blocks raw; the tiers encode them")
     if meta.file_bytes != claim.file_bytes:
         raise InvalidBlock("the file has another size than was reserved")
     if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:
@@ -67,7 +69,7 @@ def record_of(meta: BlockMeta, last_use: float) -> BlockRecord:
         parent=meta.parent,
         tokens=meta.tokens,
         plain_rows=meta.plain_rows,
-        file_bytes=meta.file_bytes,
+        file_bytes=meta.raw_file_bytes,
         last_use=last_use,
         created=float(meta.created_unix_seconds),
     )

@@ -23,19 +23,29 @@ if TYPE_CHECKING:
 def choose_victims(
     state: StoreState, level: Level, need_bytes: int, *, partial: bool
 ) -> list[BlockKey]:
-    rules = Rules(state, level)
-    return level.lru.victims(need_bytes, rules.may_evict, rules.unblocks, partial=partial)
+    rules = Rules(state, level, partial=partial)
+    victims = level.lru.victims(need_bytes, rules.may_evict, rules.unblocks, partial=partial)
+    if not victims and not partial and rules.waits_for_shared:
+        # A shared tier may not take anything for minutes: what is new is worth more then.
+        rules = Rules(state, level, partial=partial, waiting=False)
+        victims = level.lru.victims(need_bytes, rules.may_evict, rules.unblocks)
+    return victims
 
 
 class Rules:
     """Of one pass over one level; what it let go counts as gone."""
 
-    def __init__(self, state: StoreState, level: Level) -> None:
+    def __init__(
+        self, state: StoreState, level: Level, *, partial: bool, waiting: bool = True
+    ) -> None:
         self._state, self._level = state, level
         self._tree = state.tree
         self._index = level.index
         below = state.below(level)
-        waits = below is not None and state.waits_for(below)
+        waits = waiting and below is not None and state.waits_for(below)
+        self.waits_for_shared = waits and below is not None and below.shared is not None
+        # What a shared tier below has no copy of yet waits too, unless room is needed now.
+        self._only_copied = self.waits_for_shared and partial
         self._waiting = state.unsaved if waits else ()
         self._admission = state.admission if waits else None
         self._gone: set[BlockKey] = set()
@@ -52,6 +62,8 @@ class Rules:
         left = self._deepest(record, without_this=True)
         if left > self._index:  # a copy below this one carries the chain
             return True
+        if self._only_copied:
+            return False
         children = self._tree.children(key)
         if left < 0 and len(children) > self._gone_children.get(key, 0):
             return False

@@ -42,7 +42,8 @@ class Expiry:
         if not self._ttl_seconds or self._jumped() or self._clock() < self._next:
             return False
         before = self._wall_clock() - self._ttl_seconds
-        dropped = [self._drop(state, level, before) for level in state.levels]
+        own = [level for level in state.levels if level.shared is None]  # not what others need
+        dropped = [self._drop(state, level, before) for level in own]
         if not any(dropped):
             self._next = self._clock() + _EVERY_SECONDS
         return any(dropped)
@@ -58,7 +59,7 @@ class Expiry:
     def _drop(self, state: StoreState, level: Level, before: float) -> int:
         with state.lock:
             state.expire()
-            rules = Rules(state, level)
+            rules = Rules(state, level, partial=False)
             chosen: dict[BlockKey, None] = {}
             for segment in level.lru.segments():
                 young = 0

@@ -92,6 +92,8 @@ class FsTempBlock:
 class FsTier:
     """One directory. `exclusive` refuses a second user of it on this host (ServiceError)."""
 
+    shared = False
+
     def __init__(self, kind: TierKind, directory: Path, *, exclusive: bool = True) -> None:
         self.kind = kind
         self.directory = secure_directory(directory)
@@ -182,7 +184,12 @@ class FsTier:
     @contextlib.contextmanager
     def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[FsOpenBlock]:
         with self.opened(namespace, key, file_name(key), _READ) as (fd, info):
-            yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
+            try:
+                yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
+            finally:
+                if not self.in_memory:
+                    # What is read here is needed once; the page cache is for what is used again.
+                    forget(fd)
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
         try:
@@ -205,7 +212,7 @@ class FsTier:
         self._bad[namespace, name + BAD_SUFFIX] = physical_bytes(info)
 
     def quarantined_bytes(self) -> int:
-        return sum(self._bad.values())
+        return sum(tuple(self._bad.values()))  # a copy: a scan may go on in another thread
 
     def overhead_bytes(self) -> int:
         return self.quarantined_bytes() + self._other.total
@@ -306,6 +313,7 @@ class FsTier:
             key = digest_from_hex(entry.name[:64])
             rest = entry.name[64:]
             if key is None or entry.name[:2] != directory.name:
+                self._foreign(entry)
                 continue
             try:
                 info = entry.stat(follow_symlinks=False)
@@ -320,9 +328,22 @@ class FsTier:
                 )
             elif rest == BLOCK_SUFFIX + BAD_SUFFIX:
                 self._bad[namespace, entry.name] = physical_bytes(info)
+                self._damaged(namespace, entry.name)
             elif rest.endswith(TMP_SUFFIX):
-                self._unlink(namespace, BlockKey(key), entry.name)
-                log.info("unfinished write removed: path=%s", entry.path)
+                self._unfinished(namespace, BlockKey(key), entry.name, info)
+
+    def _unfinished(
+        self, namespace: NamespaceId, key: BlockKey, name: str, info: os.stat_result
+    ) -> None:
+        """What an interrupted write left behind."""
+        self._unlink(namespace, key, name)
+        log.info("unfinished write removed: key=%s name=%s", key.hex(), name)
+
+    def _damaged(self, namespace: NamespaceId, name: str) -> None:
+        """A quarantined block is there."""
+
+    def _foreign(self, entry: os.DirEntry[str]) -> None:
+        """A file among the blocks that is none of ours: left alone."""
 
 
 def file_name(key: BlockKey) -> str:

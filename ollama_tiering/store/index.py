@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ollama_tiering.store.blockfile import MAX_FILE_BYTES
 from ollama_tiering.store.key import BlockKey, NamespaceId
 
 log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "index.sqlite"
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _CHECKPOINT_PAGES: Final = 256
 HEADROOM_BYTES: Final = 8 << 20  # what the files may grow by between two looks at them
 _SCHEMA: Final = """
@@ -32,6 +33,7 @@ CREATE TABLE blocks (
     tokens BLOB NOT NULL,
     plain_rows INTEGER NOT NULL,
     file_bytes INTEGER NOT NULL,
+    raw_file_bytes INTEGER NOT NULL,
     stored_bytes INTEGER NOT NULL,
     last_use REAL NOT NULL,
     created REAL NOT NULL,
@@ -54,6 +56,7 @@ class IndexRow(NamedTuple):  # read by the hundred thousand at a start, so no da
     tokens: bytes
     plain_rows: int
     file_bytes: int
+    raw_file_bytes: int  # more than file_bytes where the file is encoded
     stored_bytes: int
     last_use: float
     created: float
@@ -68,9 +71,17 @@ _PLAUSIBLE: Final = " AND ".join(
         "length(tokens) % 4 = 0",
         *(
             f"typeof({name}) = 'integer' AND {name} >= 0"
-            for name in ("tier", "plain_rows", "file_bytes", "stored_bytes", "hits")
+            for name in (
+                "tier",
+                "plain_rows",
+                "file_bytes",
+                "raw_file_bytes",
+                "stored_bytes",
+                "hits",
+            )
         ),
         "plain_rows <= length(tokens) / 4",
+        f"0 < file_bytes AND file_bytes <= raw_file_bytes AND raw_file_bytes <= {MAX_FILE_BYTES}",
         "typeof(last_use) = 'real' AND typeof(created) = 'real'",
     ]
 )
@@ -122,7 +133,11 @@ class BlockIndex:
         except sqlite3.Error as error:
             self._start_over(error)
             return {}
-        return {tier: (read, write) for tier, read, write in rows}
+        return {
+            tier: (read, write)
+            for tier, read, write in rows
+            if all(isinstance(speed, float) and speed >= 0 for speed in (read, write))
+        }
 
     def save_speeds(self, speeds: Iterable[tuple[int, float, float]]) -> None:
         try:

@@ -49,6 +49,8 @@ class MemoryTempBlock:
 class MemoryTier:
     """`capacity_bytes` is the disk below it: a block that does not fit is ENOSPC."""
 
+    shared = False
+
     def __init__(self, kind: TierKind, *, capacity_bytes: int | None = None) -> None:
         self.kind = kind
         self.directory: Path | None = None

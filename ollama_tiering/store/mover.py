@@ -8,18 +8,19 @@ deletes anything; a damaged source is quarantined.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import BlockMeta, read_meta
-from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store import room, transcode
+from ollama_tiering.store.blockfile import read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import OpenBlock, TempBlock, TierKind
+from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class Mover:
             if record is None or not record.levels:
                 return False
             level = state.levels[min(record.levels)]
+            if level.shared is not None:
+                return True  # it is copied up before a client reads it, and timed then
         try:
             with level.tier.open(record.namespace, record.key) as block:
                 if level.speed.counts(block):
@@ -111,6 +114,9 @@ class Mover:
         for level in state.levels[:-1]:
             budget = level.lru.budget_bytes
             with state.lock:
+                below = state.below(level)
+                if below is not None and below.shared is not None and state.suspended(below):
+                    continue  # out of reach: this level goes on as the last, and fills up
                 if level.lru.claimed_bytes > self._high * budget:
                     self._trimming.add(level.index)
                 surplus = level.lru.claimed_bytes - int(self._low * budget)
@@ -146,7 +152,9 @@ class Mover:
                 return True
             source = state.levels[min(record.levels)]
             target = state.below(source)
-            if target is None or target.index in record.levels:
+            if target is not None and target.shared is not None and source.index == 0:
+                return False  # the shared tier's own mover does it
+            if target is None or target.index in record.levels or source.index > 0:
                 state.unsaved.discard(key)
                 return True
             if not state.waits_for(target) or state.suspended(source):
@@ -161,7 +169,7 @@ class Mover:
                 state.pin(one)
             refusals = self._refusals
         try:
-            done = self._copy(record, source, target)
+            done = self.copy(record, source, target)
         finally:
             with state.lock:
                 for one in held:
@@ -196,44 +204,89 @@ class Mover:
             top = state.levels[0]
             if record is None or not record.levels or top.index in record.levels:
                 return True
+            if key in state.staging:
+                return True
             source = state.levels[min(record.levels)]
+            if source.shared is not None:
+                return True  # it was copied up when it was asked for, or could not be
             after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
             if after > self._low * top.lru.budget_bytes or state.suspended(top):
                 return True
             state.pin(key)
+            state.staging[key] = threading.Event()
         try:
-            if self._copy(record, source, top):
+            if self.copy(record, source, top):
                 with state.lock:
                     top.stats.promoted_blocks += 1
         finally:
             with state.lock:
                 state.unpin(key)
+                done = state.staging.pop(key)
+            done.set()
         return True
 
-    def _copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
+        """Copies one block into another tier, in that tier's encoding. False: it is not there, and
+        the books say why. Thread-safe, unlike the rest: the caller has pinned the record and sees
+        to it that nobody else copies it there.
+        """
+        codec, spent = self._state.codec, Seconds()
+        decodes = source.index in record.encoded and codec.keeps_raw(target, record.namespace)
+        read_bytes = record.bytes_at(source.index)
+        if decodes:
+            codec.decoding.begin()
+        if source.shared is not None:
+            source.speed.busy.begin()
+        copied = False
+        try:
+            copied = self._copy(record, source, target, spent)
+        finally:
+            after = spent.writing + spent.coding
+            if decodes:
+                codec.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
+            if source.shared is not None:  # what decoding takes is expected besides
+                counted, rest = (spent.reading, after) if decodes else (spent.reading + after, 0.0)
+                source.speed.busy.end(read_bytes if copied else 0, counted, rest)
+        return copied
+
+    def _copy(self, record: BlockRecord, source: Level, target: Level, spent: Seconds) -> bool:
         state = self._state
         if not target.surveyed or not state.admission.charge(target, record.file_bytes):
             return False
-        claim = room.reserve_room(state, target, record.file_bytes)
+        claim = room.reserve_room(state, target, record.file_bytes)  # encoded, it takes less
         if claim is None:
             state.admission.refund(target, record.file_bytes)
             self._refusals += state.waits_for(target)
             return False
         temp: TempBlock | None = None
         at = source
+        watched: WatchedBlock | None = None
         try:
-            with source.tier.open(record.namespace, record.key) as block:
-                counts = source.speed.counts(block)
+            with source.tier.open(record.namespace, record.key) as opened:
+                block = watched = WatchedBlock(opened)
+                # A shared source is timed by `copy`, several blocks at once.
+                counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
+                if meta.raw_file_bytes != record.file_bytes:
+                    self._abandon(target, temp, claim.release)
+                    with state.lock:
+                        state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
+                    return False
+                transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
                 temp = room.create_temp(
-                    state, target, record.namespace, record.key, block.file_bytes, claim
+                    state, target, record.namespace, record.key, transfer.file_bytes, claim
                 )
-                reading, writing = copy_verified(meta, block, temp)
+                transfer.write_to(temp, spent)
             start = time.perf_counter()
             stored_bytes = target.tier.publish(temp)
-            writing += time.perf_counter() - start
-        except (CorruptBlock, UnsupportedFormat) as error:
+            spent.writing += time.perf_counter() - start
+        except UnsupportedFormat as error:
+            self._abandon(target, temp, claim.release)
+            log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
+            room.set_aside(state, source, record.key)
+            return False
+        except CorruptBlock as error:
             self._abandon(target, temp, claim.release)
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
             room.quarantine(state, source, record.namespace, record.key)
@@ -241,7 +294,7 @@ class Mover:
         except FileNotFoundError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
-                if temp is None and at is source:
+                if (temp is None and at is source) or (watched is not None and watched.failed):
                     state.forget_copy(source, record.key)
                 else:
                     state.failed(target, error, "copy")
@@ -249,20 +302,26 @@ class Mover:
         except OSError as error:
             self._abandon(target, temp, claim.release)
             with state.lock:
-                state.failed(at, error, "copy")
+                unread = watched is not None and watched.failed
+                state.failed(source if unread else at, error, "copy")
             return False
         with state.lock:
             claim.commit(record.key, stored_bytes)
+            if target.shared is not None:
+                took_bytes = max(transfer.file_bytes, stored_bytes)
+                target.shared.took_less(claim.reserved_bytes, took_bytes)
+            if transfer.encoded:
+                record.encoded[target.index] = transfer.file_bytes
             state.add_copy(record, target, stored_bytes)
             state.count_overhead(target)
             state.worked(target)
             target.stats.written_bytes += stored_bytes
-            target.stats.write_seconds += writing
-            source.stats.read_bytes += record.file_bytes
-            source.stats.read_seconds += reading
+            target.stats.write_seconds += spent.writing
+            source.stats.read_bytes += meta.file_bytes
+            source.stats.read_seconds += spent.reading
         if counts:
-            source.speed.add_read(record.file_bytes, reading)
-        target.speed.add_write(record.file_bytes, writing)
+            source.speed.add_read(meta.file_bytes, spent.reading)
+        target.speed.add_write(transfer.file_bytes, spent.writing)
         self._settle(source if target.index < source.index else target, record)
         return True
 
@@ -281,29 +340,23 @@ class Mover:
             log.debug("settle failed: key=%s error=%s", record.key.hex(), error)
 
 
-def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock) -> tuple[float, float]:
-    """Copies a block and checks every checksum on the way; (seconds reading, seconds writing)."""
-    clock = time.perf_counter
-    reading = writing = 0.0
-    start = clock()
-    head = block.read_at(0, meta.payload_offset)
-    reading += clock() - start
-    temp.write_at(0, head)
-    for segment in meta.segments:
-        crc = 0
-        end = segment.file_offset + segment.stored_bytes
-        for offset in range(segment.file_offset, end, _PART_BYTES):
-            start = clock()
-            data = block.read_at(offset, min(_PART_BYTES, end - offset))
-            read = clock()
-            temp.write_at(offset, data)
-            reading, writing = reading + read - start, writing + clock() - read
-            crc = crc32c(data, crc)
-        if crc != segment.crc32c:
-            raise CorruptBlock(
-                f"checksum of child {segment.child} layer {segment.layer} does not match"
-            )
-    return reading, writing
+class WatchedBlock:
+    """An open block that remembers whether reading it failed: else a copy's target is to blame."""
+
+    def __init__(self, block: OpenBlock) -> None:
+        self._block = block
+        self.file_bytes = block.file_bytes
+        self.failed = False
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            return self._block.read_at(offset, length)
+        except OSError:
+            self.failed = True
+            raise
+
+    def resident(self) -> bool | None:
+        return self._block.resident()
 
 
 def only_in_ram(state: StoreState) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.blockfile import BlockMeta
+from ollama_tiering.store.claims import record_of
 from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SMALL_FILES_BYTES: Final = 12 << 10  # the count of today's writes, twice while it is replaced
 _ROWS_PER_PART: Final = 250  # of one transaction and one hold of the lock; see HEADROOM_BYTES
+_DECODING: Final = 0  # no tier's number: where the index keeps the speed of decoding
 
 
 def keep_headroom(state: StoreState, index_path: Path | None) -> None:
@@ -32,36 +35,43 @@ def keep_headroom(state: StoreState, index_path: Path | None) -> None:
             level.headroom_bytes += HEADROOM_BYTES
 
 
-def load(state: StoreState, index: BlockIndex | None) -> None:
-    """Fills the books with what the index says. Nobody else uses the state yet."""
+def load(state: StoreState, index: BlockIndex | None) -> dict[BlockKey, IndexRow]:
+    """Fills the books with what the index says. Nobody else uses the state yet.
+
+    A shared tier is looked at while serving: the rows of its blocks are returned instead.
+    """
     for level in state.levels:
-        level.surveyed = False
+        level.surveyed = level.shared is not None
     if index is None:
-        return
+        return {}
     levels = {int(level.tier.kind): level for level in state.levels}
-    for kind, (read, write) in index.load_speeds().items():
+    speeds = index.load_speeds()
+    state.codec.decoding.bytes_per_second = speeds.pop(_DECODING, (0.0, 0.0))[0]
+    for kind, (read, write) in speeds.items():
         if kind in levels:
             levels[kind].speed.read, levels[kind].speed.write = read, write
-    records: dict[BlockKey, BlockRecord] = {}
     namespaces: dict[bytes, NamespaceId] = {}
+    later: dict[BlockKey, IndexRow] = {}
+    parents: dict[BlockKey, bytes] = {}
     copies: list[tuple[BlockRecord, Level, int]] = []
     for row in index.load():
         known = levels.get(row.tier)
         if known is None:
             state.index_changed.add(row.key)
-            continue
-        record = records.get(row.key)
-        if record is None:
+        elif known.shared is not None:
+            later[row.key] = row
+        else:
             namespace = namespaces.setdefault(row.namespace, row.namespace)
-            record = records[row.key] = _record(row, namespace)
-        copies.append((record, known, row.stored_bytes))
-    depths = _depths({key: record.parent for key, record in records.items()})
+            copies.append((record_of_row(row, known, namespace), known, row.stored_bytes))
+            parents[row.key] = row.parent
+    depths = depths_of(parents)
     # Leaves first among those used together: they are the first to be evicted.
     copies.sort(key=lambda copy: (copy[0].last_use, -depths[copy[0].key]))
     changed = set(state.index_changed)
     for record, level, stored_bytes in copies:
         state.add_copy(record, level, stored_bytes)
     state.index_changed = changed
+    return later
 
 
 def save(state: StoreState, index: BlockIndex) -> None:
@@ -74,6 +84,7 @@ def save(state: StoreState, index: BlockIndex) -> None:
         speeds = [
             (int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels
         ]
+        speeds.append((_DECODING, state.codec.decoding.bytes_per_second, 0.0))
     keys = sorted(changed)  # neighbours share pages of the database
     for start in range(0, len(keys), _ROWS_PER_PART):
         part = keys[start : start + _ROWS_PER_PART]
@@ -111,18 +122,26 @@ def _rows(state: StoreState, keys: Sequence[BlockKey]) -> list[IndexRow]:
     return rows
 
 
-def _record(row: IndexRow, namespace: NamespaceId) -> BlockRecord:
+def record_of_row(row: IndexRow, level: Level, namespace: NamespaceId | None = None) -> BlockRecord:
+    namespace = namespace or row.namespace
     return BlockRecord(
         key=row.key,
         namespace=namespace,
         parent=namespace if row.parent == namespace else row.parent,
         tokens=row.tokens,
         plain_rows=row.plain_rows,
-        file_bytes=row.file_bytes,
+        file_bytes=row.raw_file_bytes,
         last_use=row.last_use,
         created=row.created,
         hits=row.hits,
+        encoded=_encoded(level, row.file_bytes, row.raw_file_bytes),
     )
+
+
+def record_of_meta(meta: BlockMeta, level: Level, last_use: float) -> BlockRecord:
+    record = record_of(meta, last_use)
+    record.encoded = _encoded(level, meta.file_bytes, meta.raw_file_bytes)
+    return record
 
 
 def _row(record: BlockRecord, level: Level) -> IndexRow:
@@ -133,7 +152,8 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
         parent=record.parent,
         tokens=record.tokens,
         plain_rows=record.plain_rows,
-        file_bytes=record.file_bytes,
+        file_bytes=record.bytes_at(level.index),
+        raw_file_bytes=record.file_bytes,
         stored_bytes=level.lru.stored_bytes(record.key),
         last_use=record.last_use,
         created=record.created,
@@ -141,7 +161,11 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
     )
 
 
-def _depths(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:
+def _encoded(level: Level, file_bytes: int, raw_file_bytes: int) -> dict[int, int]:
+    return {level.index: file_bytes} if file_bytes < raw_file_bytes else {}
+
+
+def depths_of(parents: Mapping[BlockKey, bytes]) -> dict[BlockKey, int]:
     """Distance of every block from the first stored one of its chain."""
     depths: dict[BlockKey, int] = {}
     for key in parents:

@@ -1,7 +1,9 @@
-"""What of a file is in the page cache, and how to ask for it not to be."""
+"""What of a file is in the page cache, and how to keep it out of there."""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from typing import Final
 
@@ -24,6 +26,37 @@ def resident(fd: int, file_bytes: int) -> bool | None:
         except OSError:
             return None
     return True if present == _PROBES else False if not present else None
+
+
+def read_past(path: str, file_bytes: int, flags: int) -> mmap.mmap:
+    """The first bytes of a block file, in memory of their own and not in the page cache too.
+
+    Direct reads where the file system has them: the memory is page-aligned, and a block file whole
+    pages long. EOFError when the file is shorter; OSError passes.
+    """
+    memory = mmap.mmap(-1, file_bytes)
+    try:
+        _read_into(memory, path, flags | getattr(os, "O_DIRECT", 0))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        _read_into(memory, path, flags)
+    return memory
+
+
+def _read_into(memory: mmap.mmap, path: str, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        with memoryview(memory) as view:
+            offset = 0
+            while offset < view.nbytes:
+                read = os.preadv(fd, [view[offset:]], offset)
+                if not read:
+                    raise EOFError(f"{path} ends at {offset}")
+                offset += read
+        forget(fd)  # of a file system without direct reads
+    finally:
+        os.close(fd)
 
 
 def forget(fd: int) -> None:

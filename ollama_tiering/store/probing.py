@@ -14,7 +14,7 @@ def measure_levels(state: StoreState) -> None:
     """Nothing is evicted for it: where there is no room now, the first transfers will tell."""
     for level in state.levels:
         directory = level.tier.directory
-        if directory is None or level.speed.read or not level.surveyed:
+        if directory is None or level.speed.read or not level.surveyed or level.shared:
             continue
         need_bytes = PROBE_BYTES + level.tier.growth_bytes
         if level.space is not None and (level.space.headroom_bytes(fresh=True) or 0) < need_bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.tier import TierKind, TierStats
 
@@ -17,6 +18,7 @@ class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dat
     block_rows: int
     tier: TierKind
     stored_bytes: int
+    raw_bytes: int  # once decoded
     expected_seconds: float
 
 
@@ -61,7 +63,20 @@ class TierReport:
     daily_write_bytes: int  # the limit of that; 0 for none
     disk_full: bool  # nothing is written: below the free-space floor
     surveyed: bool  # all its files are counted
+    encoding: str  # of what is written there from now on
+    raw_bytes: int  # of its blocks, had they been stored raw
+    stored_bytes: int  # of its blocks, physical
     overhead_bytes: int = 0  # of used_bytes: files that are no blocks, e.g. quarantined ones
+    resting_seconds: float = 0.0  # until it is tried again
+    shared: SharedBooks | None = None
+
+    @property
+    def state(self) -> str:
+        if self.suspended:
+            return "resting"
+        if self.shared is not None and not self.shared.scanned:
+            return "scanning" if self.shared.scanning else "not looked at yet"
+        return "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +87,6 @@ class StoreReport:
     unsaved_blocks: int
     unsaved_bytes: int
     not_written: dict[str, int]  # how often a block did not go to the disk, by reason
+    decode_bytes_per_second: float
+    q8_0_namespaces: list[NamespaceId]  # whose rows are rounded to q8_0: lossy
     oldest_lease_seconds: float = 0.0  # since the oldest open lease was given; 0 without one

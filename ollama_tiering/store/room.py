@@ -35,6 +35,10 @@ def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservatio
         return None
     for _ in range(_ROUNDS):
         with state.lock:
+            if level.shared is not None:  # evicting gives nothing back before the next scan
+                return level.shared.reserve(
+                    level.lru, need_bytes, state.clock(), state.wall_clock()
+                )
             claim = level.lru.reserve(need_bytes)
             if claim is not None:
                 if level.space is not None:
@@ -86,8 +90,8 @@ def give_back(state: StoreState, level: Level) -> bool:
 
 def shrink(state: StoreState, level: Level) -> bool:
     """Evicts down to the budget, as far as leases allow; to be called again when they end."""
-    if not level.lru.excess_bytes:
-        return False
+    if level.shared is not None or not level.lru.excess_bytes:
+        return False  # a shared tier's own thread trims it
     with state.lock:
         # What another thread evicts right now counts as gone, or both would evict for one excess.
         surplus = level.lru.excess_bytes - level.leaving_bytes
@@ -155,6 +159,11 @@ def describe(
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
     for one in doomed:
+        if one.level.shared is not None:  # its own thread does it: this one may not wait
+            with state.lock:
+                one.level.shared.doomed[one.namespace, one.key] = None
+                state.gone(one, unlinked=True)
+            continue
         unlinked = True
         try:
             one.level.tier.remove(one.namespace, one.key)
@@ -179,6 +188,14 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
         with state.lock:
             state.forget_copy(level, key)
         return False
+    except OSError as error:
+        if level.shared is None:
+            raise
+        # Not to be trusted, though it cannot be put out of the way now: every copy is verified.
+        log.warning("quarantine failed: key=%s error=%s", key.hex(), error)
+        with state.lock:
+            state.forget_copy(level, key)
+        return False
     with state.lock:
         level.stats.quarantined_blocks += 1
         state.counters.miss("corrupt")
@@ -186,6 +203,15 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
         state.count_overhead(level)
     purge_quarantine(state, level, keep_blocks=_KEEP_BAD_BLOCKS)
     return True
+
+
+def set_aside(state: StoreState, level: Level, key: BlockKey) -> None:
+    """Forgets a copy this reader does not understand; its file stays and its bytes count."""
+    with state.lock:
+        doomed = state.drop_copy(level, key)
+        if doomed:
+            state.counters.miss("unknown format")
+            state.gone(doomed, unlinked=False)
 
 
 def purge_quarantine(state: StoreState, level: Level, *, keep_blocks: int) -> bool:

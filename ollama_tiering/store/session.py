@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from ollama_tiering.store import room
+from ollama_tiering.store import room, transcode
 from ollama_tiering.store.blockfile import (
     MAX_HEADER_BYTES,
     PREAMBLE_BYTES,
@@ -75,11 +75,15 @@ class WriteSession:
         namespace: NamespaceId,
         block_tokens: int,
         reserve_seconds: float,
+        *,
+        rounded: bool = False,
     ) -> None:
+        """`rounded`: rows are rounded to q8_0 before a block is visible."""
         self._state = state
         self._namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
+        self._rounded = rounded
         self._pending: dict[int, _Pending] = {}  # under the state's lock
         self._inline: _Inline | None = None
 
@@ -172,7 +176,9 @@ class WriteSession:
         state = self._state
         with state.lock:
             record = state.tree.get(claim.key)
-            if record is not None or claim.key in state.writing:
+            # What only a tier out of reach holds is stored anew: for now it is not there.
+            there = record is not None and state.reachable(record) is not None
+            if there or claim.key in state.writing:
                 if record is not None:
                     state.touch(state.tree.ancestors(claim.key))
                 return Outcome.PRESENT
@@ -233,6 +239,8 @@ class WriteSession:
                 check_meta(meta, pending.claim, self._namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
+                if self._rounded:
+                    transcode.round_rows(meta, block, pending.temp)
             record = record_of(meta, state.wall_clock())
             with state.lock:
                 covered = state.tree.covered_by(record) is not None
@@ -297,7 +305,12 @@ class WriteSession:
         doomed = []
         for shorter in state.tree.covers(record):
             if not (state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
-                levels = [state.levels[index] for index in sorted(shorter.levels)]
+                # Another sidecar may have no other copy of it than the shared one.
+                levels = [
+                    state.levels[index]
+                    for index in sorted(shorter.levels)
+                    if state.levels[index].shared is None
+                ]
                 doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
         return doomed
 
@@ -322,6 +335,8 @@ class WriteSession:
             meta = read_meta(buffer_reader(inline.head), file_bytes)
         except (CorruptBlock, UnsupportedFormat) as error:
             raise InvalidBlock(str(error)) from None
+        if meta.encoded:
+            raise InvalidBlock("a client stores blocks raw; the tiers encode them")
         claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
         check_claim(claim)
         pending = self._claim(claim)

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +29,53 @@ _DEFAULT_BYTES_PER_SECOND: Final = {
     TierKind.LOCAL: 150e6,
     TierKind.REMOTE: 50e6,
 }
-_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 2e-3}
+_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 500e-6}
+
+
+class BusyMeter:
+    """Times work of which several pieces go on at once: what a client that asks for several blocks
+    gets. The share of the wall time that a piece counts itself is told to `add`, with the bytes,
+    whenever nothing goes on any more; a time in which a piece failed says nothing. Thread-safe.
+    """
+
+    def __init__(self, add: Callable[[int, float], None]) -> None:
+        self._add = add
+        self._lock = threading.Lock()
+        self._active = 0
+        self._since = self._counted = self._rest = 0.0
+        self._moved_bytes = 0
+        self._spoilt = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._since, self._counted, self._rest = time.perf_counter(), 0.0, 0.0
+                self._moved_bytes, self._spoilt = 0, False
+            self._active += 1
+
+    def end(self, moved_bytes: int, counted_seconds: float, other_seconds: float) -> None:
+        """A piece is done, or with 0 bytes is not."""
+        with self._lock:
+            self._active -= 1
+            self._moved_bytes += moved_bytes
+            self._counted += counted_seconds
+            self._rest += other_seconds
+            self._spoilt = self._spoilt or not moved_bytes
+            busy = self._counted + self._rest
+            if self._active or self._spoilt or not busy:
+                return
+            wall = time.perf_counter() - self._since
+            self._add(self._moved_bytes, wall * self._counted / busy)
 
 
 class SpeedMeter:
-    """Thread-safe. `read` and `write` are bytes per second, 0 when never measured."""
+    """Thread-safe. `read` and `write` are bytes per second, 0 when never measured; `busy` adds to
+    `read`.
+    """
 
     def __init__(self, kind: TierKind) -> None:
         self._kind = kind
+        self.busy = BusyMeter(self.add_read)
         self._lock = threading.Lock()
         self.read = 0.0
         self.write = 0.0

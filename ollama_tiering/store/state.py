@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ollama_tiering.store.admission import Admission
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.eviction import choose_victims
 from ollama_tiering.store.key import BlockKey, NamespaceId
@@ -21,6 +23,7 @@ from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.pins import PinTable
 from ollama_tiering.store.policy import StorePolicy
+from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
 from ollama_tiering.store.tier import Tier, TierKind, TierStats
@@ -46,11 +49,18 @@ class Level:
     consecutive_failures: int = 0
     suspended_until: float = 0.0
     leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
+    raw_bytes: int = 0  # of the blocks it holds, had they been stored raw
     kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
     headroom_bytes: int = 0  # kept free for the index to grow
     space: FreeSpace | None = None  # where a free-space floor is kept
     full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
+    shared: SharedBooks | None = None  # of a tier that other sidecars use too
+
+    @property
+    def known(self) -> bool:
+        """Whether all its files have been looked at."""
+        return self.surveyed and (self.shared is None or self.shared.scanned)
 
     @property
     def physical_bytes(self) -> int:
@@ -92,6 +102,7 @@ class StoreState:
         self,
         tiers: Sequence[tuple[Tier, int]],
         *,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         policy: StorePolicy | None = None,
@@ -99,11 +110,18 @@ class StoreState:
     ) -> None:
         self.policy = policy or StorePolicy()
         self.lock = threading.Lock()
+        self.codec = codec or Codec()
         self.clock = clock
         self.wall_clock = wall_clock
         self.tree = BlockTree()
         self.levels = [
-            Level(index, tier, ByteLru(budget), SpeedMeter(tier.kind))
+            Level(
+                index,
+                tier,
+                ByteLru(budget),
+                SpeedMeter(tier.kind),
+                shared=SharedBooks() if tier.shared else None,
+            )
             for index, (tier, budget) in enumerate(tiers)
         ]
         floor_percent = self.policy.min_free_percent
@@ -121,6 +139,7 @@ class StoreState:
         self.early: dict[bytes, list[BlockKey]] = {}  # children committed before their parent
         self.unsaved = WriteQueue()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
+        self.staging: dict[BlockKey, threading.Event] = {}  # being copied for a client now
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.index_changed: set[BlockKey] = set()
         self.work = threading.Event()  # something for the background
@@ -135,6 +154,11 @@ class StoreState:
         if known is None:
             self.tree.add(record)
             known = record
+        if record is not known:
+            known.encoded.pop(level.index, None)
+            known.encoded.update(record.encoded)
+        if level.index not in known.levels:
+            level.raw_bytes += known.file_bytes
         known.add_level(level.index)
         level.lru.add(known.key, stored_bytes, oldest=oldest, hit=known.hits > 0)
         self.index_changed.add(record.key)
@@ -146,6 +170,8 @@ class StoreState:
         if record is None or level.index not in record.levels:
             return None
         record.drop_level(level.index)
+        record.encoded.pop(level.index, None)
+        level.raw_bytes -= record.file_bytes
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
         level.leaving_bytes += doomed.claim.reserved_bytes
         if not record.levels:
@@ -169,12 +195,26 @@ class StoreState:
         level.lru.overhead_bytes = (
             level.kept_bytes + level.headroom_bytes + level.tier.overhead_bytes()
         )
+        if level.shared is not None:
+            level.lru.overhead_bytes += level.shared.foreign_bytes
 
     def forget_copy(self, level: Level, key: BlockKey) -> None:
         """The file of a copy is gone already."""
         doomed = self.drop_copy(level, key)
         if doomed:
             self.gone(doomed, unlinked=True)
+
+    def correct_size(
+        self, record: BlockRecord, level: Level, file_bytes: int, raw_file_bytes: int
+    ) -> None:
+        """The header of a file says another size than the books: the file is right."""
+        for index in record.levels:
+            self.levels[index].raw_bytes += raw_file_bytes - record.file_bytes
+        record.file_bytes = raw_file_bytes
+        record.encoded.pop(level.index, None)
+        if file_bytes < raw_file_bytes:
+            record.encoded[level.index] = file_bytes
+        self.index_changed.add(record.key)
 
     def _forget(self, record: BlockRecord) -> None:
         self.tree.discard(record.key)
@@ -208,6 +248,40 @@ class StoreState:
         self.index_changed.update(keys)
         for level in self.levels:
             level.lru.touch(keys, hit=hit)
+
+    def speeds(self) -> list[tuple[float, float]]:
+        """(seconds per block, seconds per byte) of every level, for `nearest`."""
+        return [level.speed.expectation() for level in self.levels]
+
+    def nearest(
+        self,
+        record: BlockRecord,
+        speeds: Sequence[tuple[float, float]],
+        resting: Sequence[int] = (),
+    ) -> tuple[int, float]:
+        """Index of the level whose copy is there soonest, decoded, and the seconds that takes."""
+        best, least = -1, math.inf
+        for index in (0,) if 0 in record.levels else record.levels:
+            if index not in resting:
+                seconds = self._seconds_from(record, index, speeds)
+                if seconds < least:
+                    best, least = index, seconds
+        return best, least
+
+    def soonest_first(self, record: BlockRecord) -> list[int]:
+        """Indices of the levels the block can be had from now."""
+        speeds, resting = self.speeds(), self.resting()
+        reached = [index for index in record.levels if index not in resting]
+        return sorted(reached, key=lambda index: self._seconds_from(record, index, speeds))
+
+    def _seconds_from(
+        self, record: BlockRecord, index: int, speeds: Sequence[tuple[float, float]]
+    ) -> float:
+        per_block, per_byte = speeds[index]
+        seconds = per_block + record.bytes_at(index) * per_byte
+        if index in record.encoded:
+            seconds += self.codec.decode_seconds(record.file_bytes)
+        return seconds
 
     def expire(self) -> None:
         self.end_use(self.leases.expire(self.clock()))
@@ -294,6 +368,9 @@ class StoreState:
     # --- weather -------------------------------------------------------------------------------
 
     def suspended(self, level: Level) -> bool:
+        """A shared tier rests until a probe has succeeded: no client's call is to find out."""
+        if level.shared is not None and level.consecutive_failures:
+            return True
         return self.clock() < level.suspended_until
 
     def waits_for(self, level: Level) -> bool:
@@ -306,6 +383,17 @@ class StoreState:
 
     def is_full(self, level: Level) -> None:
         level.full_until = self.clock() + _FULL_SECONDS
+
+    def resting(self) -> list[int]:
+        """Indices of the shared levels nothing can be had from now."""
+        return [v.index for v in self.levels if v.shared is not None and self.suspended(v)]
+
+    def reachable(self, record: BlockRecord) -> int | None:
+        """The nearest level that holds the block and does not rest for being out of reach."""
+        resting = self.resting()
+        if not resting:
+            return min(record.levels)
+        return min((index for index in record.levels if index not in resting), default=None)
 
     def failed(self, level: Level, error: OSError, what: str) -> None:
         """Counts an OSError and rests the level; nothing is deleted because of one."""

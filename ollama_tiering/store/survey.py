@@ -13,9 +13,9 @@ from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.blockfile import read_meta
-from ollama_tiering.store.claims import record_of
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.opening import record_of_meta
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import StoredBlock
 from ollama_tiering.store.tree import BlockRecord
@@ -34,12 +34,14 @@ class Survey:
     ) -> None:
         self._state = state
         self._then = then
+        # A shared tier is looked at by a thread of its own, again and again.
+        self._own = [level for level in state.levels if level.shared is None]
         self._stop = stop
         self.done = threading.Event()
 
     def run(self) -> None:
         """Once, on the caller's time. OSError passes: a store that cannot see is not opened."""
-        unknown = [(level, self._count(level)) for level in self._state.levels]
+        unknown = [(level, self._count(level)) for level in self._own]
         self._read(unknown)
         self._then()
         self.done.set()
@@ -47,7 +49,7 @@ class Survey:
     def run_until_done(self) -> None:
         """For a thread: a tier that fails is asked again."""
         unknown = []
-        for level in self._state.levels:
+        for level in self._own:
             while not level.surveyed and not self._stop.is_set():
                 try:
                     unknown.append((level, self._count(level)))
@@ -91,7 +93,10 @@ class Survey:
         record = self._state.tree.get(stored.key)
         if record is None or level.index not in record.levels:
             return False
-        if (record.namespace, record.file_bytes) != (stored.namespace, stored.file_bytes):
+        if (record.namespace, record.bytes_at(level.index)) != (
+            stored.namespace,
+            stored.file_bytes,
+        ):
             return False
         if level.lru.stored_bytes(stored.key) != stored.stored_bytes:
             level.lru.resize(stored.key, stored.stored_bytes)
@@ -181,4 +186,4 @@ class Survey:
         except OSError as error:
             log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
             return None
-        return record_of(meta, stored.modified)
+        return record_of_meta(meta, level, stored.modified)

@@ -87,6 +87,15 @@ class TempBlock(Protocol):
     def open(self) -> AbstractContextManager[OpenBlock]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another sidecar on a shared tier, as it announced itself."""
+
+    owner: str
+    generation: int  # changes whenever it claims anew
+    claim_bytes: int  # that it may yet write
+
+
 class Tier(Protocol):
     kind: TierKind
 
@@ -97,6 +106,13 @@ class Tier(Protocol):
 
     in_memory: bool  # no disk below it
     growth_bytes: int  # what one more block may add to directories, at most
+
+    @property
+    def shared(self) -> bool:
+        """Other sidecars use it too, and a call may take until a deadline. Then it is a SharedTier,
+        and no client is ever given a path of it.
+        """
+        ...
 
     def scan(self) -> Iterator[StoredBlock]:
         """Everything stored. Removes what an interrupted write left behind."""
@@ -153,3 +169,38 @@ class Tier(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class SharedTier(Tier, Protocol):
+    """A tier that several sidecars use without a lock server (ollama_tiering.store.sharing)."""
+
+    @property
+    def foreign_bytes(self) -> int:
+        """What the last whole scan saw besides blocks: others' unfinished writes and the like."""
+        ...
+
+    @property
+    def stalled(self) -> int:
+        """Calls that ran past their deadline and have not returned yet."""
+        ...
+
+    @property
+    def caches_names(self) -> bool:
+        """What others did may be seen late: a network file system."""
+        ...
+
+    def probe(self) -> None:
+        """A cheap call that fails while the tier does."""
+        ...
+
+    def announce(self, generation: int, claim_bytes: int) -> float:
+        """Says to the others that this sidecar lives, and what it claims; the tier's own time."""
+        ...
+
+    def neighbours(self) -> list[Neighbour]:
+        """The other sidecars that live. An announcement is seen by all who ask after it."""
+        ...
+
+    def touch(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """Marks a block as used now, for all."""
+        ...

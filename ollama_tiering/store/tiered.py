@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import opening, resize, room
-from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store import damage, lookup, opening, resize, room
+from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, UnsupportedFormat
+from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, only_in_ram
 from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.probing import measure_levels
+from ollama_tiering.store.remote_mover import of_shared_level
 from ollama_tiering.store.report import (
     Leased,
     LeasedBlock,
@@ -35,16 +37,14 @@ from ollama_tiering.store.report import (
 )
 from ollama_tiering.store.sequence_end import remove_end
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 1.0
-_SAMPLES_PER_LEASE: Final = 4
 _SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
 _SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
@@ -66,11 +66,14 @@ class TieredStore:
         low_watermark: float = 0.85,
         lease_seconds: float = 60.0,
         reserve_seconds: float = 120.0,
+        staging_seconds: float = 5.0,
+        rescan_seconds: float = 120.0,
         pin_share: float = PIN_SHARE,
         index_type: type[BlockIndex] = BlockIndex,
         background: bool = True,
         measure: bool = True,
         policy: StorePolicy | None = None,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,9 +82,13 @@ class TieredStore:
         policy = policy or StorePolicy()
         self._daily = DailyWrites.of(tiers, policy.daily_write_bytes, wall_clock)
         self._state = StoreState(
-            tiers, clock=clock, wall_clock=wall_clock, policy=policy, daily=self._daily
+            tiers,
+            codec=codec,
+            clock=clock,
+            wall_clock=wall_clock,
+            policy=policy,
+            daily=self._daily,
         )
-        self._lease_seconds = lease_seconds
         self._reserve_seconds = reserve_seconds
         self._index = index_type(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
@@ -89,11 +96,24 @@ class TieredStore:
         self._stop = threading.Event()
         self._index_suspect = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
+        self._leaser = Leaser(
+            self._state,
+            self._mover.copy,
+            lease_seconds=lease_seconds,
+            deadline_seconds=min(staging_seconds, lease_seconds),
+        )
         opening.keep_headroom(self._state, index_path)
-        opening.load(self._state, self._index)
+        rows = opening.load(self._state, self._index)
         self.pins = PinBook(self._state, pin_share)
         self.pins.load()  # before anything may be evicted
         survey = Survey(self._state, self._stop, then=self.pins.enforce)
+        self._remote = of_shared_level(
+            self._state,
+            rows,
+            period_seconds=rescan_seconds,
+            high_watermark=high_watermark,
+            low_watermark=low_watermark,
+        )
         self._measure = measure
         self._mover_seen = self._state.clock()
         self._thread: threading.Thread | None = None
@@ -111,6 +131,8 @@ class TieredStore:
         if background:
             self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
             self._thread.start()
+            if self._remote is not None:
+                self._remote.start()
 
     @property
     def state(self) -> StoreState:
@@ -127,77 +149,18 @@ class TieredStore:
         block_tokens: int,
     ) -> list[MatchedBlock]:
         """Leading run of whole blocks, then the best partly matching child. Counts as use."""
-        state = self._state
-        with state.lock:
-            found = state.tree.match(namespace, keys, tokens, block_tokens)
-            if found and 2 * found[-1][1] < found[-1][0].rows:
-                # A few rows in common, as under one chat template, do not make a block wanted.
-                state.touch([found[-1][0]])
-                leaf_to_root = [record for record, _ in reversed(found[:-1])]
-            else:
-                leaf_to_root = [record for record, _ in reversed(found)]
-            state.touch(leaf_to_root, hit=True)
-            state.admission.used(leaf_to_root)
-            costs = [level.speed.expectation() for level in state.levels]
-            kinds = [level.tier.kind for level in state.levels]
-            blocks = []
-            matched = 0
-            for record, rows in found:
-                nearest = min(record.levels)
-                per_block, per_byte = costs[nearest]
-                size = record.file_bytes
-                matched += rows
-                blocks.append(
-                    MatchedBlock(
-                        record.key,
-                        rows,
-                        record.rows,
-                        kinds[nearest],
-                        size,
-                        per_block + size * per_byte,
-                    )
-                )
-            counters = state.counters
-            counters.has_calls += 1
-            counters.asked_tokens += len(tokens) // 4
-            counters.matched_tokens += matched
-            if not found:
-                counters.miss("unknown prefix")
-        return blocks
+        return lookup.match(self._state, namespace, keys, tokens, block_tokens)
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
-        state = self._state
-        with state.lock:
-            state.expire()
-            records: list[BlockRecord] = []
-            for key in keys:
-                record = state.tree.get(key)
-                if record is None or record.namespace != namespace:
-                    state.counters.miss("evicted")
-                    break
-                records.append(record)
-            held = [record.key for record in records]
-            for key in held:
-                state.pin(key)
-            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
-            state.touch(reversed(records))
-        blocks = []
-        for record in records:
-            block = self._locate(record)
-            if block is None:
-                break
-            blocks.append(block)
-        with state.lock:
-            state.counters.get_blocks += len(blocks)
-            state.counters.get_bytes += sum(block.file_bytes for block in blocks)
-            state.count_served((block.tier, block.file_bytes) for block in blocks)
-            cold = [block.key for block in blocks if block.tier is not TierKind.RAM]
-            if cold:
-                # The last ones: the client has not read them when they are looked at.
-                state.to_sample = cold[-_SAMPLES_PER_LEASE:]
-                state.work.set()
-        return Leased(lease_id, blocks)
+        """Pins the leading run of `keys` that is stored, until release or the lease's end.
+
+        Blocks that have to be staged first are; what cannot be in time ends the run: a miss.
+        """
+        return self.begin_lease(namespace, keys).wait()
+
+    def begin_lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
+        """The same, for a holder that takes each block as it is ready."""
+        return self._leaser.begin(namespace, keys)
 
     def release(self, lease_id: int) -> None:
         """Ends a lease; one that is over already is fine."""
@@ -224,9 +187,16 @@ class TieredStore:
             raise InvalidBlock("the namespace is not the digest of its description")
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
+        rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
-            room.describe(self._state, level, namespace, fields)
-        session = WriteSession(self._state, namespace, block_tokens, self._reserve_seconds)
+            if level.shared is not None:
+                with self._state.lock:
+                    level.shared.to_describe[namespace] = tuple(fields)
+            else:
+                room.describe(self._state, level, namespace, fields)
+        session = WriteSession(
+            self._state, namespace, block_tokens, self._reserve_seconds, rounded=rounded
+        )
         self._sessions.add(session)
         return session
 
@@ -250,18 +220,7 @@ class TieredStore:
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
         """Reads the block again; True when a copy of it was damaged and is quarantined now."""
-        state = self._state
-        with state.lock:
-            record = state.tree.get(key)
-            if record is None or record.namespace != namespace:
-                return False
-            levels = [state.levels[index] for index in sorted(record.levels)]
-            state.pin(key)
-        try:
-            return any([self._verify(level, record) for level in levels])
-        finally:
-            with state.lock:
-                state.unpin(key)
+        return damage.check(self._state, namespace, key)
 
     # --- the rest ------------------------------------------------------------------------------
 
@@ -286,6 +245,11 @@ class TieredStore:
                     daily_write_bytes=charged * self._daily.limit_bytes,
                     disk_full=level.space is not None and level.space.short,
                     surveyed=level.surveyed,
+                    encoding=state.codec.of(level).value,
+                    raw_bytes=level.raw_bytes,
+                    stored_bytes=level.lru.used_bytes,
+                    resting_seconds=max(0.0, level.suspended_until - state.clock()),
+                    shared=level.shared,
                 )
                 for level in state.levels
                 for charged in (state.admission.charges(level),)
@@ -297,6 +261,8 @@ class TieredStore:
                 len(state.unsaved),
                 unsaved_bytes=state.unsaved.waiting_bytes,
                 not_written=dict(state.admission.refused),
+                decode_bytes_per_second=state.codec.decoding.bytes_per_second,
+                q8_0_namespaces=state.codec.rounded_namespaces(),
                 oldest_lease_seconds=state.leases.oldest_seconds(),
             )
 
@@ -306,7 +272,9 @@ class TieredStore:
 
     def set_budget(self, kind: TierKind, budget_bytes: int) -> int:
         """Holds from now on; bytes above it that cannot go yet. ValueError: resize.set_budget."""
-        return resize.set_budget(self._state, kind, budget_bytes)
+        over_bytes = resize.set_budget(self._state, kind, budget_bytes)
+        self.pins.enforce()
+        return over_bytes
 
     def set_watermarks(self, high: float, low: float) -> None:
         self._mover.set_watermarks(high, low)
@@ -315,7 +283,10 @@ class TieredStore:
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
         while deadline is None or self._state.clock() < deadline:
-            if not self._mover.step():
+            busy = self._mover.step()
+            if self._remote is not None:
+                busy = self._remote.step() or busy
+            if not busy:
                 return
 
     def flush_index(self) -> None:
@@ -340,8 +311,11 @@ class TieredStore:
         for thread in (self._survey_thread, self._thread):
             if thread is not None:
                 thread.join(max(0.0, deadline - self._state.clock()))
+        if self._remote is not None and not self._remote.finish(drain_seconds):
+            self._remote = None
         for session in list(self._sessions):
             self.close_session(session)
+        self._leaser.close()
         finish = self._thread
         if finish is None or not finish.is_alive():
             finish = threading.Thread(target=self._finish, args=(deadline,), daemon=True)
@@ -382,43 +356,3 @@ class TieredStore:
             if not busy:
                 state.work.wait(_IDLE_SECONDS)
                 state.work.clear()
-
-    def _locate(self, record: BlockRecord) -> LeasedBlock | None:
-        """The nearest copy whose file is there. Called without the lock, the block pinned."""
-        state = self._state
-        for index in sorted(record.levels):
-            level = state.levels[index]
-            try:
-                if level.tier.exists(record.namespace, record.key):
-                    return LeasedBlock(
-                        record.key,
-                        record.namespace,
-                        level.tier.kind,
-                        level.tier.path(record.namespace, record.key),
-                        record.file_bytes,
-                    )
-            except OSError as error:
-                with state.lock:
-                    state.failed(level, error, "lookup")
-                    state.counters.miss("i/o error")
-                continue
-            with state.lock:
-                state.forget_copy(level, record.key)
-                state.counters.miss("file gone")
-        return None
-
-    def _verify(self, level: Level, record: BlockRecord) -> bool:
-        state = self._state
-        try:
-            with level.tier.open(record.namespace, record.key) as block:
-                verify_payload(read_meta(block.read_at, block.file_bytes), block.read_at)
-        except (CorruptBlock, UnsupportedFormat) as error:
-            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            return room.quarantine(state, level, record.namespace, record.key)
-        except FileNotFoundError:
-            with state.lock:
-                state.forget_copy(level, record.key)
-        except OSError as error:
-            with state.lock:
-                state.failed(level, error, "verify")
-        return False

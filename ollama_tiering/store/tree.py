@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
@@ -29,11 +29,12 @@ class BlockRecord:
     parent: bytes
     tokens: bytes
     plain_rows: int  # leading rows at which nothing but a token stands
-    file_bytes: int
+    file_bytes: int  # of the raw file, which clients see
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
     hits: int = 0  # how often a prompt matched it
     levels: frozenset[int] = NO_LEVELS  # indices of the tiers that hold it
+    encoded: dict[int, int] = field(default_factory=dict)  # those that hold it encoded: file bytes
 
     @property
     def rows(self) -> int:
@@ -46,6 +47,10 @@ class BlockRecord:
     def drop_level(self, index: int) -> None:
         levels = self.levels - {index}
         self.levels = _shared.setdefault(levels, levels)
+
+    def bytes_at(self, level_index: int) -> int:
+        """Size of the file at a level that holds it."""
+        return self.encoded.get(level_index, self.file_bytes)
 
 
 class BlockTree:

@@ -21,6 +21,8 @@ from hypothesis.stateful import (
 )
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import (
     BlockKey,
@@ -35,9 +37,9 @@ from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tree import BlockRecord
 
-NS = samples.namespace(layers=1)
+NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)
-FILE_BYTES = len(samples.sequence(NS, [0])[0].data)
+FILE_BYTES = len(samples.sequence(NS, [0] * BLOCK_TOKENS)[0].data)
 LEASE_SECONDS = 60
 SOAK = int(os.environ.get("TIERING_SOAK", "1"))  # `make soak` takes a hundred times as many steps
 OTHER_BYTES = 28 << 10  # lock, description, count of today's writes
@@ -84,12 +86,16 @@ class StoreMachine(RuleBasedStateMachine):
             tiers.append((MemoryTier(TierKind.LOCAL), local_bytes))
         return tiers
 
+    def codec(self) -> Codec | None:
+        return None
+
     def open(self) -> None:
         self.store = TieredStore(
             self.tiers,
             background=False,
             measure=False,
             policy=self.policy,
+            codec=self.codec(),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
@@ -300,6 +306,7 @@ class FsStoreMachine(StoreMachine):
             background=False,
             measure=False,
             policy=self.policy,
+            codec=self.codec(),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
@@ -353,6 +360,50 @@ class FsStoreMachine(StoreMachine):
             self.directory.cleanup()
 
 
+class EncodedStoreMachine(StoreMachine):
+    """The local tier in zstd, or at random back to raw after a restart: both are read."""
+
+    def codec(self) -> Codec | None:
+        return Codec({TierKind.LOCAL: Encoding.NONE if self.now % 5 == 4 else Encoding.ZSTD})
+
+    @precondition(lambda self: not self.leases)
+    @rule(drain=st.booleans())
+    def reboot(self, drain: bool) -> None:
+        """What was in RAM is gone; what is left has to be decoded to be read."""
+        self.session = None
+        if drain:
+            self.store.run_pending()
+        ram = self.tiers[0][0]
+        assert isinstance(ram, MemoryTier)
+        ram.blocks.clear()
+        self.rebooted = True
+        self.open()
+
+    @invariant()
+    def ram_is_raw_and_sizes_are_known(self) -> None:
+        for index, (tier, _) in enumerate(getattr(self, "tiers", [])):
+            assert isinstance(tier, MemoryTier)
+            for (_, key), data in tier.blocks.items():
+                record = self.store._state.tree.get(key)
+                assert record is not None
+                assert record.bytes_at(index) == len(data)
+                assert index or data == self.put[key] or key in self.damaged
+        for level in self.store._state.levels if hasattr(self, "store") else []:
+            records = [self.store._state.tree.get(key) for key in level.lru]
+            assert level.raw_bytes == sum(r.file_bytes for r in records if r is not None)
+
+    @invariant()
+    def no_chain_has_a_hole(self) -> None:
+        """Nor may a reboot have made one: the last copies of some blocks were in RAM."""
+        if not getattr(self, "rebooted", False):
+            super().no_chain_has_a_hole()
+
+
+class EncodedFsStoreMachine(FsStoreMachine):
+    def codec(self) -> Codec | None:
+        return Codec({TierKind.LOCAL: Encoding.ZSTD})
+
+
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
     max_examples=300 * SOAK,
@@ -367,3 +418,7 @@ TestFsStoreMachine.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestEncodedStoreMachine = EncodedStoreMachine.TestCase
+TestEncodedStoreMachine.settings = TestStoreMachine.settings
+TestEncodedFsStoreMachine = EncodedFsStoreMachine.TestCase
+TestEncodedFsStoreMachine.settings = TestFsStoreMachine.settings

@@ -188,6 +188,84 @@ def reheaded(data: bytes, change: Callable[[pb.BlockHeader], object], **head: in
     return pack_head(serialized, offset, **head) + payload
 
 
+def zstd_frame(plane: bytes) -> bytes:
+    """A zstd frame made by hand, so that no version of the library changes the vectors: one block,
+    RLE where all bytes are the same, else stored (RFC 8878, 3.1.1)."""
+    same = len(set(plane)) == 1
+    block_header = 1 | (2 if same else 0) | len(plane) << 3
+    head = struct.pack("<IBI", 0xFD2FB528, 0xA0, len(plane)) + block_header.to_bytes(3, "little")
+    return head + (plane[:1] if same else plane)
+
+
+def q8_0_block() -> tuple[bytes, bytes]:
+    """(raw file, the same encoded): K and V as q8_0 blocks of 32 elements."""
+    shapes = kv(0, 0, 2048)
+    tokens = [9, 8, 7]
+    stored, rows = [], []
+    for shape in shapes:
+        codes = segment_bytes(shape, len(tokens))[: len(tokens) * 1024]
+        out = row = b""
+        for at in range(0, len(codes), 32):
+            scale = (0x2000 + at) % 0x3C00  # any f16 below 1
+            (d,) = struct.unpack("<e", struct.pack("<H", scale))
+            out += struct.pack("<H", scale) + codes[at : at + 32]
+            row += b"".join(
+                struct.pack("<e", d * q) for q in struct.unpack("32b", codes[at : at + 32])
+            )
+        stored.append(out)
+        rows.append(row)
+    raw = encode_block(plan_of(tokens, shapes), rows)
+    header, payload_offset, _ = parts(raw)
+    header.raw_payload_offset = payload_offset
+    offset = 0
+    for segment, data in zip(header.segments, stored, strict=True):
+        segment.encoding = pb.ENCODING_Q8_0
+        segment.raw_crc32c = segment.crc32c
+        segment.stored_bytes, segment.crc32c = len(data), blockfile.crc32c(data)
+        segment.offset = offset
+        offset += len(data)
+    serialized = header.SerializeToString(deterministic=True)
+    payload = b"".join(stored)
+    payload = payload.ljust(blockfile.align(len(payload)), b"\0")
+    return raw, pack_head(serialized, blockfile.align(32 + len(serialized))) + payload
+
+
+def plan_of(tokens: list[int], shapes: list[SegmentShape]) -> blockfile.BlockPlan:
+    digest = namespaces()["qwen3"].digest()
+    return plan_block(
+        namespace=digest,
+        parent=digest,
+        tokens=tokens_to_bytes(tokens),
+        first_position=0,
+        shapes=shapes,
+        created_unix_seconds=CREATED,
+    )
+
+
+def encoded_block() -> tuple[bytes, bytes]:
+    """(raw file, the same encoded): K in zstd, V, which would not get smaller, raw."""
+    shapes = kv(0, 0, 2048)
+    tokens = [9, 8, 7]
+    low = segment_bytes(shapes[0], len(tokens))[: len(tokens) * 1024]
+    high = b"\x3c" * len(low)
+    k = bytes(byte for pair in zip(low, high, strict=True) for byte in pair)
+    v = segment_bytes(shapes[1], len(tokens))
+    raw = encode_block(plan_of(tokens, shapes), [k, v])
+    header, payload_offset, _ = parts(raw)
+    frames = [zstd_frame(low), zstd_frame(high)]
+    stored = b"".join(frames)
+    header.raw_payload_offset = payload_offset
+    first, second = header.segments
+    first.encoding = pb.ENCODING_ZSTD
+    first.raw_crc32c = first.crc32c
+    first.stored_bytes, first.crc32c = len(stored), blockfile.crc32c(stored)
+    first.plane_bytes[:] = [len(frame) for frame in frames]
+    second.offset = blockfile.align(len(stored))
+    serialized = header.SerializeToString(deterministic=True)
+    payload = stored.ljust(second.offset, b"\0") + v.ljust(blockfile.align(len(v)), b"\0")
+    return raw, pack_head(serialized, blockfile.align(32 + len(serialized))) + payload
+
+
 def pack_preamble(version: int, header_bytes: int, payload_offset: int, header_crc: int) -> bytes:
     preamble = struct.pack(
         "<8sIIQI", blockfile.MAGIC, version, header_bytes, payload_offset, header_crc
@@ -211,6 +289,19 @@ def block_files() -> dict[str, tuple[str, str, bytes]]:
 
     def swap(header: pb.BlockHeader) -> None:
         header.segments[0].kind, header.segments[1].kind = V, K
+
+    _, encoded = encoded_block()
+
+    def first_segment(**values: int) -> Callable[[pb.BlockHeader], None]:
+        def change(header: pb.BlockHeader) -> None:
+            for name, value in values.items():
+                setattr(header.segments[0], name, value)
+
+        return change
+
+    def move_a_byte(header: pb.BlockHeader) -> None:
+        header.segments[0].plane_bytes[0] -= 1
+        header.segments[0].plane_bytes[1] += 1
 
     def unknown_encoding(header: pb.BlockHeader) -> None:
         header.segments[0].encoding = 77  # type: ignore[assignment]
@@ -297,6 +388,48 @@ def block_files() -> dict[str, tuple[str, str, bytes]]:
             "an encoding not known",
             reheaded(small, unknown_encoding),
         ),
+        "encoded": ("encoded", "K as zstd frames of its byte planes, V raw", encoded),
+        "encoded-q8_0": ("encoded", "K and V as q8_0 blocks", q8_0_block()[1]),
+        "encoded-q8_0-of-half-a-block": (
+            "encoded-corrupt",
+            "rows of 2050 bytes: not whole blocks of 32 elements",
+            reheaded(q8_0_block()[1], first_segment(row_bytes=2050)),
+        ),
+        "encoded-payload-bit-flipped": (
+            "encoded-corrupt",
+            "one bit of a frame",
+            flipped(encoded, parts(encoded)[1] + 100),
+        ),
+        "encoded-raw-checksum-wrong": (
+            "encoded-corrupt",
+            "decodes to other bytes than were encoded",
+            reheaded(encoded, first_segment(raw_crc32c=1)),
+        ),
+        "encoded-decodes-to-too-much": (
+            "encoded-corrupt",
+            "rows of 4 GiB - 1: nothing may be allocated for them",
+            reheaded(encoded, first_segment(row_bytes=(1 << 32) - 1)),
+        ),
+        "encoded-decodes-to-less": (
+            "encoded-corrupt",
+            "fewer bytes than are stored",
+            reheaded(encoded, first_segment(row_bytes=16)),
+        ),
+        "encoded-frame-of-another-size": (
+            "encoded-corrupt",
+            "rows of 2050 bytes, frames for 2048",
+            reheaded(encoded, first_segment(row_bytes=2050)),
+        ),
+        "encoded-planes-cut-elsewhere": (
+            "encoded-corrupt",
+            "the first frame one byte shorter, the second one longer",
+            reheaded(encoded, move_a_byte),
+        ),
+        "encoded-without-raw-payload-offset": (
+            "encoded-corrupt",
+            "where the decoded payload begins is not said",
+            reheaded(encoded, lambda header: header.ClearField("raw_payload_offset")),
+        ),
         "segment-outside-file": (
             "corrupt-header",
             "offset past the end",
@@ -370,6 +503,9 @@ def expectation(name: str, expect: str, why: str, content: bytes) -> dict[str, A
         "file_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
+    if expect == "encoded":
+        raw, _ = q8_0_block() if "q8_0" in name else encoded_block()
+        out |= {"raw_file_bytes": len(raw), "raw_sha256": hashlib.sha256(raw).hexdigest()}
     if expect in ("ok", "corrupt-payload"):
         header, payload_offset, payload = parts(content)
         out |= {
@@ -407,7 +543,8 @@ def documents() -> dict[Path, bytes]:
     blocks = {
         "comment": "Made by tests/vectors/make.py. corrupt-header: damage found before the payload "
         "is read; corrupt-payload: the header is fine, a checksum is not; unsupported: a miss, the "
-        "file stays.",
+        "file stays; encoded: decodes to the file of raw_sha256; encoded-corrupt: does not. A "
+        "reader that does not decode takes both for unsupported.",
         "blocks": [expectation(name, *entry) for name, entry in files.items()],
     }
     made = {Path("blocks") / f"{name}.kvb": content for name, (_, _, content) in files.items()}

@@ -16,12 +16,17 @@ const (
 	GateRecompute = "recompute"
 )
 
+// EncodingQ8 rounds the rows that are stored to ggml's q8_0. Answers after a restore may then differ from those of an
+// in-memory hit, so that it is never the default.
+const EncodingQ8 = "q8_0"
+
 // Config is what the environment says.
 type Config struct {
 	Socket    string
 	MinTokens int    // fewer are neither stored nor restored
 	Snapshot  bool   // store what is computed
 	Gate      string // auto, restore, recompute
+	Encoding  string // "" or EncodingQ8: rows are rounded to q8_0 when they are stored (lossy)
 	Measure   bool   // time a memcpy beside every restore, for benchmarks
 
 	// Progress is how long a request computes before what it has is stored in the middle of it.
@@ -74,8 +79,24 @@ func FromEnv() (Config, bool) {
 	default:
 		slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_GATE", "value", s, "default", c.Gate)
 	}
+	switch s := value("OLLAMA_KV_TIER_ENCODING"); s {
+	case "", "none":
+	case EncodingQ8:
+		c.Encoding = s
+	default:
+		slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_ENCODING", "value", s, "default", "none")
+	}
 	c.Measure, _ = strconv.ParseBool(value("OLLAMA_KV_TIER_MEASURE"))
 	return c, true
+}
+
+// NamespaceExtra is what the configuration adds to the description of a namespace, for the sidecar to read: blocks that
+// are rounded must not be found by a runner that wants them exact.
+func (c Config) NamespaceExtra() string {
+	if c.Encoding == EncodingQ8 {
+		return ";kv=" + EncodingQ8
+	}
+	return ""
 }
 
 // defaultSocket is where the sidecar listens unless it is told otherwise.

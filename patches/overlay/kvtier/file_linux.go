@@ -1,6 +1,7 @@
 package kvtier
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -22,23 +23,35 @@ func MapForRead(path string, size int) (*File, error) {
 	return mapFile(path, size, os.O_RDONLY, syscall.PROT_READ, syscall.MAP_SHARED)
 }
 
-// ReadFile reads a block file that lies on a disk. A mapping would turn a read error of the disk into a signal.
+// ReadFile reads a block file that lies on a disk, past the page cache where the file system can: a restore of gigabytes
+// must not push out what is used again, first of all the model's weights. A mapping would do that too, and turn a read
+// error of the disk into a signal.
 func ReadFile(path string, size int) (*File, error) {
-	fd, err := openBlock(path, size, os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	defer fd.Close()
 	data, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("memory for %s: %w", path, err)
 	}
 	f := &File{Data: data}
-	if _, err := fd.ReadAt(data, 0); err != nil {
+	// The memory is page-aligned and a block file whole pages long, as direct reads want it.
+	err = readInto(data, path, os.O_RDONLY|syscall.O_DIRECT)
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
+		err = readInto(data, path, os.O_RDONLY) // tmpfs, some FUSE file systems
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+func readInto(data []byte, path string, mode int) error {
+	fd, err := openBlock(path, len(data), mode)
+	if err != nil {
+		return err
+	}
+	defer fd.Close()
+	_, err = fd.ReadAt(data, 0)
+	return err
 }
 
 // Close gives the memory back.

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,30 @@ def test_a_check_that_cannot_be_made_is_a_failed_one() -> None:
 
     (check,) = guarded("storage", look)
     assert check.state is State.FAIL
+
+
+def test_the_remote_tier_is_off_unless_named(place: Path) -> None:
+    assert storage(place)["remote tier"].finding.startswith("off")
+
+
+def test_the_remote_tier_is_looked_at(place: Path) -> None:
+    named = replace(settings(place), remote_dir=place / "remote", remote_budget_bytes=1 << 60)
+    (check,) = check_storage._remote(named)
+    assert check.state is State.FAIL
+    assert f"mkdir -m 700 {place / 'remote'}" in check.cure
+    (place / "remote").mkdir(mode=0o700)
+    found = {check.name: check for check in check_storage.checks(named)}
+    assert str(place / "remote") in found["remote tier"].finding
+    assert found["remote tier directory"].state is State.OK
+    assert found["remote tier budget"].state is State.WARN
+    assert "OLLAMA_KV_TIER_REMOTE_GB" in found["remote tier budget"].cure
+
+
+def test_a_tier_that_rests_is_warned_of() -> None:
+    tiers = [
+        pb.TierStat(tier=pb.TIER_RAM, state="ok"),
+        pb.TierStat(tier=pb.TIER_REMOTE, directory="/nfs", state="resting", failures={"EIO": 3}),
+    ]
+    (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
+    assert check.state is State.WARN
+    assert "/nfs failed (3 EIO)" in check.finding

@@ -22,6 +22,7 @@ from ollama_tiering.store.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from tests.unit.store.test_transcode import decoded
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 KEYS: dict[str, Any] = json.loads((VECTORS / "keys.json").read_text())
@@ -71,6 +72,15 @@ def test_block_file_reads_as_the_vector_says(entry: dict[str, Any]) -> None:
     if entry["expect"] == "unsupported":
         with pytest.raises(UnsupportedFormat):
             read_meta(buffer_reader(data), len(data))
+        return
+    if entry["expect"] == "encoded":
+        raw = decoded(data)
+        assert len(raw) == entry["raw_file_bytes"]
+        assert hashlib.sha256(raw).hexdigest() == entry["raw_sha256"]
+        return
+    if entry["expect"] == "encoded-corrupt":
+        with pytest.raises(CorruptBlock):
+            decoded(data)
         return
     if entry["expect"] == "corrupt-header":
         with pytest.raises(CorruptBlock):

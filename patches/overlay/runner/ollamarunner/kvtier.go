@@ -110,6 +110,9 @@ func tierAttach(s *Server) {
 	} else {
 		slog.Info("kv tiering is on for this model", "layers", len(t.layers), "block_tokens", kvtier.BlockTokens,
 			"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", t.config.Gate, "socket", t.config.Socket)
+		if t.config.Encoding != "" {
+			slog.Warn("kv tiering stores rows rounded, answers after a restore may differ", "encoding", t.config.Encoding)
+		}
 		batchesTier.Store(t)
 		activeTier.Store(t)
 		go t.snapshotLoop()
@@ -154,7 +157,7 @@ func (t *kvTier) bind(s *Server) string {
 		CacheDType:     t.dtype,
 		Layers:         t.layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra:          tierDevices(s) + ";rows=" + cache.KVTierPlacement(),
+		Extra:          tierDevices(s) + ";rows=" + cache.KVTierPlacement() + t.config.NamespaceExtra(),
 	}.Proto()
 	t.namespace = kvtier.NamespaceOf(t.description)
 	t.slots = make([]tierSlot, len(s.cache.slots))

@@ -140,7 +140,7 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 		}
 		if first >= p.from {
 			p.blocks = append(p.blocks, b)
-			p.bytes += b.StoredBytes
+			p.bytes += max(b.StoredBytes, b.RawBytes) // what is copied, whatever the tier keeps
 			p.seconds += b.ExpectedSeconds
 		}
 		p.rows = first + rows

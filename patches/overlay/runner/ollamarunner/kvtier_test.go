@@ -416,7 +416,7 @@ func TestTierPanicInAHookTurnsTieringOffNotTheRunner(t *testing.T) {
 
 func TestTierPlanFetchTakesTheUnbrokenRunUpToTheLastTokenButOne(t *testing.T) {
 	block := func(rows uint32) *tierpb.BlockInfo {
-		return &tierpb.BlockInfo{Rows: rows, BlockRows: 64, StoredBytes: 1000, ExpectedSeconds: 0.5}
+		return &tierpb.BlockInfo{Rows: rows, BlockRows: 64, StoredBytes: 800, RawBytes: 1000, ExpectedSeconds: 0.5}
 	}
 	for name, c := range map[string]struct {
 		blocks            []*tierpb.BlockInfo

@@ -1,0 +1,149 @@
+"""Answers a lease block by block: what a client can read at once, what is staged for it first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Final
+
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.report import Leased, LeasedBlock
+from ollama_tiering.store.staging import Copy, Stager, readable_by_client
+from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tree import BlockRecord
+
+log = logging.getLogger(__name__)
+
+_SAMPLES_PER_LEASE: Final = 4
+
+Awaited = LeasedBlock | Future[LeasedBlock | None]
+
+
+@dataclass(slots=True)
+class Leasing:
+    """A lease that is being answered. Its holder waits for each block, at most `deadline_seconds`;
+    the first that is None or late ends the run (`give_up`).
+    """
+
+    lease_id: int
+    blocks: list[Awaited]
+    deadline_seconds: float
+    missed: Callable[[str], None]
+
+    def give_up(self, reason: str | None = None) -> None:
+        """No more blocks are waited for; with a reason, that is a miss."""
+        for block in self.blocks:
+            if isinstance(block, Future):
+                block.cancel()
+        if reason is not None:
+            self.missed(reason)
+
+    def wait(self) -> Leased:
+        """All of it. Blocks the caller; never longer than the deadline without another block."""
+        ready: list[LeasedBlock] = []
+        for awaited in self.blocks:
+            try:
+                block = self._result(awaited)
+            except (TimeoutError, CancelledError):
+                self.give_up("not staged in time")
+                break
+            if block is None:
+                self.give_up("not staged")
+                break
+            ready.append(block)
+        return Leased(self.lease_id, ready)
+
+    def _result(self, awaited: Awaited) -> LeasedBlock | None:
+        if isinstance(awaited, LeasedBlock):
+            return awaited
+        return awaited.result(self.deadline_seconds)
+
+
+class Leaser:
+    """Thread-safe."""
+
+    def __init__(
+        self, state: StoreState, copy: Copy, *, lease_seconds: float, deadline_seconds: float
+    ) -> None:
+        self._state = state
+        self._lease_seconds = lease_seconds
+        self._deadline_seconds = deadline_seconds
+        self._stager = Stager(state, copy, self.locate)
+
+    def begin(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
+        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
+        state = self._state
+        with state.lock:
+            state.expire()
+            records: list[BlockRecord] = []
+            for key in keys:
+                record = state.tree.get(key)
+                if record is None or record.namespace != namespace:
+                    state.counters.miss("evicted")
+                    break
+                records.append(record)
+            held = [record.key for record in records]
+            for key in held:
+                state.pin(key)
+            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
+            state.touch(reversed(records))
+        blocks: list[Awaited] = []
+        for record in records:
+            block = self.locate(record)
+            if block is not None:
+                blocks.append(block)
+            elif self._stager.possible(record):
+                blocks.append(self._stager.stage(record))
+            else:
+                break
+        self._count(blocks)
+        return Leasing(lease_id, blocks, self._deadline_seconds, self._missed)
+
+    def locate(self, record: BlockRecord) -> LeasedBlock | None:
+        """The nearest copy a client can read whose file is there. Without the lock, pinned."""
+        state = self._state
+        for index in sorted(record.levels):
+            level = state.levels[index]
+            if not readable_by_client(level, record):
+                continue
+            try:
+                if level.tier.exists(record.namespace, record.key):
+                    return LeasedBlock(
+                        record.key,
+                        record.namespace,
+                        level.tier.kind,
+                        level.tier.path(record.namespace, record.key),
+                        record.file_bytes,
+                    )
+            except OSError as error:
+                with state.lock:
+                    state.failed(level, error, "lookup")
+                    state.counters.miss("i/o error")
+                continue
+            with state.lock:
+                state.forget_copy(level, record.key)
+                state.counters.miss("file gone")
+        return None
+
+    def close(self) -> None:
+        self._stager.close()
+
+    def _count(self, blocks: Sequence[Awaited]) -> None:
+        state = self._state
+        ready = [block for block in blocks if isinstance(block, LeasedBlock)]
+        with state.lock:
+            state.counters.get_blocks += len(ready)
+            state.counters.get_bytes += sum(block.file_bytes for block in ready)
+            state.count_served((block.tier, block.file_bytes) for block in ready)
+            cold = [block.key for block in ready if block.tier is not TierKind.RAM]
+            if cold:
+                # The last ones: the client has not read them when they are looked at.
+                state.to_sample = cold[-_SAMPLES_PER_LEASE:]
+                state.work.set()
+
+    def _missed(self, reason: str) -> None:
+        with self._state.lock:
+            self._state.counters.miss(reason)

@@ -1,0 +1,258 @@
+"""A shared tier behind deadlines: whatever hangs below, every call here ends in time.
+
+Wraps any SharedTier. Each of its calls runs in one of a few threads of its own (DeadlineThreads); a
+call that does not return is a TimeoutError, that is an OSError: weather. No call is made before it
+is needed, not even to open the directory, so that a mount that hangs does not hold up a start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ollama_tiering.store.deadline import DeadlineThreads, InUse
+from ollama_tiering.store.errors import UnsafeDirectory
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.tier import (
+    Neighbour,
+    OpenBlock,
+    SharedTier,
+    StoredBlock,
+    TempBlock,
+    TierKind,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_THREADS: Final = 8
+_SCAN_ENTRIES: Final = 128  # per call
+
+
+class RemoteOpenBlock:
+    def __init__(self, threads: DeadlineThreads, block: OpenBlock, in_use: InUse) -> None:
+        self.file_bytes = block.file_bytes
+        self._threads = threads
+        self._block = block
+        self._in_use = in_use
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """FileNotFoundError also where another host removed the file while it was read."""
+
+        def read() -> bytes:
+            with self._in_use:
+                return self._block.read_at(offset, length)
+
+        try:
+            return self._threads.call(read)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise FileNotFoundError(errno.ENOENT, "removed by another sidecar") from error
+            raise
+
+    def resident(self) -> bool | None:
+        return None  # not asked: the pages are dropped after every transfer (settle)
+
+
+class RemoteTempBlock:
+    path: Path | None = None  # no client may open it
+    grown_bytes = 0
+
+    def __init__(self, threads: DeadlineThreads, temp: TempBlock) -> None:
+        self.namespace = temp.namespace
+        self.key = temp.key
+        self.file_bytes = temp.file_bytes
+        self.temp = temp
+        self.hangs = False
+        self._threads = threads
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        try:
+            self._threads.call(lambda: self.temp.write_at(offset, data))
+        except TimeoutError:
+            self.hangs = True
+            raise
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[RemoteOpenBlock]:
+        with _opened(self._threads, self.temp.open) as block:
+            yield block
+
+
+class RemoteTier:
+    """`open_inner` makes the tier below; it is called in a thread, again until it succeeds."""
+
+    shared = True
+    in_memory = False
+    growth_bytes = 0  # directories are counted by the scan
+
+    def __init__(
+        self,
+        directory: Path | None,
+        open_inner: Callable[[], SharedTier],
+        *,
+        deadline_seconds: float,
+        max_threads: int = MAX_THREADS,
+    ) -> None:
+        self.kind = TierKind.REMOTE
+        self.directory = directory
+        self.deadline_seconds = deadline_seconds
+        self._open_inner = open_inner
+        self._inner: SharedTier | None = None
+        self._threads = DeadlineThreads(
+            "remote-tier", limit=max_threads, deadline_seconds=deadline_seconds
+        )
+
+    # --- what needs no call --------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> int:
+        return self._threads.stalled
+
+    @property
+    def foreign_bytes(self) -> int:
+        return self._inner.foreign_bytes if self._inner else 0
+
+    @property
+    def caches_names(self) -> bool:
+        return self._inner is None or self._inner.caches_names
+
+    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+        return None
+
+    def quarantined_bytes(self) -> int:
+        return self._inner.quarantined_bytes() if self._inner else 0
+
+    def overhead_bytes(self) -> int:
+        return self.quarantined_bytes()
+
+    def measure_overhead(self) -> None:
+        """The scan does that: here it could hang."""
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[StoredBlock]:
+        found = self._call(lambda tier: tier.scan())
+        while part := self._threads.call(lambda: list(islice(found, _SCAN_ENTRIES))):
+            yield from part
+
+    def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> RemoteTempBlock:
+        def discard(temp: TempBlock | None) -> None:
+            if temp is not None and self._inner is not None:
+                self._inner.discard(temp)
+
+        temp = self._call(lambda tier: tier.create(namespace, key, file_bytes), late=discard)
+        return RemoteTempBlock(self._threads, temp)
+
+    def publish(self, temp: TempBlock) -> int:
+        """After a TimeoutError it may become visible yet; the next scan finds it then."""
+        assert isinstance(temp, RemoteTempBlock)
+        try:
+            return self._call(lambda tier: tier.publish(temp.temp))
+        except TimeoutError:
+            temp.hangs = True
+            raise
+
+    def discard(self, temp: TempBlock) -> None:
+        assert isinstance(temp, RemoteTempBlock)
+        if temp.hangs:  # no second wait for the same file
+            self._threads.submit(lambda: self._opened().discard(temp.temp))
+        else:
+            self._call(lambda tier: tier.discard(temp.temp))
+
+    @contextlib.contextmanager
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[RemoteOpenBlock]:
+        with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
+            yield block
+
+    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+        return self._call(lambda tier: tier.exists(namespace, key))
+
+    def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.remove(namespace, key))
+
+    def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.quarantine(namespace, key))
+
+    def purge_quarantine(self, keep_blocks: int) -> None:
+        self._call(lambda tier: tier.purge_quarantine(keep_blocks))
+
+    def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
+        self._call(lambda tier: tier.describe(namespace, fields))
+
+    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.settle(namespace, key))
+
+    def probe(self) -> None:
+        self._call(lambda tier: tier.probe())
+
+    def announce(self, generation: int, claim_bytes: int) -> float:
+        return self._call(lambda tier: tier.announce(generation, claim_bytes))
+
+    def neighbours(self) -> list[Neighbour]:
+        return self._call(lambda tier: tier.neighbours())
+
+    def touch(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.touch(namespace, key))
+
+    def close(self) -> None:
+        """Does not wait for calls that hang. Whatever is called from now on fails at once."""
+        inner = self._inner
+        if inner is not None and not self.stalled:
+            with contextlib.suppress(OSError):
+                self._threads.call(inner.close)
+        self._threads.close()
+
+    def _call(
+        self, work: Callable[[SharedTier], T], *, late: Callable[[T | None], None] | None = None
+    ) -> T:
+        return self._threads.call(lambda: work(self._opened()), late=late)
+
+    def _opened(self) -> SharedTier:
+        """In a thread. Two that come at once may both open it: the first one stays."""
+        if self._inner is None:
+            try:
+                opened = self._open_inner()
+            except UnsafeDirectory as error:
+                raise PermissionError(errno.EACCES, error.message) from None
+            if self._inner is None:
+                self._inner = opened
+            else:
+                opened.close()
+        return self._inner
+
+
+@contextlib.contextmanager
+def _opened(
+    threads: DeadlineThreads,
+    enter: Callable[[], contextlib.AbstractContextManager[OpenBlock]],
+) -> Iterator[RemoteOpenBlock]:
+    def begin() -> tuple[OpenBlock, ExitStack]:
+        stack = ExitStack()
+        return stack.enter_context(enter()), stack
+
+    def too_late(opened: tuple[OpenBlock, ExitStack] | None) -> None:
+        if opened is not None:
+            opened[1].close()
+
+    try:
+        block, stack = threads.call(begin, late=too_late)
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # what the client knew of it was old
+            raise FileNotFoundError(errno.ENOENT, "removed by another sidecar") from error
+        raise
+    in_use = InUse(stack.close)
+    try:
+        yield RemoteOpenBlock(threads, block, in_use)
+    finally:
+        threads.submit(in_use.close)

@@ -1,0 +1,105 @@
+package kvtier
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"unsafe"
+)
+
+// resident counts the pages of a file that are in the page cache.
+func resident(t *testing.T, path string, size int) int {
+	t.Helper()
+	fd, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	data, err := syscall.Mmap(int(fd.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Munmap(data) }()
+	pages := make([]byte, size/alignment)
+	if _, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&data[0])), uintptr(size), uintptr(unsafe.Pointer(&pages[0]))); errno != 0 {
+		t.Fatal(errno)
+	}
+	n := 0
+	for _, p := range pages {
+		n += int(p & 1)
+	}
+	return n
+}
+
+func TestReadFileReadsWhatIsThereAndLeavesThePageCacheAlone(t *testing.T) {
+	const size = 1 << 20
+	want := bytes.Repeat([]byte("0123456789abcdef"), size/16)
+	dirs := map[string]string{"disk": t.TempDir()}
+	if shm, err := os.MkdirTemp("/dev/shm", "kvtier-test-"); err == nil {
+		defer os.RemoveAll(shm)
+		dirs["tmpfs"] = shm
+	}
+	for name, dir := range dirs {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, "block")
+			fd, err := os.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := fd.Write(want); err != nil {
+				t.Fatal(err)
+			}
+			if err := fd.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			// Dropped from the cache, as after a restart; on tmpfs this does nothing.
+			if _, _, errno := syscall.Syscall6(syscall.SYS_FADVISE64, fd.Fd(), 0, 0, 4, 0, 0); errno != 0 {
+				t.Fatal(errno)
+			}
+			fd.Close()
+			before := resident(t, path, size)
+			f, err := ReadFile(path, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if !bytes.Equal(f.Data, want) {
+				t.Error("read other bytes than were written")
+			}
+			// A file system that refuses direct reads (an overlay, some network ones) may fill the cache.
+			direct, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECT, 0)
+			if err != nil {
+				t.Skipf("no direct reads here: %v", err)
+			}
+			direct.Close()
+			if after := resident(t, path, size); name == "disk" && after > before {
+				t.Errorf("%d pages in the cache after the read, %d before", after, before)
+			}
+		})
+	}
+}
+
+func TestReadFileRefusesAnotherSizeALinkAndWhatIsNotThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "block")
+	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFile(path, 4096); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a longer file: %v", err)
+	}
+	if _, err := ReadFile(path, 12288); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a shorter file: %v", err)
+	}
+	if err := os.Symlink(path, path+".link"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFile(path+".link", 8192); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("a link: %v", err)
+	}
+	if _, err := ReadFile(path+".none", 8192); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("nothing there: %v", err)
+	}
+}

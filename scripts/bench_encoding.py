@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Measures what the encodings make of K/V rows: ratio and bytes per second, per core.
+
+    scripts/train_tiny.py --minutes 8 trained.npz          # needs JAX, see there
+    scripts/bench_encoding.py [--trained trained.npz] [--out docs/measurements/encoding.md]
+
+K/V comes from the reference engine: of a model with random weights (`tiering model make`) and, with
+--trained, of the trained one, for text it has not seen. Rows are cut into blocks of 64 as an engine
+does; a segment is one layer's K or V of a block. V of layer 0 depends on nothing but its token, and
+with one token per byte tokens repeat: what stands for a real model are the layers above it. Ratios
+of segments are before padding, `file` is whole block files, pages and headers included. Rates are
+per second of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from ollama_tiering.bench.machine import this_machine
+from ollama_tiering.models import make
+from ollama_tiering.models.shapes import Shape, make_shape
+from ollama_tiering.reference_engine import ReferenceEngine
+from ollama_tiering.store import planes, q8_0, transcode
+from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block, read_meta
+from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.encoding import ZstdPlanes
+from ollama_tiering.store.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
+from ollama_tiering.store.key import tokens_to_bytes
+from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.transcode import Seconds
+
+CONTEXT = 256  # of the trained model
+PASSAGES = 16
+LEVELS = (1, 3, 6, 9)
+REPEATS = 5
+SEGMENT_BYTES = (32 << 10, 128 << 10, 512 << 10, 2 << 20)
+
+Rows = NDArray[np.float16]
+Cache = dict[tuple[int, str], Rows]  # (layer, "k" or "v") -> rows
+
+
+def best_rate(work: Callable[[], Any], size_bytes: int) -> float:
+    """GB/s of processor time, the fastest of several runs: other work on the machine only slows."""
+    fastest = float("inf")
+    for _ in range(REPEATS):
+        start = time.thread_time()
+        work()
+        fastest = min(fastest, time.thread_time() - start)
+    return size_bytes / fastest / 1e9
+
+
+def trained_gguf(archive: Any, path: Path) -> Shape:
+    """The weights of scripts/train_tiny.py as a GGUF in f32."""
+    geometry = {key[2:]: int(archive[key]) for key in archive.files if key.startswith("g/")}
+    shape = make_shape("qwen3-tiny", dtype="f32", **geometry)
+    writer = gguf.GGUFWriter(path, shape.arch)
+    make._add_metadata(writer, shape, 0)
+    for tensor in shape.tensors():
+        writer.add_tensor(tensor.name, archive["w/" + tensor.name.removesuffix(".weight")])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return shape
+
+
+def kv_of(model: Path, passages: list[str]) -> list[Cache]:
+    """The reference engine's cache after each passage."""
+    out = []
+    for passage in passages:
+        engine = ReferenceEngine(model, ctx=CONTEXT + 8)
+        engine.generate(passage, 1)
+        layers = range(engine.weights.layers)
+        out.append(
+            {
+                (layer, kind): engine._cache[kind][layer, :CONTEXT].copy()
+                for layer in layers
+                for kind in "kv"
+            }
+        )
+    return out
+
+
+def passages_of(text: bytes) -> list[str]:
+    ascii_text = "".join(c for c in text.decode(errors="ignore") if c.isascii())
+    step = len(ascii_text) // PASSAGES
+    return [ascii_text[at * step :][:CONTEXT] for at in range(PASSAGES)]
+
+
+def segments(caches: list[Cache], kinds: str, first_layer: int = 0) -> list[bytes]:
+    return [
+        rows[start : start + BLOCK_TOKENS].tobytes()
+        for cache in caches
+        for (layer, kind), rows in cache.items()
+        if kind in kinds and layer >= first_layer
+        for start in range(0, len(rows), BLOCK_TOKENS)
+    ]
+
+
+@dataclass(frozen=True)
+class Measured:
+    ratio: float
+    encode: float  # GB/s of raw bytes, one core
+    decode: float
+
+
+def each(work: Callable[..., Any], *columns: Sequence[Any]) -> Callable[[], None]:
+    """Calls it for every row and keeps no result, as the store does: memory is used again."""
+
+    def run() -> None:
+        for arguments in zip(*columns, strict=True):
+            work(*arguments)
+
+    return run
+
+
+def split_and_zstd(parts: list[bytes], level: int) -> Measured:
+    codec = ZstdPlanes(level)
+    raw_bytes = sum(map(len, parts))
+    frames = [codec.encode(part, "f16") for part in parts]
+    lengths = [[len(frame) for frame in one] for one in frames]
+    stored = [b"".join(one) for one in frames]
+    for part, data, sizes in zip(parts, stored, lengths, strict=True):
+        assert codec.decode(data, sizes, "f16", len(part)).tobytes() == part
+    return Measured(
+        raw_bytes / sum(map(len, stored)),
+        best_rate(each(lambda part: codec.encode(part, "f16"), parts), raw_bytes),
+        best_rate(
+            each(
+                lambda part, data, sizes: codec.decode(data, sizes, "f16", len(part)),
+                parts,
+                stored,
+                lengths,
+            ),
+            raw_bytes,
+        ),
+    )
+
+
+def q8_0_rounded(parts: list[bytes]) -> tuple[Measured, str]:
+    """Encoding is rounding at commit and finding the codes when it is written down."""
+    raw_bytes = sum(map(len, parts))
+    rounded = [q8_0.round_rows(part) for part in parts]
+    assert all(part is not None for part in rounded)
+    codes = [q8_0.codes_of(part.data) for part in rounded if part is not None]
+    stored = [part.data for part in codes if part is not None]
+    assert len(stored) == len(parts)
+    before = np.frombuffer(b"".join(parts), np.float16).astype(np.float32)
+    after = np.concatenate([q8_0.rows_of(part).view(np.float16) for part in stored])
+    error = np.sqrt(np.mean((after - before) ** 2) / np.mean(before**2))
+
+    def encode(part: bytes) -> None:
+        once = q8_0.round_rows(part)
+        assert once is not None
+        q8_0.codes_of(once.data)
+
+    measured = Measured(
+        raw_bytes / sum(map(len, stored)),
+        best_rate(each(encode, parts), raw_bytes),
+        best_rate(each(q8_0.rows_of, stored), raw_bytes),
+    )
+    return measured, f"error {100 * error:.2f} % rms"
+
+
+def plain_zstd(parts: list[bytes], level: int) -> Measured:
+    """Without the split, for comparison."""
+    raw_bytes = sum(map(len, parts))
+    pack, unpack = zstandard.ZstdCompressor(level=level), zstandard.ZstdDecompressor()
+    stored = [pack.compress(part) for part in parts]
+    return Measured(
+        raw_bytes / sum(map(len, stored)),
+        best_rate(each(pack.compress, parts), raw_bytes),
+        best_rate(each(unpack.decompress, stored), raw_bytes),
+    )
+
+
+def file_ratio(caches: list[Cache]) -> tuple[float, Measured]:
+    """(share of segments that were encoded, whole files through transcode in memory)."""
+    codec = ZstdPlanes()
+    raw_bytes = stored_bytes = encoded_segments = all_segments = 0
+    encoding = decoding = 0.0
+    for cache in caches:
+        order = sorted(cache, key=lambda place: (place[0], place[1]))
+        for start in range(0, CONTEXT, BLOCK_TOKENS):
+            rows = [np.ascontiguousarray(cache[place][start : start + 64]) for place in order]
+            kinds = {"k": pb.SEGMENT_KIND_K, "v": pb.SEGMENT_KIND_V}
+            plan = plan_block(
+                namespace=bytes(32),  # type: ignore[arg-type]
+                parent=bytes(32),
+                tokens=tokens_to_bytes(range(len(rows[0]))),
+                first_position=start,
+                shapes=[
+                    SegmentShape(0, layer, kinds[kind], "f16", rows[0][0].nbytes)
+                    for layer, kind in order
+                ],
+            )
+            data = encode_block(plan, [part.data for part in rows])
+            block = MemoryOpenBlock(data)
+            meta = read_meta(block.read_at, len(data))
+            began = time.thread_time()
+            made = transcode.encode(meta, block, codec, Seconds())
+            encoding += time.thread_time() - began
+            raw_bytes += len(data)
+            all_segments += len(order)
+            if made is None:
+                stored_bytes += len(data)
+                continue
+            temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
+            made.write_to(temp, Seconds())
+            stored_bytes += made.file_bytes
+            small = MemoryOpenBlock(bytes(temp.data))
+            meta = read_meta(small.read_at, made.file_bytes)
+            encoded_segments += sum(segment.encoded for segment in meta.segments)
+            back = MemoryTempBlock(meta.namespace, meta.key, meta.raw_file_bytes)
+            began = time.thread_time()
+            transcode.decode(meta, small, back, codec, Seconds())
+            decoding += time.thread_time() - began
+            assert bytes(back.data) == data
+    measured = Measured(
+        raw_bytes / stored_bytes,
+        raw_bytes / encoding / 1e9,
+        raw_bytes / decoding / 1e9 if decoding else float("nan"),
+    )
+    return encoded_segments / all_segments, measured
+
+
+def plane_rows() -> list[str]:
+    rows = []
+    for size in SEGMENT_BYTES:
+        raw = np.random.default_rng(0).standard_normal(size // 2).astype(np.float16).tobytes()
+        array = np.frombuffer(raw, np.uint8)
+        split = planes.split(raw, "f16")
+        out = np.empty(size, np.uint8)
+        low, high = np.empty(size // 2, np.uint8), np.empty(size // 2, np.uint8)
+
+        def strided_split(low: Any = low, high: Any = high, array: Any = array) -> None:
+            low[:], high[:] = array[0::2], array[1::2]
+
+        def strided_join(out: Any = out, split: Any = split) -> None:
+            out[0::2], out[1::2] = split
+
+        rates = (
+            best_rate(lambda raw=raw: planes.split(raw, "f16"), size),  # type: ignore[misc]
+            best_rate(lambda s=split, n=size: planes.join(s, "f16", n), size),  # type: ignore[misc]
+            best_rate(strided_split, size),
+            best_rate(strided_join, size),
+            best_rate(lambda out=out, array=array: np.copyto(out, array), size),  # type: ignore[misc]
+            best_rate(lambda raw=raw: crc32c(raw), size),  # type: ignore[misc]
+        )
+        rows.append(f"| {size >> 10} KiB | " + " | ".join(f"{r:.1f}" for r in rates) + " |")
+    return rows
+
+
+def model_rows(name: str, caches: list[Cache]) -> list[str]:
+    rows = []
+    for label, kinds in (("K", "k"), ("V", "v"), ("K and V", "kv")):
+        parts = segments(caches, kinds, first_layer=1)
+        rows.append(row(name, label + ", not layer 0", "split, zstd 1", split_and_zstd(parts, 1)))
+    parts = segments(caches, "kv")
+    for level in LEVELS:
+        rows.append(row(name, "K and V", f"split, zstd {level}", split_and_zstd(parts, level)))
+    rows.append(row(name, "K and V", "zstd 1 without the split", plain_zstd(parts, 1)))
+    parts = segments(caches, "kv", first_layer=1)
+    lossy, error = q8_0_rounded(parts)
+    rows.append(row(name, "K and V, not layer 0", f"q8_0 (lossy, {error})", lossy))
+    share, files = file_ratio(caches)
+    rows.append(row(name, "K and V", f"file, level 1; {100 * share:.0f} % of segments", files))
+    return rows
+
+
+def row(name: str, kinds: str, encoding: str, m: Measured) -> str:
+    return f"| {name} | {kinds} | {encoding} | {m.ratio:.3f} | {m.encode:.2f} | {m.decode:.2f} |"
+
+
+def report(trained: Path | None) -> list[str]:
+    machine = this_machine()
+    lines = [
+        "# Encodings of K/V rows",
+        "",
+        f"- Machine: {machine}; shared with other work",
+        f"- Measured: {machine.date}, commit {machine.code}, zstandard {zstandard.__version__}",
+        "- Command: `scripts/bench_encoding.py --trained trained.npz`; GB/s of raw bytes in "
+        f"processor time, best of {REPEATS} (files: one run)",
+        "",
+        "## Ratio",
+        "",
+        "| model | rows | encoding | ratio | encode GB/s | decode GB/s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    notes = []
+    with tempfile.TemporaryDirectory() as scratch:
+        texts = ["".join(chr(32 + (i * i + 7 * i + n) % 95) for i in range(CONTEXT))
+                 for n in range(PASSAGES)]  # fmt: skip
+        if trained is not None:
+            archive = np.load(trained)
+            path = Path(scratch) / "trained.gguf"
+            shape = trained_gguf(archive, path)
+            texts = passages_of(archive["held"].tobytes())
+            lines += model_rows("trained", kv_of(path, texts))
+            notes.append(
+                f"Trained: {shape.layers} layers, {shape.kv_heads} K/V heads of {shape.head_dim}, "
+                f"byte tokens, {int(archive['tokens']):,} tokens in {int(archive['steps'])} steps; "
+                f"loss {float(archive['loss']):.2f}, held-out text "
+                f"{float(archive['held_loss']):.2f} nats per byte. K/V is of {PASSAGES} held-out "
+                f"passages of {CONTEXT} tokens."
+            )
+        geometry = {"layers": 4, "heads": 4, "kv_heads": 4, "head_dim": 128, "ffn": 512}
+        path = Path(scratch) / "random.gguf"
+        make.make_model(make_shape("qwen3-tiny", **geometry), path)
+        lines += model_rows("random weights", kv_of(path, texts))
+        notes.append("Random weights: the same shape and text, weights of `tiering model make`.")
+    notes.append(
+        "Layer 0 is apart because its V depends on the token alone, and byte tokens repeat within "
+        "a block: what stands for a model of many layers and tokens is the rest."
+    )
+    lines += ["", *(f"- {note}" for note in notes), "", "## Byte planes", ""]
+    lines += [
+        "GB/s of one core, processor time. `strided` is `out[0::2] = low`; the product widens "
+        "and multiplies 16-bit elements instead.",
+        "",
+        "| segment | split | join | strided split | strided join | memcpy | CRC-32C |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *plane_rows(),
+    ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trained", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = "\n".join(report(given.trained)) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
