@@ -113,9 +113,25 @@ def test_the_setting_reaches_the_store(tmp_path: Path) -> None:
     assert encodings == {TierKind.RAM: "none", TierKind.LOCAL: "zstd"}
 
 
+def test_the_setting_of_the_remote_tier_reaches_the_store(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    config = load_sidecar(
+        {
+            "sidecar.ram_budget": "0",
+            "sidecar.local_dir": tmp_path / "local",
+            "sidecar.remote_dir": tmp_path / "remote",
+            "sidecar.remote_encoding": "zstd",
+        }
+    )
+    store = open_store(config)
+    encodings = {tier.kind: tier.encoding for tier in store.report().tiers}
+    store.close()
+    assert encodings == {TierKind.LOCAL: "none", TierKind.REMOTE: "zstd"}
+
+
 def test_an_encoding_of_a_tier_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = load_sidecar(
         {"sidecar.local_dir": tmp_path / "local", "sidecar.remote_encoding": "zstd"}
     )
-    with pytest.raises(ConfigError, match=r"remote_encoding = zstd is not supported yet"):
+    with pytest.raises(ConfigError, match=r"remote_encoding = zstd needs a remote tier"):
         open_store(config)
