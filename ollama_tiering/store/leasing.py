@@ -10,7 +10,7 @@ from typing import Final
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.report import Leased, LeasedBlock
-from ollama_tiering.store.staging import Copy, Stager, client_can_read
+from ollama_tiering.store.stager import Copy, Stager, client_can_read
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord
