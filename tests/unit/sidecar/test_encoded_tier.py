@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ollama_tiering.cli.status import status
+from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient
 from ollama_tiering.config import load_sidecar
 from ollama_tiering.errors import ConfigError
@@ -59,10 +59,10 @@ def test_after_a_reboot_the_answer_is_the_one_of_an_in_memory_hit(
         assert local.encoding_ratio > 1.05
         assert local.decode_bytes_per_second > 0
         runner = CliRunner()
-        told = runner.invoke(status, ["--socket", str(daemon.socket)])
+        told = runner.invoke(cli, ["status", "--socket", str(daemon.socket)])
         assert f"zstd {local.encoding_ratio:.2f}:1, decodes " in told.output
         document = json.loads(
-            runner.invoke(status, ["--socket", str(daemon.socket), "--json"]).output
+            runner.invoke(cli, ["status", "--socket", str(daemon.socket), "--json"]).output
         )
         assert document["tiers"][1]["encoding"] == "zstd"
         assert document["tiers"][1]["encoding_ratio"] == local.encoding_ratio
