@@ -261,6 +261,11 @@ def _refuse_unsupported(config: SidecarConfig) -> None:
             "blocks raw, so they are decoded into it",
             hint="set sidecar.ram_budget, or local_encoding to none",
         )
+    if config.remote_encoding != "none" and config.remote_dir is None:
+        raise ConfigError(
+            f"sidecar.remote_encoding = {config.remote_encoding} needs a remote tier",
+            hint="set sidecar.remote_dir, or remote_encoding to none",
+        )
 
 
 def _summary(store: TieredStore) -> str:

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.remote_tier import RemoteTier
@@ -38,14 +40,18 @@ from tests.contract.test_store_machine import (
 
 DEADLINE = 0.05
 WHICH = st.integers(0, 1)
+ENCODINGS = st.lists(st.sampled_from(Encoding), min_size=2, max_size=2)  # of local and remote
 OPERATIONS = ("scan", "create", "write_at", "publish", "open", "read_at", "remove", "announce")
 
 
 class Sidecar:
     """One store; its memory tiers outlive it, as tmpfs and a disk do."""
 
-    def __init__(self, directory: Path, ram: int, local: int, remote: int) -> None:
+    def __init__(
+        self, directory: Path, ram: int, local: int, remote: int, encodings: list[Encoding]
+    ) -> None:
         self.directory = directory
+        self.encodings = dict(zip((TierKind.LOCAL, TierKind.REMOTE), encodings, strict=True))
         self.faults = Faults()
         self.now = 1000.0
         self.wall = 1_000_000.0
@@ -63,6 +69,7 @@ class Sidecar:
             [*self.above, (self.remote, self.remote_bytes)],
             background=False,
             measure=False,
+            codec=Codec(self.encodings),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
@@ -102,10 +109,17 @@ class SharedMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(dir=root))
         self.directory = self.root / "remote"
 
-    @initialize(ram=st.integers(2, 6), local=st.integers(0, 6), remote=st.integers(1, 12))
-    def start(self, ram: int, local: int, remote: int) -> None:
+    @initialize(
+        ram=st.integers(2, 6),
+        local=st.integers(0, 6),
+        remote=st.integers(1, 12),
+        encodings=st.tuples(ENCODINGS, ENCODINGS),
+    )
+    def start(
+        self, ram: int, local: int, remote: int, encodings: tuple[list[Encoding], list[Encoding]]
+    ) -> None:
         self.budget = remote * FILE_BYTES
-        self.sidecars = [Sidecar(self.directory, ram, local, remote) for _ in range(2)]
+        self.sidecars = [Sidecar(self.directory, ram, local, remote, own) for own in encodings]
 
     @rule(which=WHICH, tokens=TOKENS)
     def put_sequence(self, which: int, tokens: list[int]) -> None:
@@ -236,6 +250,14 @@ class SharedMachine(RuleBasedStateMachine):
                 assert sum(map(len, tier.blocks.values())) <= budget
 
     @invariant()
+    def ram_is_raw(self) -> None:
+        for sidecar in self.sidecars:
+            tier = sidecar.above[0][0]
+            assert isinstance(tier, MemoryTier)
+            for (_, key), data in tier.blocks.items():
+                assert data == self.put[key]
+
+    @invariant()
     def leased_blocks_can_be_read(self) -> None:
         for sidecar in self.sidecars:
             for _, keys in sidecar.leases.values():
@@ -264,6 +286,11 @@ class SharedMachine(RuleBasedStateMachine):
                 there = {path.stem for path in self.directory.rglob("*.kvb")}
                 doomed = {key.hex() for _, key in level.shared.doomed}
                 assert {key.hex() for key in level.lru} == there - doomed
+                sizes = {p.stem: p.stat().st_size for p in self.directory.rglob("*.kvb")}
+                records = [sidecar.store._state.tree.get(key) for key in level.lru]
+                known = {r.key.hex(): r.bytes_at(level.index) for r in records if r is not None}
+                assert known == {name: sizes[name] for name in there - doomed}
+                assert level.raw_bytes == sum(r.file_bytes for r in records if r is not None)
         finally:
             for sidecar in self.sidecars:
                 sidecar.faults.heal()

@@ -322,17 +322,20 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
             with store._state.lock:
                 store._state.forget_copy(level, key)
 
-    def p99(count: int = 400) -> float:
-        took = []
-        for _ in range(count):
-            start = time.perf_counter()
-            leased = store.lease(NAMESPACE, keys)
-            store.release(leased.lease_id)
-            took.append(time.perf_counter() - start)
-            assert len(leased.blocks) == 4
-        return statistics.quantiles(took, n=100)[98]
+    def p99() -> float:
+        """Of three rounds the one this machine disturbed least."""
+        rounds = []
+        for _ in range(3):
+            took = []
+            for _ in range(300):
+                start = time.perf_counter()
+                leased = store.lease(NAMESPACE, keys)
+                store.release(leased.lease_id)
+                took.append(time.perf_counter() - start)
+                assert len(leased.blocks) == 4
+            rounds.append(statistics.quantiles(took, n=100)[98])
+        return min(rounds)
 
-    p99(100)  # warm
     quiet = p99()
     running.faults.hang()
     stop = threading.Event()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ollama_tiering.cli.status import status
+from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient
 from ollama_tiering.config import load_sidecar
 from ollama_tiering.errors import ConfigError
@@ -59,10 +59,10 @@ def test_after_a_reboot_the_answer_is_the_one_of_an_in_memory_hit(
         assert local.encoding_ratio > 1.05
         assert local.decode_bytes_per_second > 0
         runner = CliRunner()
-        told = runner.invoke(status, ["--socket", str(daemon.socket)])
+        told = runner.invoke(cli, ["status", "--socket", str(daemon.socket)])
         assert f"zstd {local.encoding_ratio:.2f}:1, decodes " in told.output
         document = json.loads(
-            runner.invoke(status, ["--socket", str(daemon.socket), "--json"]).output
+            runner.invoke(cli, ["status", "--socket", str(daemon.socket), "--json"]).output
         )
         assert document["tiers"][1]["encoding"] == "zstd"
         assert document["tiers"][1]["encoding_ratio"] == local.encoding_ratio
@@ -113,9 +113,25 @@ def test_the_setting_reaches_the_store(tmp_path: Path) -> None:
     assert encodings == {TierKind.RAM: "none", TierKind.LOCAL: "zstd"}
 
 
+def test_the_setting_of_the_remote_tier_reaches_the_store(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    config = load_sidecar(
+        {
+            "sidecar.ram_budget": "0",
+            "sidecar.local_dir": tmp_path / "local",
+            "sidecar.remote_dir": tmp_path / "remote",
+            "sidecar.remote_encoding": "zstd",
+        }
+    )
+    store = open_store(config)
+    encodings = {tier.kind: tier.encoding for tier in store.report().tiers}
+    store.close()
+    assert encodings == {TierKind.LOCAL: "none", TierKind.REMOTE: "zstd"}
+
+
 def test_an_encoding_of_a_tier_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = load_sidecar(
         {"sidecar.local_dir": tmp_path / "local", "sidecar.remote_encoding": "zstd"}
     )
-    with pytest.raises(ConfigError, match=r"remote_encoding = zstd is not supported yet"):
+    with pytest.raises(ConfigError, match=r"remote_encoding = zstd needs a remote tier"):
         open_store(config)

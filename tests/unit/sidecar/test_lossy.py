@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ollama_tiering.cli.status import status
+from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.key import LayerSpec
@@ -94,7 +94,7 @@ def test_status_says_which_runner_is_lossy(daemon: Daemon) -> None:
                 report = pb.RunnerReport(pid=pid, model="m", tiered=True, namespace=ns.digest())
                 stub.ReportRunner(report, timeout=10)
         assert list(daemon.stat().q8_0_namespaces) == [LOSSY.digest()]
-        told = CliRunner().invoke(status, ["--socket", str(daemon.socket)]).output
+        told = CliRunner().invoke(cli, ["status", "--socket", str(daemon.socket)]).output
         of_lossy, of_exact = told.split(f"runner {pids[EXACT]} ")
         assert "lossy: its rows are rounded to q8_0" in of_lossy
         assert "lossy" not in of_exact

@@ -24,12 +24,13 @@ TOKENS = list(range(42))
 BLOCKS = samples.sequence(NS, TOKENS)
 
 
-def sidecar(root: Path, name: str, **options: Any) -> Daemon:
+def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Daemon:
     """RAM above the remote tier, so that every block goes there."""
     config = root / "config.toml"
     config.write_text(
         "[sidecar]\nremote_rescan_seconds = 1\nremote_deadline_seconds = 2\n"
         f'remote_dir = "{root / "remote"}"\nremote_budget = "64 MiB"\n'
+        f'remote_encoding = "{encoding}"\n'
     )
     if not (root / "remote").exists():
         (root / "remote").mkdir(mode=0o700)
@@ -101,6 +102,26 @@ def test_get_inline_from_a_remote_copy(reader: Daemon) -> None:
     with reader.channel() as channel:
         answers = get(channel, inline=True)
     assert b"".join(answer.part for answer in answers) == b"".join(block.data for block in BLOCKS)
+
+
+def test_a_remote_tier_in_zstd_is_decoded_by_whoever_reads_it(root: Path) -> None:
+    with sidecar(root, "one", "zstd") as one, one.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), NS)
+        assert all(result.stored for result in stream.put(BLOCKS))
+        stream.close()
+        stat = one.wait(lambda stat: remote(stat).blocks == len(BLOCKS), "demoted")
+        assert remote(stat).encoding == "zstd"
+        assert remote(stat).encoding_ratio > 1.05
+    sizes = [path.stat().st_size for path in (root / "remote").rglob("*.kvb")]
+    assert sum(sizes) < 0.9 * sum(len(block.data) for block in BLOCKS)
+    with sidecar(root, "two", "none") as two, two.channel() as channel:
+        two.wait(lambda stat: remote(stat).blocks == len(BLOCKS), "seen by the other")
+        answers = get(channel, inline=True)
+        assert b"".join(a.part for a in answers) == b"".join(block.data for block in BLOCKS)
+        for given, block in zip(get(channel), BLOCKS, strict=True):
+            assert given.tier == pb.TIER_RAM
+            assert Path(given.path).read_bytes() == block.data
+        assert remote(two.stat()).decode_bytes_per_second > 0
 
 
 def test_the_python_client_restores_from_the_remote_tier(reader: Daemon) -> None:

@@ -175,6 +175,27 @@ def test_every_copy_has_the_rounded_rows(local: Encoding, inline: bool) -> None:
     assert bench.read(LOSSY, key) == in_ram
 
 
+@pytest.mark.parametrize("lowest", list(Encoding))
+def test_codes_go_down_another_tier_as_they_are(lowest: Encoding) -> None:
+    bench = Bench()
+    far = MemoryTier(TierKind.REMOTE)
+    bench.tiers.append((far, 1 << 20))
+    bench.open()
+    bench.store._state.codec._encodings[TierKind.REMOTE] = lowest
+    key = bench.put(LOSSY, block(LOSSY))
+    raw = bench.read(LOSSY, key)
+    bench.store.run_pending()
+    state = bench.store._state
+    record = state.tree.get(key)
+    assert record is not None
+    assert bench.store._mover.copy(record, state.levels[1], state.levels[2])
+    place = LOSSY.digest(), key
+    assert far.blocks[place] == bench.local.blocks[place]
+    assert record.bytes_at(2) == len(far.blocks[place]) < 0.6 * len(raw)
+    assert bench.store._mover.copy(record, state.levels[2], state.levels[0])
+    assert bench.ram.blocks[place] == raw
+
+
 def test_without_a_ram_tier_rows_are_rounded_and_kept_raw() -> None:
     bench = Bench(ram=False)
     key = bench.put(LOSSY, block(LOSSY))

@@ -189,11 +189,22 @@ def test_two_leases_of_one_block_decode_it_once(monkeypatch: pytest.MonkeyPatch)
     assert len(copies) == 1
 
 
-def test_a_deadline_that_has_passed_is_a_miss() -> None:
-    bench = EncodedBench(lease_seconds=0.0)
+def test_a_deadline_that_has_passed_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = EncodedBench(staging_seconds=0.01)
     key, _ = bench.put(1)
     bench.reboot()
+    go_on = threading.Event()
+    stager = bench.store._leaser._stager
+    copy = stager._copy
+
+    def slowly(*args: Any) -> Any:
+        assert go_on.wait(10)
+        return copy(*args)
+
+    monkeypatch.setattr(stager, "_copy", slowly)
     assert bench.store.lease(NAMESPACE, [key]).blocks == []
+    assert bench.store.report().counters.misses == {"not staged in time": 1}
+    go_on.set()
 
 
 def test_a_match_tells_both_sizes_and_what_decoding_takes() -> None:
