@@ -23,6 +23,7 @@ class PinRules(StoreMachine):
 
     pins_outlive_a_restart = False
     flip_a_bit = None  # no rule here
+    change_the_budget = None  # nor this: it would put pins out of force
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,6 +92,7 @@ def place(
         monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(daemon.local_dir))
         monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", str(daemon.budgets[0]))
         monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL_GB", str(daemon.budgets[1]))
+        monkeypatch.setenv("OLLAMA_KV_TIER_MIN_TOKENS", "1")
         put(daemon)
         if request.param == "files":
             daemon.stop()
