@@ -4,6 +4,8 @@ The order is the tier's own (lru.py). May a copy go? All of it is here:
 
 - it is not leased, pinned or being moved (the LRU's pins), and nobody holds it (`state.holds`);
 - it does not wait to be written down, nor should first, unless that cannot happen now;
+- no copy of a child is just being unlinked by another thread: were the parent unlinked first and
+  the process killed, the child would be left behind;
 - no block is left whose parent lies only in a faster tier than itself: the tiers from any one down
   hold whole chains, so that losing what is above (RAM at a reboot) leaves no hole either. A parent
   goes in the same pass as the last of its children.
@@ -33,6 +35,7 @@ class Rules:
     def __init__(self, state: StoreState, level: Level) -> None:
         self._tree = state.tree
         self._holds = state.holds
+        self._leaving_children = state.leaving_children
         self._index = level.index
         below = state.below(level)
         waits = below is not None and state.waits_for(below)
@@ -45,7 +48,11 @@ class Rules:
         record = self._tree.get(key)
         if record is None:
             return True
-        if key in self._waiting or any(hold(record) for hold in self._holds):
+        if (
+            key in self._leaving_children
+            or key in self._waiting
+            or any(hold(record) for hold in self._holds)
+        ):
             return False
         if self._admission is not None and self._admission.holds(record):
             return False
