@@ -4,6 +4,8 @@ The order is the tier's own (lru.py). May a copy go? All of it is here:
 
 - it is not leased or being moved (the LRU's pins), and no person's pin keeps it;
 - it does not wait to be written down, nor should first, unless that cannot happen now;
+- no copy of a child is just being unlinked by another thread: were the parent unlinked first and
+  the process killed, the child would be left behind;
 - no block is left whose parent lies only in a faster tier than itself: the tiers from any one down
   hold whole chains, so that losing what is above (RAM at a reboot) leaves no hole either. A parent
   goes in the same pass as the last of its children.
@@ -40,6 +42,7 @@ class Rules:
     ) -> None:
         self._state, self._level = state, level
         self._tree = state.tree
+        self._leaving_children = state.leaving_children
         self._index = level.index
         below = state.below(level)
         waits = waiting and below is not None and state.waits_for(below)
@@ -55,7 +58,11 @@ class Rules:
         record = self._tree.get(key)
         if record is None:
             return True
-        if key in self._waiting or self._state.kept_by_pin(self._level, key):
+        if (
+            key in self._leaving_children
+            or key in self._waiting
+            or self._state.kept_by_pin(self._level, key)
+        ):
             return False
         if self._admission is not None and self._admission.holds(record):
             return False

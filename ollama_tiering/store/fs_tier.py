@@ -43,6 +43,7 @@ DESCRIPTION_NAME: Final = "namespace.json"
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
+_LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
 _TRIES: Final = 4  # another thread may remove a directory that was just found
 _TOP: Final = ("",)  # place of the files beside the version directory
 
@@ -101,7 +102,7 @@ class FsTier:
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
-        block_bytes = os.statvfs(directory).f_frsize
+        block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive
         self._lock = lock_file(directory / LOCK_NAME, f"{directory}") if exclusive else -1
@@ -278,7 +279,7 @@ class FsTier:
             open_below(self.directory, place) as below,
         ):
             os.unlink(name, dir_fd=below)
-        if self.growth_bytes:
+        if self.growth_bytes and self._exclusive:  # what others share keeps its directories
             self._remove_directory(*place)
 
     def _remove_directory(self, *place: str) -> None:

@@ -75,6 +75,7 @@ class Doomed:
     namespace: NamespaceId
     key: BlockKey
     claim: Reservation[BlockKey]
+    parent: bytes
 
 
 @dataclass(slots=True)
@@ -136,6 +137,7 @@ class StoreState:
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed
         self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
+        self.leaving_children: dict[bytes, int] = {}  # copies being unlinked, by parent
         self.early: dict[bytes, list[BlockKey]] = {}  # children committed before their parent
         self.unsaved = WriteQueue()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
@@ -172,8 +174,10 @@ class StoreState:
         record.drop_level(level.index)
         record.encoded.pop(level.index, None)
         level.raw_bytes -= record.file_bytes
-        doomed = Doomed(level, record.namespace, key, level.lru.retire(key))
+        doomed = Doomed(level, record.namespace, key, level.lru.retire(key), record.parent)
         level.leaving_bytes += doomed.claim.reserved_bytes
+        count = self.leaving_children.get(record.parent, 0)
+        self.leaving_children[record.parent] = count + 1
         if not record.levels:
             self._forget(record)
             self.leaving.add(key)
@@ -189,6 +193,9 @@ class StoreState:
             doomed.level.kept_bytes += doomed.claim.reserved_bytes
             self.count_overhead(doomed.level)
         self.leaving.discard(doomed.key)
+        left = self.leaving_children.pop(doomed.parent, 0) - 1
+        if left > 0:
+            self.leaving_children[doomed.parent] = left
 
     def count_overhead(self, level: Level) -> None:
         """To be called whenever files that are no blocks came or went."""
@@ -360,7 +367,7 @@ class StoreState:
             doomed += [one for level in levels if (one := self.drop_copy(level, key))]
         if kept:
             self.early[parent] = kept
-        return doomed
+        return doomed[::-1]  # children first, should the process die before all are unlinked
 
     def below(self, level: Level) -> Level | None:
         return self.levels[level.index + 1] if level.index + 1 < len(self.levels) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
+from ollama_tiering.store import room, samples
 from ollama_tiering.store.expiry import JUMP_SECONDS, START_SECONDS
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
@@ -122,6 +122,18 @@ def test_three_levels_hold_whole_chains_from_any_one_down(seed: int) -> None:
         assert closed(bench)
         for level in bench.state.levels:
             assert level.lru.claimed_bytes <= level.lru.budget_bytes
+
+
+def test_a_parent_is_not_unlinked_before_a_child_that_another_thread_is_at() -> None:
+    bench = Bench(ram=None, local=3)
+    first, second, third = bench.put(range(12))
+    state, level = bench.state, bench.state.levels[0]
+    taken = state.take_victims(level, FILE_BYTES)
+    assert [one.key for one in taken] == [third.key]
+    assert state.take_victims(level, FILE_BYTES) == []
+    room.unlink(state, taken)
+    assert [one.key for one in state.take_victims(level, 2 * FILE_BYTES)] == [second.key, first.key]
+    assert state.leaving_children != {}
 
 
 def test_what_a_person_pinned_is_not_evicted() -> None:
