@@ -12,21 +12,23 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from ollama_tiering.store.admission import Admission
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.eviction import choose_victims
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lease import LeaseTable
-from ollama_tiering.store.lru import ByteLru, Reservation
+from ollama_tiering.store.level import Counters as Counters
+from ollama_tiering.store.level import Doomed as Doomed
+from ollama_tiering.store.level import Level as Level
+from ollama_tiering.store.lru import ByteLru
 from ollama_tiering.store.pins import PinTable
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
-from ollama_tiering.store.tier import Tier, TierKind, TierStats
+from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord, BlockTree
 from ollama_tiering.store.write_queue import WriteQueue
 
@@ -35,67 +37,6 @@ log = logging.getLogger(__name__)
 _PROMOTABLE_BLOCKS = 1024
 _FULL_SECONDS = 5.0
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
-
-
-@dataclass(slots=True)
-class Level:
-    """One tier with its books."""
-
-    index: int
-    tier: Tier
-    lru: ByteLru[BlockKey]
-    speed: SpeedMeter
-    stats: TierStats = field(default_factory=TierStats)
-    consecutive_failures: int = 0
-    suspended_until: float = 0.0
-    leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
-    raw_bytes: int = 0  # of the blocks it holds, had they been stored raw
-    kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
-    headroom_bytes: int = 0  # kept free for the index to grow
-    space: FreeSpace | None = None  # where a free-space floor is kept
-    full_until: float = 0.0  # the disk is too full, whatever the budget allows
-    surveyed: bool = True  # whether all its files are counted; nothing is written before
-    shared: SharedBooks | None = None  # of a tier that other sidecars use too
-
-    @property
-    def known(self) -> bool:
-        """Whether all its files have been looked at."""
-        return self.surveyed and (self.shared is None or self.shared.scanned)
-
-    @property
-    def physical_bytes(self) -> int:
-        return self.lru.used_bytes + self.lru.overhead_bytes - self.headroom_bytes
-
-
-@dataclass(slots=True)
-class Doomed:
-    """A copy that is out of the books but whose file still is to be unlinked."""
-
-    level: Level
-    namespace: NamespaceId
-    key: BlockKey
-    claim: Reservation[BlockKey]
-    parent: bytes
-
-
-@dataclass(slots=True)
-class Counters:
-    has_calls: int = 0
-    asked_tokens: int = 0
-    matched_tokens: int = 0
-    put_blocks: int = 0
-    put_bytes: int = 0
-    get_blocks: int = 0
-    get_bytes: int = 0
-    misses: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def hits(self) -> int:
-        """Look-ups that found at least one row."""
-        return self.has_calls - self.misses.get("unknown prefix", 0)
-
-    def miss(self, reason: str) -> None:
-        self.misses[reason] = self.misses.get(reason, 0) + 1
 
 
 class StoreState:

@@ -1,0 +1,73 @@
+"""One tier with its books, what leaves it, and what is counted. Data; the store holds the lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.lru import ByteLru, Reservation
+from ollama_tiering.store.sharing import SharedBooks
+from ollama_tiering.store.space import FreeSpace
+from ollama_tiering.store.speed import SpeedMeter
+from ollama_tiering.store.tier import Tier, TierStats
+
+
+@dataclass(slots=True)
+class Level:
+    """One tier with its books."""
+
+    index: int
+    tier: Tier
+    lru: ByteLru[BlockKey]
+    speed: SpeedMeter
+    stats: TierStats = field(default_factory=TierStats)
+    consecutive_failures: int = 0
+    suspended_until: float = 0.0
+    leaving_bytes: int = 0  # of evicted copies whose files are not yet unlinked
+    raw_bytes: int = 0  # of the blocks it holds, had they been stored raw
+    kept_bytes: int = 0  # files that are no usable blocks but stay: unknown format, not unlinkable
+    headroom_bytes: int = 0  # kept free for the index to grow
+    space: FreeSpace | None = None  # where a free-space floor is kept
+    full_until: float = 0.0  # the disk is too full, whatever the budget allows
+    surveyed: bool = True  # whether all its files are counted; nothing is written before
+    shared: SharedBooks | None = None  # of a tier that other sidecars use too
+
+    @property
+    def known(self) -> bool:
+        """Whether all its files have been looked at."""
+        return self.surveyed and (self.shared is None or self.shared.scanned)
+
+    @property
+    def physical_bytes(self) -> int:
+        return self.lru.used_bytes + self.lru.overhead_bytes - self.headroom_bytes
+
+
+@dataclass(slots=True)
+class Doomed:
+    """A copy that is out of the books but whose file still is to be unlinked."""
+
+    level: Level
+    namespace: NamespaceId
+    key: BlockKey
+    claim: Reservation[BlockKey]
+    parent: bytes
+
+
+@dataclass(slots=True)
+class Counters:
+    has_calls: int = 0
+    asked_tokens: int = 0
+    matched_tokens: int = 0
+    put_blocks: int = 0
+    put_bytes: int = 0
+    get_blocks: int = 0
+    get_bytes: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hits(self) -> int:
+        """Look-ups that found at least one row."""
+        return self.has_calls - self.misses.get("unknown prefix", 0)
+
+    def miss(self, reason: str) -> None:
+        self.misses[reason] = self.misses.get(reason, 0) + 1
