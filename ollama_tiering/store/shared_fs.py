@@ -97,6 +97,7 @@ class SharedFsTier(FsTier):
     ) -> None:
         directory.stat()  # FileNotFoundError
         super().__init__(TierKind.REMOTE, directory, exclusive=False)
+        self.growth_bytes = 0  # directories are foreign bytes, counted by the scan
         self.stalled = 0
         self.foreign_bytes = 0
         self._filesystem = filesystem_type(directory)
@@ -144,6 +145,12 @@ class SharedFsTier(FsTier):
             os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
             os.fsync(below)
         return stored_bytes
+
+    def overhead_bytes(self) -> int:
+        return self.quarantined_bytes()
+
+    def measure_overhead(self) -> None:
+        """The scan does that."""
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, HeldTempBlock)

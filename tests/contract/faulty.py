@@ -66,6 +66,7 @@ class FaultyOpenBlock:
 
 class FaultyTempBlock:
     path: Path | None = None
+    grown_bytes = 0
 
     def __init__(self, temp: TempBlock, faults: Faults) -> None:
         self.temp = temp
@@ -90,6 +91,7 @@ class FaultyTier:
 
     shared = True
     in_memory = False
+    growth_bytes = 0
 
     def __init__(self, inner: SharedTier, faults: Faults) -> None:
         self.inner = inner
@@ -149,6 +151,12 @@ class FaultyTier:
 
     def quarantined_bytes(self) -> int:
         return self.inner.quarantined_bytes()
+
+    def overhead_bytes(self) -> int:
+        return self.inner.overhead_bytes()
+
+    def measure_overhead(self) -> None:
+        self.inner.measure_overhead()
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         self.faults.before("purge_quarantine")
