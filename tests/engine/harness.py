@@ -432,9 +432,11 @@ class Sidecar(_Process):
         self.local_dir = folder / "local"
         self.budgets = {"ram": ram_gb, "local": local_gb}
         home = folder / "home"
-        settings = home / ".config" / "ollama-tiering" / "config.toml"
-        settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text("[sidecar]\ntail_seconds = 0\n")  # no test waits for a longer block
+        self.settings = home / ".config" / "ollama-tiering" / "config.toml"
+        self.settings.parent.mkdir(parents=True, exist_ok=True)
+        self.settings.write_text(
+            "[sidecar]\ntail_seconds = 0\n"
+        )  # no test waits for a longer block
         self.environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.environment |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
         self.environment |= env or {}
