@@ -57,6 +57,8 @@ class Admission:
         """RAM must evict that much: under `pressure` it is written down first."""
         if self.policy.admission != PRESSURE or level.index:
             return
+        if self._state.clock() < self._rest_until:  # the tier below has no room: what is old goes
+            return
         marked = self._state.unsaved.waiting_bytes
         for key in list(level.lru):
             if marked >= surplus_bytes:
