@@ -93,7 +93,12 @@ def test_two_hundred_turns_without_a_pause_get_their_in_memory_answers(
 def test_without_the_rule_the_same_turns_give_wrong_answers(
     no_pending_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    wrong = differing_in_turn(no_pending_binary, models, tmp_path, sidecar, 1, rounds=12)
+    for rounds in (12, 60):  # a machine that is busy with other things may hide it for a while
+        wrong = differing_in_turn(
+            no_pending_binary, models, tmp_path / str(rounds), sidecar, 1, rounds=rounds
+        )
+        if wrong:
+            break
     assert wrong, "the tests above would not see the hazard"
 
 

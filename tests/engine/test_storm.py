@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -109,9 +110,11 @@ class BudgetWatch:
 
 def disk_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*.kvb*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_blocks * 512
+    for parent, _, names in os.walk(folder):  # passes over a directory that goes meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                if ".kvb" in name:
+                    total += (Path(parent) / name).stat().st_blocks * 512
     return total
 
 
