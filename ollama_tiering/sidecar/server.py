@@ -58,6 +58,7 @@ _SWITCH_SECONDS: Final = 0.0005
 
 def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore:
     """The tiers of the configuration; a budget of 0 means no such tier."""
+    _refuse_unsupported(config)
     wanted = (
         (TierKind.RAM, config.ram_dir, ram_budget(config)),
         (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
@@ -84,18 +85,21 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
             policy=store_policy(config, tiers),
             staging_seconds=config.remote_deadline_seconds,
             rescan_seconds=config.remote_rescan_seconds,
-            codec=Codec(
-                {
-                    TierKind.LOCAL: Encoding(config.local_encoding),
-                    TierKind.REMOTE: Encoding(config.remote_encoding),
-                },
-                config.zstd_level,
-            ),
+            codec=_codec(config, {tier.kind for tier, _ in tiers}),
         )
     except BaseException:
         for tier, _ in tiers:
             tier.close()
         raise
+
+
+def _codec(config: SidecarConfig, kinds: set[TierKind]) -> Codec:
+    local = Encoding(config.local_encoding)
+    if local is not Encoding.NONE and TierKind.RAM not in kinds:
+        log.warning("local_encoding ignored: there is no RAM tier here to decode blocks into")
+        local = Encoding.NONE
+    encodings = {TierKind.LOCAL: local, TierKind.REMOTE: Encoding(config.remote_encoding)}
+    return Codec(encodings, config.zstd_level)
 
 
 def _remote_tier(config: SidecarConfig) -> RemoteTier | None:

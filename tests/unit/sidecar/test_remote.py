@@ -28,7 +28,8 @@ def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Da
     """RAM above the remote tier, so that every block goes there."""
     config = root / "config.toml"
     config.write_text(
-        "[sidecar]\nremote_rescan_seconds = 1\nremote_deadline_seconds = 2\n"
+        "[sidecar]\nmin_tokens = 1\ntail_seconds = 0\n"
+        "remote_rescan_seconds = 1\nremote_deadline_seconds = 2\n"
         f'remote_dir = "{root / "remote"}"\nremote_budget = "64 MiB"\n'
         f'remote_encoding = "{encoding}"\n'
     )
