@@ -48,6 +48,7 @@ type kvTier struct {
 
 	batches tierBatches
 	stats   tierStats
+	reports atomic.Int32 // reports of damage on their way
 	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
 
 	// guarded by Server.mu

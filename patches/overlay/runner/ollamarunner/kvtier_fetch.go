@@ -203,7 +203,11 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain 
 	}
 	for i := range fetched {
 		if errors.Is(failed[i], kvtier.ErrCorrupt) {
-			go func() { _ = t.client.ReportCorrupt(t.namespace, keys[i], failed[i].Error()) }()
+			t.reports.Add(1)
+			go func() {
+				defer t.reports.Add(-1)
+				_ = t.client.ReportCorrupt(t.namespace, keys[i], failed[i].Error())
+			}()
 		}
 		if i >= good {
 			fetched[i].file.Close()

@@ -17,6 +17,7 @@ const (
 	tierHoldBytes    = 64 << 20  // copied per hold of Server.mu
 	tierReserveBytes = 256 << 20 // reserved, mapped and committed at a time
 	tierPutTimeout   = 30 * time.Second
+	tierReportWait   = 2 * time.Second
 )
 
 // tierQueue holds the lineages that have something to store, each at most once.
@@ -136,6 +137,10 @@ func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done i
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
 func (t *kvTier) storeSome(l *tierLineage, blocks []*tierBlock) (done int, err error) {
+	// A block that was found damaged counts as present until the store has heard of it.
+	for deadline := time.Now().Add(tierReportWait); t.reports.Load() > 0 && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+	}
 	session, err := t.client.Put(t.namespace, t.description, tierPutTimeout)
 	if err != nil {
 		return 0, err
