@@ -29,7 +29,7 @@ class Admission:
         self.policy = policy
         self.daily = daily
         self.refused: dict[str, int] = {}  # blocks by reason
-        self._behind = False  # something in RAM only was dropped from the queue
+        self._dropped: set[BlockKey] = set()  # in RAM only, and the queue had no room for them
         self._rest_until = 0.0
         self._ghosts: OrderedDict[BlockKey, None] = OrderedDict()
 
@@ -81,26 +81,35 @@ class Admission:
         """The tier below may evict nothing for them: RAM need not keep them any longer."""
         for key in keys:
             self._state.unsaved.discard(key)
-        self._behind = True
+        self._dropped.update(keys)
         self._rest_until = self._state.clock() + _REST_SECONDS
         self._refuse("no room")
 
     def refill(self) -> bool:
-        """The queue is dry: takes again what did not fit, the most valuable first."""
-        if not self._behind or self.policy.admission != EAGER:
+        """The queue is dry: takes again what did not fit, the most valuable first.
+
+        Not what the disk had and gave up again: where RAM is larger than the disk's budget, writing
+        one block would push out another for ever.
+        """
+        if not self._dropped or self.policy.admission != EAGER:
             return False
         if self._state.clock() < self._rest_until:
             return False
-        self._behind = False
         state = self._state
-        before = len(state.unsaved)
         for key in reversed(state.levels[0].lru):
+            if key not in self._dropped:
+                continue
             record = state.tree.get(key)
-            if record is not None and len(record.levels) == 1:
+            if record is not None and record.levels is TOP_ONLY:
                 self.want(record, bounded=True)
-            if self._behind:
-                break
-        return len(state.unsaved) > before
+                if key not in state.unsaved and not self._too_short(record):
+                    break  # full again
+            self._dropped.discard(key)
+        return len(state.unsaved) > 0
+
+    def forget(self, key: BlockKey) -> None:
+        """The block is in no tier any more."""
+        self._dropped.discard(key)
 
     def want(
         self, record: BlockRecord, *, bounded: bool = False, not_before: float | None = None
@@ -121,14 +130,18 @@ class Admission:
                 continue
             full = bound and state.unsaved.waiting_bytes + one.file_bytes > bound
             if bounded and full and len(state.unsaved):
-                self._behind = True
                 return
             wait = not_before if one is record else None
             state.unsaved.add(one.key, one.file_bytes, not_before=wait)
-        while bound and len(state.unsaved) > 1 and state.unsaved.waiting_bytes > bound:
+        self.trim(source)
+        state.work.set()
+
+    def trim(self, source: Level) -> None:
+        """Back to the queue's bound. What the disk needs stays: to be called when it needs less."""
+        unsaved, bound = self._state.unsaved, self._bound_bytes(source)
+        while bound and len(unsaved) > 1 and unsaved.waiting_bytes > bound:
             if not self._drop_one(source):
                 return
-        state.work.set()
 
     def direct(self, key: BlockKey, level: Level) -> bool:
         """Whether a writer may fill the block on this disk, because RAM has no room for it.
@@ -188,7 +201,7 @@ class Admission:
             if any(one.key in state.unsaved or max(one.levels) > level.index for one in children):
                 continue
             state.unsaved.discard(key)
-            self._behind = True
+            self._dropped.add(key)
             self._refuse("write queue full")
             return True
         return False

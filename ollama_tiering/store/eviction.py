@@ -34,6 +34,25 @@ def choose_victims(
     return victims
 
 
+def blocking_leaf(state: StoreState, level: Level) -> BlockKey | None:
+    """The least valuable block of faster tiers that keeps one of this tier from leaving: an end of
+    a chain whose start lies here and whose rest does not.
+    """
+    for upper in state.levels[: level.index]:
+        for key in upper.lru:
+            record = state.tree.get(key)
+            if record is None or max(record.levels) >= level.index or state.tree.children(key):
+                continue
+            if key in state.leaving_children or state.pinned(key) or state.pins.keeps(key):
+                continue
+            for before in state.tree.ancestors(record.parent):
+                if level.index in before.levels:
+                    if not state.pinned(before.key):
+                        return key
+                    break
+    return None
+
+
 class Rules:
     """Of one pass over one level; what it let go counts as gone."""
 

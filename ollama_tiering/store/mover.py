@@ -183,6 +183,7 @@ class Mover:
             else:
                 state.unsaved.defer(record.key)
                 state.unsaved.defer(key)
+                done = source.index not in record.levels  # damaged or gone: that much is settled
         return done
 
     def _first_missing(self, record: BlockRecord, source: Level, target: Level) -> BlockRecord:

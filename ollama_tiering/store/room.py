@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import Sequence
 
+from ollama_tiering.store.eviction import blocking_leaf
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Doomed, Level, StoreState
@@ -96,6 +97,8 @@ def shrink(state: StoreState, level: Level) -> bool:
         # What another thread evicts right now counts as gone, or both would evict for one excess.
         surplus = level.lru.excess_bytes - level.leaving_bytes
         doomed = state.take_victims(level, surplus, partial=True)
+        if surplus > 0 and not doomed and (leaf := blocking_leaf(state, level)) is not None:
+            doomed = [one for upper in state.levels for one in state.take(upper, [leaf])]
         if level.lru.excess_bytes > sum(one.claim.reserved_bytes for one in doomed):
             bad_bytes = level.tier.quarantined_bytes()
         else:

@@ -122,6 +122,8 @@ class StoreState:
         if not record.levels:
             self._forget(record)
             self.leaving.add(key)
+            if level.index:
+                self.admission.trim(self.levels[0])
         elif level.index == 0:
             self.unsaved.discard(key)
         self.index_changed.add(key)
@@ -167,6 +169,7 @@ class StoreState:
     def _forget(self, record: BlockRecord) -> None:
         self.tree.discard(record.key)
         self.unsaved.discard(record.key)
+        self.admission.forget(record.key)
         self.promotable.pop(record.key, None)
 
     # --- use -----------------------------------------------------------------------------------

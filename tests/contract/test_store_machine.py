@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -412,17 +411,14 @@ TestStoreMachine.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# Two gaps that they find with blocks of many pages: a lowered budget of the local tier waits for
-# children that lie in RAM only, and the write queue may be some blocks over its bound.
-known_gaps = pytest.mark.xfail(strict=False, reason="two known gaps of small tiers")
-TestFsStoreMachine = known_gaps(FsStoreMachine.TestCase)
+TestFsStoreMachine = FsStoreMachine.TestCase
 TestFsStoreMachine.settings = settings(
     max_examples=50 * SOAK,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestEncodedStoreMachine = known_gaps(EncodedStoreMachine.TestCase)
+TestEncodedStoreMachine = EncodedStoreMachine.TestCase
 TestEncodedStoreMachine.settings = TestStoreMachine.settings
-TestEncodedFsStoreMachine = known_gaps(EncodedFsStoreMachine.TestCase)
+TestEncodedFsStoreMachine = EncodedFsStoreMachine.TestCase
 TestEncodedFsStoreMachine.settings = TestFsStoreMachine.settings

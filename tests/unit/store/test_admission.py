@@ -120,6 +120,17 @@ def test_what_did_not_fit_the_queue_is_written_when_it_has_run_dry() -> None:
     assert bench.in_tier(1) == keys_of(blocks)
 
 
+def test_a_disk_smaller_than_ram_is_written_once_for_each_block() -> None:
+    bench = bench_with(ram=8, local=1, queue_bytes=FILE_BYTES)
+    for token in range(6):
+        bench.put([token])
+    steps = iter(range(100))
+    while bench.store._mover.step():
+        assert next(steps, None) is not None, "one block pushes out another for ever"
+    assert len(bench.in_tier(0)) == 6
+    assert bench.state.levels[1].stats.written_bytes <= 6 * FILE_BYTES
+
+
 def test_the_queue_is_bounded_in_seconds_of_the_disk() -> None:
     bench = bench_with(ram=20, queue_seconds=3)
     bench.state.levels[1].speed.write = FILE_BYTES

@@ -6,6 +6,7 @@ import pytest
 
 from ollama_tiering.store import room, samples
 from ollama_tiering.store.lru import ByteLru
+from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import TierKind
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
@@ -35,6 +36,24 @@ def test_a_lower_budget_leaves_no_hole_in_a_chain() -> None:
     bench.store.set_budget(TierKind.LOCAL, 3 * FILE_BYTES)
     assert bench.in_tier(0) == keys_of(chain[:3])
     assert bench.rows(range(20)) == 12
+
+
+def test_children_in_ram_only_do_not_keep_a_disk_over_its_budget() -> None:
+    """They go too: a chain is held whole from any tier down, and RAM is lost at a reboot."""
+    bench = Bench(ram=8, local=8, policy=StorePolicy(admission="second-touch"))
+    chain = bench.put(range(20))
+    other = bench.put([50])
+    bench.rows(range(12))  # the first three are worth the disk now
+    bench.store.run_pending()
+    assert bench.in_tier(1) == keys_of(chain[:3])
+    with bench.state.lock:
+        for block in chain[:3]:  # and RAM gives them up for something else
+            bench.state.forget_copy(bench.state.levels[0], block.key)
+    bench.store.set_budget(TierKind.LOCAL, 2 * FILE_BYTES)
+    bench.store.run_pending()
+    assert excess(bench) == [0, 0]
+    assert bench.in_tier(0) | bench.in_tier(1) == keys_of(chain[:2]) | keys_of(other)
+    assert bench.rows(range(20)) == 8
 
 
 def test_a_higher_budget_takes_more_at_once() -> None:
