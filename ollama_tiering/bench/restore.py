@@ -2,8 +2,8 @@
 processes.
 
 The engine is given; this module only knows the order of things. Cold is measured once for a case
-(it takes long), restored several times. A last restart has the runner time a memcpy of the same
-bytes beside the restore: that costs time, so no time to first token is taken from it.
+(it takes long), restored several times. As many more restarts have the runner time a memcpy of the
+same bytes beside the restore: that costs time, so no time to first token is taken from them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Answer(Protocol):
 
 
 class Copying(Protocol):
-    """What the runner says of its last restore."""
+    """What the runner says of its last restore. Fetching is reading and comparing checksums."""
 
     @property
     def bytes(self) -> int: ...
@@ -71,10 +71,15 @@ class Case:
     hit_seconds: float
     restored_seconds: tuple[float, ...]
     restored_bytes: int
+    lookup_seconds: float  # this and the following: medians
+    fetch_seconds: float
     copy_seconds: float
-    whole_seconds: float
     memcpy_seconds: float  # one thread
     memcpy_all_seconds: float  # as many threads as the restore
+
+    @property
+    def whole_seconds(self) -> float:
+        return self.lookup_seconds + self.fetch_seconds + self.copy_seconds
 
     @property
     def restored_median(self) -> float:
@@ -108,15 +113,23 @@ def measure(
             raise ResultDiffers(f"the cold run of {len(prompt)} tokens restored some")
         cold = first.seconds_to_first_token
     hit = engine.ask(prompt, NEW_TOKENS)
-    restored = []
-    for number in range(repeat + 1):
-        last = number == repeat
-        what = "with a memcpy beside it" if last else f"{number + 1} of {repeat}"
-        say(f"{name}: restored from {tier}, {what}")
-        engine.again(reboot=tier == "local", measure=last)
-        restored.append(engine.ask(prompt, NEW_TOKENS))
-        _require_same(hit, restored[-1])
-    report = engine.last_restore()
+    restored: list[Answer] = []
+    reports: list[Copying] = []
+    for number in range(2 * repeat):
+        beside = number >= repeat
+        what = ", with a memcpy beside it" if beside else ""
+        say(f"{name}: restored from {tier}, {number % repeat + 1} of {repeat}{what}")
+        engine.again(reboot=tier == "local", measure=beside)
+        answer = engine.ask(prompt, NEW_TOKENS)
+        _require_same(hit, answer)
+        if beside:
+            reports.append(engine.last_restore())
+        else:
+            restored.append(answer)
+
+    def median(of: Callable[[Copying], float]) -> float:
+        return statistics.median(map(of, reports))
+
     return Case(
         flash=flash,
         tier=tier,
@@ -124,12 +137,13 @@ def measure(
         restored_tokens=restored[-1].restored_tokens,
         cold_seconds=cold,
         hit_seconds=hit.seconds_to_first_token,
-        restored_seconds=tuple(answer.seconds_to_first_token for answer in restored[:-1]),
-        restored_bytes=report.bytes,
-        copy_seconds=report.copy_seconds,
-        whole_seconds=report.lookup_seconds + report.fetch_seconds + report.copy_seconds,
-        memcpy_seconds=report.memcpy_seconds,
-        memcpy_all_seconds=report.memcpy_all_seconds,
+        restored_seconds=tuple(answer.seconds_to_first_token for answer in restored),
+        restored_bytes=reports[-1].bytes,
+        lookup_seconds=median(lambda r: r.lookup_seconds),
+        fetch_seconds=median(lambda r: r.fetch_seconds),
+        copy_seconds=median(lambda r: r.copy_seconds),
+        memcpy_seconds=median(lambda r: r.memcpy_seconds),
+        memcpy_all_seconds=median(lambda r: r.memcpy_all_seconds),
     )
 
 
@@ -142,7 +156,8 @@ def _require_same(hit: Answer, restored: Answer) -> None:
 
 def table(shape: str, cases: list[Case]) -> Table:
     headings = ["prompt", "flash", "from", "cold", "restored", "gain", "in-memory hit", "bytes",
-                "copy, of memcpy", "whole restore, of memcpy"]  # fmt: skip
+                "look-up + fetch + copy", "copy, of memcpy",
+                "whole restore, of memcpy"]  # fmt: skip
     rows = [
         [
             f"{case.prompt_tokens:,}",
@@ -153,6 +168,11 @@ def table(shape: str, cases: list[Case]) -> Table:
             ratio(case.gain),
             seconds(case.hit_seconds),
             f"{case.restored_bytes / 1e6:,.0f} MB",
+            " + ".join(
+                f"{1e3 * part:.0f}"
+                for part in (case.lookup_seconds, case.fetch_seconds, case.copy_seconds)
+            )
+            + " ms",
             _of_memcpy(case, case.copy_seconds),
             _of_memcpy(case, case.whole_seconds),
         ]
@@ -167,7 +187,7 @@ def table(shape: str, cases: list[Case]) -> Table:
         "and the files of the local tier were dropped from the page cache, as after a reboot.",
         "Copy is what happens under the runner's lock; the whole restore is look-up, fetch with "
         "check, and copy. The shares are of a memcpy of the same bytes in the same process: by "
-        "one thread, then by as many threads as the restore uses.",
+        f"one thread, then by as many threads as the restore uses; medians of {repeat} restarts.",
     ]
     return Table(f"Restore instead of recompute, {shape}", headings, rows, notes)
 

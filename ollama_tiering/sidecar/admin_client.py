@@ -21,9 +21,9 @@ from ollama_tiering.sidecar.administration import HINT_KEY
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.stream import Exchange
 from ollama_tiering.store.archive import Manifest
-from ollama_tiering.store.blockfile import fd_reader
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.exporting import ChainToExport, chain_to_export
+from ollama_tiering.store.file_io import fd_reader, fill
 from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
 from ollama_tiering.store.inventory import (
     Listing,
@@ -207,7 +207,11 @@ class _ExchangeSink:
 class _FileBlock:
     def __init__(self, fd: int, file_bytes: int) -> None:
         self.file_bytes = file_bytes
+        self._fd = fd
         self.read_at = fd_reader(fd)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        fill(self._fd, offset, buffer)
 
     def resident(self) -> bool | None:
         return None

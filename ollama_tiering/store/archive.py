@@ -30,11 +30,11 @@ from ollama_tiering.store.blockfile import (
     MAX_FILE_BYTES,
     MAX_ROWS,
     ReadAt,
-    fd_reader,
 )
 from ollama_tiering.store.describe import Fields, checked_fields
 from ollama_tiering.store.dirs import open_below
 from ollama_tiering.store.errors import ArchiveRefused
+from ollama_tiering.store.file_io import fd_reader
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 
 MANIFEST_NAME: Final = "manifest.json"

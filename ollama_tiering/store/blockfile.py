@@ -17,8 +17,6 @@ never modified.
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -290,21 +288,6 @@ def buffer_reader(data: Buffer) -> ReadAt:
         if offset + length > view.nbytes:
             raise CorruptBlock("file is shorter than its header says")
         return bytes(view[offset : offset + length])
-
-    return read_at
-
-
-def fd_reader(fd: int) -> ReadAt:
-    """Reads with pread, so a file cut short by someone else is an error and not a SIGBUS."""
-
-    def read_at(offset: int, length: int) -> bytes:
-        data = os.pread(fd, length, offset)
-        while len(data) < length:
-            more = os.pread(fd, length - len(data), offset + len(data))
-            if not more:
-                raise OSError(errno.EIO, f"short read: {len(data)} of {length} bytes at {offset}")
-            data += more
-        return data
 
     return read_at
 

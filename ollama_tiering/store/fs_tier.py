@@ -21,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX, fd_reader
+from ollama_tiering.store.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
+from ollama_tiering.store.file_io import fd_reader, fill, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
 from ollama_tiering.store.pagecache import forget, resident
 from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,6 +56,9 @@ class FsOpenBlock:
         self.file_bytes = file_bytes
         self.read_at = fd_reader(fd)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        fill(self._fd, offset, buffer)
+
     def resident(self) -> bool | None:
         return True if self._in_memory else resident(self._fd, self.file_bytes)
 
@@ -78,11 +82,15 @@ class FsTempBlock:
         self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
+        with self.writer() as write:
+            write(offset, data)
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        # What goes to a disk here is read from RAM as long as it is there.
+        past_cache = pages and not self._tier.in_memory
         with self._tier.opened(self.namespace, self.key, self.name, _WRITE) as (fd, _):
-            while view:
-                written = os.pwrite(fd, view, offset)
-                view, offset = view[written:], offset + written
+            yield writer(fd, past_cache=past_cache)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[FsOpenBlock]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ollama_tiering.store.blockfile import align, buffer_reader
 from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -22,6 +22,9 @@ class MemoryOpenBlock:
     def __init__(self, data: bytes | bytearray) -> None:
         self.file_bytes = len(data)
         self.read_at = buffer_reader(data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self.read_at(offset, buffer.nbytes)
 
     def resident(self) -> bool | None:
         return True
@@ -40,6 +43,10 @@ class MemoryTempBlock:
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         self.data[offset : offset + view.nbytes] = view
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        yield self.write_at
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MemoryOpenBlock]:

@@ -356,6 +356,13 @@ class WatchedBlock:
             self.failed = True
             raise
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        try:
+            self._block.read_into(offset, buffer)
+        except OSError:
+            self.failed = True
+            raise
+
     def resident(self) -> bool | None:
         return self._block.resident()
 

@@ -6,15 +6,19 @@ written.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import threading
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import format_size
+from ollama_tiering.store.blockfile import align
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.pins import PINS_NAME, Pin, load_pins, save_pins
+from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, save_pins
+from ollama_tiering.store.room import reserve_room
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 
@@ -101,7 +105,7 @@ class PinBook:
                     return pin, more
                 state.pins.add(pin)
             try:
-                self._save()
+                self._save(must_fit=True)
             except OSError:
                 with state.lock:
                     state.pins.discard(key)
@@ -119,7 +123,7 @@ class PinBook:
                     return key in state.pins
                 pin = state.pins.discard(key)
             try:
-                self._save()
+                self._save(must_fit=False)
             except OSError:
                 with state.lock:
                     if pin is not None:
@@ -128,12 +132,26 @@ class PinBook:
         self.enforce()
         return True
 
-    def _save(self) -> None:
-        if self.path is None:
+    def _save(self, *, must_fit: bool) -> None:
+        """The file counts against the budget: there is room for it before it is written."""
+        path, level, state = self.path, self.home, self._state
+        if path is None:
             return
-        with self._state.lock:
-            pins = list(self._state.pins)
-        save_pins(self.path, pins)
+        with state.lock:
+            pins = list(state.pins)
+        text = file_of_pins(pins)
+        claim = reserve_room(state, level, align(len(text))) if text else None
+        if claim is None and text and must_fit:
+            raise OSError(errno.ENOSPC, "no room for the list of pins", str(path))
+        try:
+            save_pins(path, text)
+        finally:
+            with contextlib.suppress(OSError):
+                level.tier.measure_overhead()
+            with state.lock:
+                if claim is not None:
+                    claim.release()
+                state.count_overhead(level)
 
     def _kept_bytes(self) -> int:
         return sum(map(self._block_bytes, self._state.pins.kept_keys()))

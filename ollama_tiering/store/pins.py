@@ -129,8 +129,8 @@ def load_pins(path: Path) -> list[Pin]:
         return []
 
 
-def save_pins(path: Path, pins: Iterable[Pin]) -> None:
-    """Replaces the file, durably. One that was damaged is kept aside."""
+def file_of_pins(pins: Iterable[Pin]) -> str:
+    """The content of the file; nothing when there is no pin."""
     entries = [
         {
             "namespace": pin.namespace.hex(),
@@ -139,9 +139,14 @@ def save_pins(path: Path, pins: Iterable[Pin]) -> None:
         }
         for pin in pins
     ]
-    text = json.dumps({"version": _VERSION, "pins": entries}, indent=1) + "\n"
-    if entries == [] and not path.exists():
+    return json.dumps({"version": _VERSION, "pins": entries}, indent=1) + "\n" if entries else ""
+
+
+def save_pins(path: Path, text: str) -> None:
+    """Replaces the file, durably. One that was damaged is kept aside."""
+    if not text and not path.exists():
         return
+    text = text or json.dumps({"version": _VERSION, "pins": []}) + "\n"
     if path.exists() and not _readable(path):
         path.rename(path.with_name(path.name + _BAD_SUFFIX))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

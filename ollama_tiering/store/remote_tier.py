@@ -26,6 +26,7 @@ from ollama_tiering.store.tier import (
     StoredBlock,
     TempBlock,
     TierKind,
+    WriteAt,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class RemoteOpenBlock:
                 raise FileNotFoundError(errno.ENOENT, "removed by another sidecar") from error
             raise
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        # By way of memory of its own: a read that is given up may still write there, any time.
+        buffer[:] = self.read_at(offset, buffer.nbytes)
+
     def resident(self) -> bool | None:
         return None  # not asked: the pages are dropped after every transfer (settle)
 
@@ -82,6 +87,10 @@ class RemoteTempBlock:
         except TimeoutError:
             self.hangs = True
             raise
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        yield self.write_at
 
     @contextlib.contextmanager
     def open(self) -> Iterator[RemoteOpenBlock]:

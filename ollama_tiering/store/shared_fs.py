@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.deadline import InUse
 from ollama_tiering.store.dirs import filesystem_type, open_below
+from ollama_tiering.store.file_io import write_all
 from ollama_tiering.store.fs_tier import (
     _READ,
     _WRITE,
@@ -36,7 +37,7 @@ from ollama_tiering.store.fs_tier import (
 )
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.other_bytes import physical_bytes
-from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -73,11 +74,12 @@ class HeldTempBlock(FsTempBlock):
         self.in_use = InUse(lambda: os.close(fd))
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
         with self.in_use:
-            while view:
-                written = os.pwrite(self.fd, view, offset)
-                view, offset = view[written:], offset + written
+            write_all(self.fd, offset, data)
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        yield self.write_at
 
 
 class SharedFsTier(FsTier):

@@ -61,12 +61,20 @@ class TierStats:
     failures: dict[str, int] = field(default_factory=dict)  # by errno name
 
 
+class WriteAt(Protocol):
+    def __call__(self, offset: int, data: Buffer, /) -> None: ...
+
+
 class OpenBlock(Protocol):
     """A stored block, open for reading; stays readable if the block is removed meanwhile."""
 
     file_bytes: int
 
     def read_at(self, offset: int, length: int) -> bytes: ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills the buffer. OSError when the file ends before."""
+        ...
 
     def resident(self) -> bool | None:
         """Whether its bytes are in host memory already; None when that cannot be told."""
@@ -83,6 +91,10 @@ class TempBlock(Protocol):
     grown_bytes: int  # by how much directories grew for it
 
     def write_at(self, offset: int, data: Buffer) -> None: ...
+
+    def writer(self, *, pages: bool = False) -> AbstractContextManager[WriteAt]:
+        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory."""
+        ...
 
     def open(self) -> AbstractContextManager[OpenBlock]: ...
 

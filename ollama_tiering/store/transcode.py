@@ -7,6 +7,7 @@ what is decoded has to match that one again.
 
 from __future__ import annotations
 
+import mmap
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 
 from ollama_tiering.store import q8_0
 from ollama_tiering.store.blockfile import (
+    ALIGNMENT,
     PREAMBLE_BYTES,
     BlockMeta,
     Segment,
@@ -120,25 +122,50 @@ class SameBlock:
 
 
 def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Seconds) -> None:
-    """Copies a block and checks every checksum on the way."""
+    """Copies a block, page by page as it is, and checks every checksum on the way."""
     clock = time.perf_counter
-    start = clock()
-    head = block.read_at(0, meta.payload_offset)
-    spent.reading += clock() - start
-    temp.write_at(0, head)
-    for segment in meta.segments:
-        crc = 0
-        end = segment.file_offset + segment.stored_bytes
-        for offset in range(segment.file_offset, end, _PART_BYTES):
+    checksums = RunningChecksums(meta)
+    part = memoryview(mmap.mmap(-1, min(_PART_BYTES, align(meta.file_bytes))))
+    with temp.writer(pages=meta.file_bytes % ALIGNMENT == 0) as write:
+        for offset in range(0, meta.file_bytes, _PART_BYTES):
+            view = part[: meta.file_bytes - offset]
             start = clock()
-            data = block.read_at(offset, min(_PART_BYTES, end - offset))
+            block.read_into(offset, view)
             read = clock()
-            temp.write_at(offset, data)
+            checksums.add(offset, view)
+            checked = clock()
+            write(offset, view)
             spent.reading += read - start
-            spent.writing += clock() - read
-            crc = crc32c(data, crc)
-        if crc != segment.crc32c:
-            raise _damaged(segment)
+            spent.coding += checked - read
+            spent.writing += clock() - checked
+    checksums.finish()
+
+
+class RunningChecksums:
+    """Checks the segments of a block while its file passes by in parts, in order."""
+
+    def __init__(self, meta: BlockMeta) -> None:
+        self._left = list(reversed(meta.segments))
+        self._crc = 0
+
+    def add(self, offset: int, part: memoryview) -> None:
+        """CorruptBlock at the end of a segment that is damaged."""
+        while self._left:
+            segment = self._left[-1]
+            start, end = segment.file_offset, segment.file_offset + segment.stored_bytes
+            if start >= offset + part.nbytes:
+                return
+            self._crc = crc32c(part[max(0, start - offset) : end - offset], self._crc)
+            if end > offset + part.nbytes:
+                return
+            if self._crc != segment.crc32c:
+                raise _damaged(segment)
+            self._left.pop()
+            self._crc = 0
+
+    def finish(self) -> None:
+        if self._left:
+            raise CorruptBlock("the file ends before its last segment")
 
 
 def encode(

@@ -13,7 +13,14 @@ from typing import Any
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Neighbour, OpenBlock, SharedTier, StoredBlock, TempBlock
+from ollama_tiering.store.tier import (
+    Neighbour,
+    OpenBlock,
+    SharedTier,
+    StoredBlock,
+    TempBlock,
+    WriteAt,
+)
 
 
 class Faults:
@@ -60,6 +67,10 @@ class FaultyOpenBlock:
         self._faults.before("read_at")
         return self._block.read_at(offset, length)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._faults.before("read_at")
+        self._block.read_into(offset, buffer)
+
     def resident(self) -> bool | None:
         return self._block.resident()
 
@@ -78,6 +89,10 @@ class FaultyTempBlock:
     def write_at(self, offset: int, data: Any) -> None:
         self._faults.before("write_at")
         self.temp.write_at(offset, data)
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        yield self.write_at
 
     @contextlib.contextmanager
     def open(self) -> Iterator[FaultyOpenBlock]:

@@ -75,14 +75,20 @@ func NewLayout(layers []Layer, rows, elemBytes int) *Layout {
 	return l
 }
 
-// Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C.
+// Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C, and
+// clears what lies between the segments.
 func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, dtype string) error {
 	h := &tierpb.BlockHeader{
 		Namespace: ns[:], Key: key[:], Parent: parent[:],
 		FirstPosition: uint32(firstPosition), Tokens: tokens,
 		CreatedUnixSeconds: time.Now().Unix(),
 	}
-	for _, s := range l.Segments {
+	for i, s := range l.Segments {
+		next := l.FileBytes
+		if i+1 < len(l.Segments) {
+			next = l.Segments[i+1].Offset
+		}
+		clear(file[s.Offset+s.Bytes : next])
 		h.Segments = append(h.Segments, &tierpb.Segment{
 			Child: uint32(s.Child), Layer: uint32(s.Layer), Kind: s.kind(),
 			Encoding: tierpb.Encoding_ENCODING_RAW, Dtype: dtype, RowBytes: uint32(s.RowBytes),
@@ -103,7 +109,7 @@ func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition 
 	binary.LittleEndian.PutUint64(file[16:], uint64(l.PayloadOffset))
 	binary.LittleEndian.PutUint32(file[24:], crc32.Checksum(header, castagnoli))
 	binary.LittleEndian.PutUint32(file[28:], crc32.Checksum(file[:28], castagnoli))
-	copy(file[preambleBytes:], header)
+	clear(file[preambleBytes+copy(file[preambleBytes:], header) : l.PayloadOffset])
 	return nil
 }
 

@@ -57,6 +57,35 @@ func TestSealedBlockIsReadBack(t *testing.T) {
 	}
 }
 
+func TestASealedFileHasNothingOfTheMemoryItWasMadeIn(t *testing.T) {
+	file, l, ns, key, tokens := sealed(t, 3)
+	dirty := bytes.Repeat([]byte{0xa5}, len(file))
+	for _, s := range l.Segments {
+		copy(dirty[s.Offset:s.Offset+s.Bytes], file[s.Offset:])
+	}
+	if err := l.Seal(dirty, ns, key, ns, 0, tokens, "f16"); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open(dirty)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func(i int) bool {
+		if i < preambleBytes+int(binary.LittleEndian.Uint32(dirty[12:])) {
+			return true
+		}
+		return slices.ContainsFunc(l.Segments, func(s SegmentSpan) bool { return i >= s.Offset && i < s.Offset+s.Bytes })
+	}
+	for i, c := range dirty {
+		if !used(i) && c != 0 {
+			t.Fatalf("byte %d of %d is %#x", i, len(dirty), c)
+		}
+	}
+	if err := b.Verify(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEveryFlippedBitOfABlockIsFound(t *testing.T) {
 	file, l, _, _, _ := sealed(t, 3)
 	headerEnd := preambleBytes + int(binary.LittleEndian.Uint32(file[12:]))

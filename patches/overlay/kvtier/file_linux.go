@@ -7,20 +7,35 @@ import (
 	"syscall"
 )
 
-// File is the memory of a block file: mapped, or read into memory of its own.
+// File is the memory of a block file that is read: mapped, or memory of its own.
 type File struct {
 	Data []byte
 }
 
-// MapForWrite maps a file that the sidecar reserved, pages present, so that filling it takes no page fault.
-func MapForWrite(path string, size int) (*File, error) {
-	return mapFile(path, size, os.O_RDWR, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_POPULATE)
+// WriteFile fills a file that the sidecar reserved. Writing takes a third of what filling a mapping does: tmpfs need not
+// clear pages that are written whole, and there are no page faults.
+func WriteFile(path string, data []byte) error {
+	fd, err := openBlock(path, len(data), os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	_, err = fd.WriteAt(data, 0)
+	return errors.Join(err, fd.Close())
 }
 
 // MapForRead maps a block file that lies in memory already (tmpfs). Its pages are mapped as the checksum meets them, sixteen
 // at a fault: half the time that MAP_POPULATE takes, which looks up each page by itself.
 func MapForRead(path string, size int) (*File, error) {
-	return mapFile(path, size, os.O_RDONLY, syscall.PROT_READ, syscall.MAP_SHARED)
+	fd, err := openBlock(path, size, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer fd.Close()
+	data, err := syscall.Mmap(int(fd.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	return &File{Data: data}, nil
 }
 
 // ReadFile reads a block file that lies on a disk, past the page cache where the file system can: a restore of gigabytes
@@ -60,19 +75,6 @@ func (f *File) Close() {
 		_ = syscall.Munmap(f.Data)
 		f.Data = nil
 	}
-}
-
-func mapFile(path string, size, mode, prot, flags int) (*File, error) {
-	fd, err := openBlock(path, size, mode)
-	if err != nil {
-		return nil, err
-	}
-	defer fd.Close()
-	data, err := syscall.Mmap(int(fd.Fd()), 0, size, prot, flags)
-	if err != nil {
-		return nil, fmt.Errorf("map %s: %w", path, err)
-	}
-	return &File{Data: data}, nil
 }
 
 func openBlock(path string, size, mode int) (*os.File, error) {

@@ -103,3 +103,29 @@ func TestReadFileRefusesAnotherSizeALinkAndWhatIsNotThere(t *testing.T) {
 		t.Errorf("nothing there: %v", err)
 	}
 }
+
+func TestWriteFileFillsAReservedFileAndNothingElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "block")
+	if err := os.WriteFile(path, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Repeat([]byte("0123456789abcdef"), 512)
+	if err := WriteFile(path, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("other bytes than were written: %v", err)
+	}
+	if err := WriteFile(path, want[:4096]); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a file of another size: %v", err)
+	}
+	if err := os.Symlink(path, path+".link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path+".link", want); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("a link: %v", err)
+	}
+	if err := WriteFile(path+".none", want); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("nothing there: %v", err)
+	}
+}

@@ -96,6 +96,9 @@ class FakeBlock:
     def read_at(self, offset: int, length: int) -> bytes:
         return bytes(length)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = bytes(buffer.nbytes)
+
     def resident(self) -> bool | None:
         return self._resident
 

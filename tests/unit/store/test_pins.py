@@ -15,7 +15,7 @@ from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, load_pins, save_pins
+from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, file_of_pins, load_pins, save_pins
 from ollama_tiering.store.tier import TierKind
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
@@ -222,7 +222,7 @@ def test_a_damaged_file_pins_nothing_and_is_kept_aside(tmp_path: Path, text: str
     path.write_text(text)
     assert load_pins(path) == []
     pin = Pin(NAMESPACE, (BlockKey(bytes(32)),), 5.0)
-    save_pins(path, [pin])
+    save_pins(path, file_of_pins([pin]))
     assert load_pins(path) == [pin]
     assert path.stat().st_mode & 0o777 == 0o600
     kept = tmp_path / (PINS_NAME + ".bad")

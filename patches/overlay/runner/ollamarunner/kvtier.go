@@ -50,6 +50,7 @@ type kvTier struct {
 	stats   tierStats
 	reports atomic.Int32 // reports of damage on their way
 	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
+	staging []byte       // what is copied out of the cells at once; the snapshot loop's
 
 	// guarded by Server.mu
 	slots   []tierSlot

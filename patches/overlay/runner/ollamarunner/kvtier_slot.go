@@ -64,9 +64,9 @@ type tierBlock struct {
 	tokens      []byte
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
-	file        []byte       // memory to copy into, nil until there is some
-	mapped      *kvtier.File // the reserved file; the snapshot's own
-	id          uint64       // its reservation
+	file        []byte // its bytes, nil until there is memory for them
+	path        string // of the reserved file
+	id          uint64 // its reservation
 	copied      bool
 	lost        bool
 }

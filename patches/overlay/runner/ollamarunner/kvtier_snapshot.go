@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -14,8 +13,8 @@ import (
 )
 
 const (
-	tierHoldBytes    = 64 << 20  // copied per hold of Server.mu
-	tierReserveBytes = 256 << 20 // reserved, mapped and committed at a time
+	tierHoldBytes    = 8 << 20   // copied per hold of Server.mu, but at least a block; little enough to stay in the CPU's cache
+	tierReserveBytes = 256 << 20 // reserved and committed at a time
 	tierPutTimeout   = 30 * time.Second
 	tierReportWait   = 2 * time.Second
 )
@@ -81,9 +80,8 @@ func (t *kvTier) snapshotLoop() {
 	}
 }
 
-// snapshotGuarded turns a memory fault, as when a disk fills up under a mapped file, into an error.
+// snapshotGuarded turns a panic into an error: without tiering the runner goes on.
 func (t *kvTier) snapshotGuarded(l *tierLineage) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -154,18 +152,7 @@ func (t *kvTier) storeSome(l *tierLineage, blocks []*tierBlock) (done int, err e
 	if err != nil {
 		return 0, err
 	}
-	defer func() {
-		t.server.mu.Lock()
-		defer t.server.mu.Unlock()
-		for _, b := range blocks {
-			// The discard hook must not copy into a file that is committed or gone.
-			if !b.copied {
-				b.lost = true
-			}
-			b.file = nil
-			b.mapped.Close()
-		}
-	}()
+	defer t.forget(blocks)
 	var fill []*tierBlock
 	ready := 0 // blocks, from the first on, that are present or reserved
 reserved:
@@ -173,10 +160,7 @@ reserved:
 		b, r := blocks[ready], reservations[ready]
 		switch r.Outcome {
 		case tierpb.Reservation_OUTCOME_RESERVED:
-			b.id = r.Id
-			if b.mapped, err = kvtier.MapForWrite(r.Path, b.layout.FileBytes); err != nil {
-				break reserved
-			}
+			b.id, b.path = r.Id, r.Path
 			fill = append(fill, b)
 		case tierpb.Reservation_OUTCOME_PRESENT:
 		default:
@@ -184,67 +168,85 @@ reserved:
 			break reserved
 		}
 	}
-	t.fill(l, fill)
-	committed, sealErr := t.seal(session, fill)
-	for done < ready && (blocks[done].mapped == nil || slices.Contains(committed, blocks[done])) {
+	committed, err := t.fill(session, l, fill)
+	for done < ready && (blocks[done].path == "" || slices.Contains(committed, blocks[done])) {
 		done++
 	}
-	return done, errors.Join(err, sealErr)
+	return done, err
 }
 
-// fill copies blocks out of the cells into their files, a bounded number of bytes per hold of the lock.
-func (t *kvTier) fill(l *tierLineage, blocks []*tierBlock) {
-	for len(blocks) > 0 {
-		blocks = t.fillSome(l, blocks)
+// fill copies blocks out of the cells into their files, commits them, and returns those that are stored.
+func (t *kvTier) fill(session *kvtier.PutSession, l *tierLineage, blocks []*tierBlock) ([]*tierBlock, error) {
+	for at := 0; at < len(blocks); {
+		n := t.copyOut(l, blocks[at:])
+		for _, b := range blocks[at : at+n] {
+			if !b.copied { // a chain has no holes
+				return t.commit(session, blocks[:slices.Index(blocks, b)])
+			}
+			err := b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.dtype)
+			if err == nil {
+				err = kvtier.WriteFile(b.path, b.file)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		t.forget(blocks[at : at+n])
+		at += n
 	}
+	return t.commit(session, blocks)
 }
 
-// fillSome holds the lock once and returns the blocks that are still to be copied.
-func (t *kvTier) fillSome(l *tierLineage, blocks []*tierBlock) []*tierBlock {
+// copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.
+func (t *kvTier) copyOut(l *tierLineage, blocks []*tierBlock) int {
 	t.server.mu.Lock()
 	defer t.server.mu.Unlock()
 	if activeTier.Load() != t { // it has failed: nobody says any more what becomes of the rows
 		for _, b := range blocks {
 			b.lost = b.lost || !b.copied
 		}
-		return nil
+		return len(blocks)
 	}
 	if !t.onHost {
 		t.quiesce()
 	}
-	bytes := 0
+	memory := t.staging[:cap(t.staging)]
 	for i, b := range blocks {
-		if bytes >= tierHoldBytes {
-			return blocks[i:]
-		}
 		if b.copied || b.lost {
 			continue // the discard hook was first
 		}
-		b.file = b.mapped.Data
+		size := b.layout.FileBytes
+		if i == 0 && size > len(memory) {
+			t.staging = make([]byte, max(size, tierHoldBytes))
+			memory = t.staging
+		}
+		if size > len(memory) {
+			return i
+		}
+		b.file, memory = memory[:size:size], memory[size:]
 		t.export(l, b)
-		bytes += b.layout.FileBytes
 	}
-	return nil
+	return len(blocks)
 }
 
-// seal writes the headers of the blocks that were copied, commits them, and returns those that are stored.
-func (t *kvTier) seal(session *kvtier.PutSession, blocks []*tierBlock) (stored []*tierBlock, err error) {
-	var ids []uint64
+// forget lets go of the memory of blocks; those that were not copied never will be.
+func (t *kvTier) forget(blocks []*tierBlock) {
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
 	for _, b := range blocks {
-		if !b.copied {
-			break // a chain has no holes
-		}
-		data := b.mapped.Data
-		if &b.file[0] != &data[0] {
-			copy(data[b.layout.PayloadOffset:], b.file[b.layout.PayloadOffset:])
-		}
-		if err := b.layout.Seal(data, t.namespace, b.key, b.parent, b.first, b.tokens, t.dtype); err != nil {
-			return nil, err
-		}
-		ids = append(ids, b.id)
+		b.lost = b.lost || !b.copied
+		b.file = nil
 	}
-	if len(ids) == 0 {
+}
+
+// commit makes filled files blocks of the store and returns those that it took.
+func (t *kvTier) commit(session *kvtier.PutSession, blocks []*tierBlock) (stored []*tierBlock, err error) {
+	if len(blocks) == 0 {
 		return nil, nil
+	}
+	ids := make([]uint64, len(blocks))
+	for i, b := range blocks {
+		ids[i] = b.id
 	}
 	results, err := session.Commit(ids)
 	if err != nil {
