@@ -218,12 +218,13 @@ class BlockClient:
                 namespace=ns.digest(),
                 keys=[ref.key for ref in match.blocks],
                 inline=self._inline,
+                batch=not self._inline,
             ),
             timeout=self._transfer_seconds,
         )
         refs = iter(match.blocks)
         received = bytearray()
-        for answer in answers:
+        for answer in (one for batch in answers for one in (batch, *batch.more)):
             lease[:] = [answer.lease_id]
             if not answer.found:
                 self._count("evicted")

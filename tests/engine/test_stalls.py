@@ -73,14 +73,17 @@ class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
         return self._real.ReportCorrupt(request)
 
     def Get(self, request: pb.GetRequest, context: Any) -> Iterator[pb.GetResponse]:
-        for number, answer in enumerate(self._real.Get(request)):
+        answers = (one for batch in self._real.Get(request) for one in (batch, *batch.more))
+        for number, answer in enumerate(answers):
             if number == 2 and self.stall == "Get":
                 self._wait(context)
                 return
+            single = pb.GetResponse.FromString(answer.SerializeToString())
+            single.ClearField("more")
             if number == 2 and self.stall == "file":
                 self.stalled += 1
-                answer.path = str(self.fifo)
-            yield answer
+                single.path = str(self.fifo)
+            yield single
 
     def Put(self, requests: Iterator[pb.PutRequest], context: Any) -> Iterator[pb.PutResponse]:
         if self.stall == "Put":

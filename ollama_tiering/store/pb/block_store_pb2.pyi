@@ -253,17 +253,19 @@ class PutCommitted(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[Committed, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "inline")
+    __slots__ = ("namespace", "keys", "inline", "batch")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     inline: bool
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., inline: _Optional[bool] = ...) -> None: ...
+    batch: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., inline: _Optional[bool] = ..., batch: _Optional[bool] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("key", "lease_id", "found", "tier", "path", "file_bytes", "part")
+    __slots__ = ("key", "lease_id", "found", "tier", "path", "file_bytes", "part", "more")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +273,7 @@ class GetResponse(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     lease_id: int
     found: bool
@@ -278,7 +281,8 @@ class GetResponse(_message.Message):
     path: str
     file_bytes: int
     part: bytes
-    def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[str] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[GetResponse]
+    def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[str] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[GetResponse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)

@@ -104,7 +104,7 @@ func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time
 		return release, err
 	}
 	defer cancel()
-	stream, err := c.rpc.Get(ctx, &tierpb.GetRequest{Namespace: ns[:], Keys: keyBytes(keys)})
+	stream, err := c.rpc.Get(ctx, &tierpb.GetRequest{Namespace: ns[:], Keys: keyBytes(keys), Batch: true})
 	if err != nil {
 		return release, c.result(ctx, err)
 	}
@@ -114,23 +114,25 @@ func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time
 			go c.release(lease)
 		}
 	}
-	for i := range len(keys) + 1 {
-		response, err := stream.Recv()
-		if i == len(keys) {
-			break // the end of the stream: the call is complete and its lease stays until it is released
+	for left := len(keys); ; {
+		batch, err := stream.Recv()
+		if left <= 0 {
+			return release, nil // the end of the stream: the call is complete and its lease stays until it is released
 		}
 		if err != nil {
 			return release, c.result(ctx, err)
 		}
-		lease = response.LeaseId
-		if !response.Found {
-			break
-		}
-		if err := each(response); err != nil {
-			return release, err
+		for _, response := range append([]*tierpb.GetResponse{batch}, batch.More...) {
+			lease = response.LeaseId
+			if left == 0 || !response.Found {
+				return release, nil
+			}
+			left--
+			if err := each(response); err != nil {
+				return release, err
+			}
 		}
 	}
-	return release, nil
 }
 
 func (c *Client) release(lease uint64) {

@@ -96,6 +96,21 @@ def test_get_names_files_that_hold_what_was_put(stub: Any) -> None:
     stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=10)
 
 
+def test_get_names_many_files_in_one_answer_when_asked_to(stub: Any) -> None:
+    blocks = put(stub, list(range(400, 400 + 4 * 70)))
+    keys = [block.key for block in blocks]
+    request = pb.GetRequest(namespace=NAMESPACE, keys=[*keys, bytes(32)], batch=True)
+    first, second, missing = list(stub.Get(request, timeout=10))
+    answers = [first, *first.more, second, *second.more]
+    assert (len(first.more), len(second.more)) == (63, 5)
+    assert [answer.key for answer in answers] == keys
+    assert all(answer.found and answer.path for answer in answers)
+    assert len({answer.lease_id for answer in [*answers, missing]}) == 1
+    assert not missing.found
+    assert not missing.more
+    stub.Release(pb.ReleaseRequest(lease_id=first.lease_id), timeout=10)
+
+
 def test_get_inline_sends_the_bytes_in_parts(stub: Any) -> None:
     wide = samples.namespace("wide", kv_heads=8, head_dim=4096, layers=3)
     (block,) = samples.sequence(wide, [1, 2, 3, 4])
