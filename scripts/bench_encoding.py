@@ -15,22 +15,24 @@ per second of processor time.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from ollama_tiering.bench.machine import this_machine
-from ollama_tiering.models import make
-from ollama_tiering.models.shapes import Shape, make_shape
-from ollama_tiering.reference_engine import ReferenceEngine
+from ollama_tiering.bench.tiers.kv_rows import (
+    CONTEXT,
+    Cache,
+    made_up_passages,
+    of_random_weights,
+    of_trained,
+    segments,
+)
 from ollama_tiering.store import planes, q8_0, transcode
 from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block, read_meta
 from ollama_tiering.store.checksum import crc32c
@@ -41,14 +43,9 @@ from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.transcode import Seconds
 
-CONTEXT = 256  # of the trained model
-PASSAGES = 16
 LEVELS = (1, 3, 6, 9)
 REPEATS = 5
 SEGMENT_BYTES = (32 << 10, 128 << 10, 512 << 10, 2 << 20)
-
-Rows = NDArray[np.float16]
-Cache = dict[tuple[int, str], Rows]  # (layer, "k" or "v") -> rows
 
 
 def best_rate(work: Callable[[], Any], size_bytes: int) -> float:
@@ -59,54 +56,6 @@ def best_rate(work: Callable[[], Any], size_bytes: int) -> float:
         work()
         fastest = min(fastest, time.thread_time() - start)
     return size_bytes / fastest / 1e9
-
-
-def trained_gguf(archive: Any, path: Path) -> Shape:
-    """The weights of scripts/train_tiny.py as a GGUF in f32."""
-    geometry = {key[2:]: int(archive[key]) for key in archive.files if key.startswith("g/")}
-    shape = make_shape("qwen3-tiny", dtype="f32", **geometry)
-    writer = gguf.GGUFWriter(path, shape.arch)
-    make._add_metadata(writer, shape, 0)
-    for tensor in shape.tensors():
-        writer.add_tensor(tensor.name, archive["w/" + tensor.name.removesuffix(".weight")])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return shape
-
-
-def kv_of(model: Path, passages: list[str]) -> list[Cache]:
-    """The reference engine's cache after each passage."""
-    out = []
-    for passage in passages:
-        engine = ReferenceEngine(model, ctx=CONTEXT + 8)
-        engine.generate(passage, 1)
-        layers = range(engine.weights.layers)
-        out.append(
-            {
-                (layer, kind): engine._cache[kind][layer, :CONTEXT].copy()
-                for layer in layers
-                for kind in "kv"
-            }
-        )
-    return out
-
-
-def passages_of(text: bytes) -> list[str]:
-    ascii_text = "".join(c for c in text.decode(errors="ignore") if c.isascii())
-    step = len(ascii_text) // PASSAGES
-    return [ascii_text[at * step :][:CONTEXT] for at in range(PASSAGES)]
-
-
-def segments(caches: list[Cache], kinds: str, first_layer: int = 0) -> list[bytes]:
-    return [
-        rows[start : start + BLOCK_TOKENS].tobytes()
-        for cache in caches
-        for (layer, kind), rows in cache.items()
-        if kind in kinds and layer >= first_layer
-        for start in range(0, len(rows), BLOCK_TOKENS)
-    ]
 
 
 @dataclass(frozen=True)
@@ -300,27 +249,13 @@ def report(trained: Path | None) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     notes = []
-    with tempfile.TemporaryDirectory() as scratch:
-        texts = ["".join(chr(32 + (i * i + 7 * i + n) % 95) for i in range(CONTEXT))
-                 for n in range(PASSAGES)]  # fmt: skip
-        if trained is not None:
-            archive = np.load(trained)
-            path = Path(scratch) / "trained.gguf"
-            shape = trained_gguf(archive, path)
-            texts = passages_of(archive["held"].tobytes())
-            lines += model_rows("trained", kv_of(path, texts))
-            notes.append(
-                f"Trained: {shape.layers} layers, {shape.kv_heads} K/V heads of {shape.head_dim}, "
-                f"byte tokens, {int(archive['tokens']):,} tokens in {int(archive['steps'])} steps; "
-                f"loss {float(archive['loss']):.2f}, held-out text "
-                f"{float(archive['held_loss']):.2f} nats per byte. K/V is of {PASSAGES} held-out "
-                f"passages of {CONTEXT} tokens."
-            )
-        geometry = {"layers": 4, "heads": 4, "kv_heads": 4, "head_dim": 128, "ffn": 512}
-        path = Path(scratch) / "random.gguf"
-        make.make_model(make_shape("qwen3-tiny", **geometry), path)
-        lines += model_rows("random weights", kv_of(path, texts))
-        notes.append("Random weights: the same shape and text, weights of `tiering model make`.")
+    texts = made_up_passages()
+    if trained is not None:
+        caches, facts = of_trained(trained)
+        lines += model_rows("trained", caches)
+        notes.append(facts)
+    lines += model_rows("random weights", of_random_weights(texts))
+    notes.append("Random weights: the same shape, weights of `tiering model make`.")
     notes.append(
         "Layer 0 is apart because its V depends on the token alone, and byte tokens repeat within "
         "a block: what stands for a model of many layers and tokens is the rest."

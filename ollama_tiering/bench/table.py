@@ -28,6 +28,22 @@ class Table:
         return "\n".join(lines).rstrip() + "\n"
 
 
+def page(
+    title: str, machine: Machine, command: str, tables: Sequence[tuple[Table, str | None]]
+) -> str:
+    """Several tables of one run, each with the file of its plot if there is one."""
+    lines = [f"# {title}", "", f"- Machine: {machine}"]
+    lines += [f"- Measured: {machine.date}, commit {machine.code}", f"- Command: `{command}`"]
+    for table, plot in tables:
+        lines += ["", f"## {table.title}", ""]
+        lines += [_row(table.headings), _row(["---"] * len(table.headings))]
+        lines += [_row(row) for row in table.rows]
+        lines += ["", *(f"- {note}" for note in table.notes)]
+        if plot is not None:
+            lines += ["", f"![{table.title}]({plot})"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.bench_store import store
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -152,6 +153,54 @@ def overhead(
     results = [measure.as_json() for measure in measures]
     table = measuring.table(shape, prompt_tokens, new_tokens, measures)
     _publish(table, results, on.name, as_json=as_json, out=out)
+
+
+bench.add_command(store)
+
+
+@bench.command()
+@click.option("--tokens", default="64,128,256,512,1024", show_default=True, help="Prompt lengths.")
+@click.option("--repeat", type=click.IntRange(1), default=9, show_default=True)
+@_common
+def gate(
+    tokens: str,
+    repeat: int,
+    shape: str,
+    tag: str | None,
+    cpu: str | None,
+    as_json: bool,
+    out: Path | None,
+    keep: bool,
+    quiet: bool,
+) -> None:
+    """Whether the gate chooses the better side: restore or recompute."""
+    from ollama_tiering.bench import gate as measuring
+    from ollama_tiering.launch.bench_driver import GateDriver
+    from ollama_tiering.launch.demo import make_prompt
+
+    lengths = _numbers(tokens)
+    say = _teller(quiet)
+    binary = _binary(tag, cpu, quiet)
+    choices = []
+    for tier in ("ram", "local"):
+        with (
+            _scratch(keep, shape, say) as scratch,
+            contextlib.closing(
+                GateDriver(binary, scratch, ctx=_ctx(max(*lengths, 1024)), ram=tier == "ram")
+            ) as driver,
+        ):
+            driver.start()
+            choices += measuring.measure(
+                driver,
+                lambda length, seed: make_prompt(length, seed=seed),
+                lengths,
+                say,
+                tier=tier,
+                repeat=repeat,
+            )
+            name = driver.name
+    results = [choice.as_json() for choice in choices]
+    _publish(measuring.table(shape, choices), results, name, as_json=as_json, out=out)
 
 
 def _numbers(text: str) -> list[int]:

@@ -63,6 +63,23 @@ def _drop_from_page_cache(directory: Path) -> None:
             os.close(handle)
 
 
+class GateDriver(BenchDriver):
+    """Restores or recomputes as it is told, or as the gate says. With `ram` off blocks are on the
+    disk only, where every restore reads past the page cache.
+    """
+
+    def __init__(self, binary: Path, scratch: Scratch, *, ctx: int, ram: bool) -> None:
+        super().__init__(binary, scratch, ctx=ctx)
+        if not ram:
+            self._sidecar = scratch.sidecar(ram_gb=0)
+
+    def with_gate(self, gate: str) -> None:
+        self.stop()
+        self._env[_GATE] = gate
+        self._env["OLLAMA_KV_TIER_MIN_TOKENS"] = "32"  # the gate decides, not the least length
+        self.resume()
+
+
 class Untiered(BenchDriver):
     """The same binary with tiering off. It has no sidecar, and nothing to settle."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta, verify_buffer
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, Namespace
 from ollama_tiering.store.pagecache import read_past
@@ -152,5 +152,5 @@ def checked(ns: Namespace, match: Match, ref: BlockRef, data: Buffer) -> Block:
         raise CorruptBlock("the file holds another block")
     if meta.first_position != ref.first_position or not meta.tokens.startswith(wanted):
         raise CorruptBlock("the block's tokens are not the prompt's")
-    verify_payload(meta, read_at)
+    verify_buffer(meta, data)
     return Block(ref, meta, data)

@@ -275,10 +275,23 @@ def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
         for start in range(segment.file_offset, end, _COPY_BYTES):
             crc = crc32c(read_at(start, min(_COPY_BYTES, end - start)), crc)
         if crc != segment.crc32c:
-            raise CorruptBlock(
-                f"checksum of child {segment.child} layer {segment.layer} "
-                f"{pb.SegmentKind.Name(segment.kind)} does not match"
-            )
+            raise damaged(segment)
+
+
+def verify_buffer(meta: BlockMeta, data: Buffer) -> None:
+    """The same for a whole file in memory, which is not copied."""
+    with memoryview(data) as whole, whole.cast("B") as view:
+        for segment in meta.segments:
+            end = segment.file_offset + segment.stored_bytes
+            if crc32c(view[segment.file_offset : end]) != segment.crc32c:
+                raise damaged(segment)
+
+
+def damaged(segment: Segment) -> CorruptBlock:
+    return CorruptBlock(
+        f"checksum of child {segment.child} layer {segment.layer} "
+        f"{pb.SegmentKind.Name(segment.kind)} does not match"
+    )
 
 
 def buffer_reader(data: Buffer) -> ReadAt:

@@ -6,12 +6,18 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import Buffer
+
+    WriteTo = Callable[[int, Buffer], None]
+
+PARTS_BEHIND: Final = 2
 
 _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -48,7 +54,7 @@ def write_all(fd: int, offset: int, data: Buffer) -> None:
         view, offset = view[written:], offset + written
 
 
-def writer(fd: int, *, past_cache: bool) -> Callable[[int, Buffer], None]:
+def writer(fd: int, *, past_cache: bool) -> WriteTo:
     """`write_all` on one descriptor; `past_cache` for page-aligned parts of whole pages, if the
     file system can.
     """
@@ -65,6 +71,26 @@ def writer(fd: int, *, past_cache: bool) -> Callable[[int, Buffer], None]:
             write_all(fd, offset, data)
 
     return write
+
+
+@contextlib.contextmanager
+def write_behind(write: WriteTo) -> Iterator[WriteTo]:
+    """Writes in threads, so that the disk works while the next part is read and checked.
+
+    A call may return before its part is written: that memory must stay as it is until PARTS_BEHIND
+    more calls or the end. An OSError comes out of a later call or at the end.
+    """
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(PARTS_BEHIND, "write-behind") as threads:
+
+        def put(offset: int, data: Buffer) -> None:
+            if len(pending) == PARTS_BEHIND:
+                pending.popleft().result()
+            pending.append(threads.submit(write, offset, data))
+
+        yield put
+        for part in pending:
+            part.result()
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:

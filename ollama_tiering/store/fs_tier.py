@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
-from ollama_tiering.store.file_io import fd_reader, fill, writer
+from ollama_tiering.store.file_io import fd_reader, fill, write_behind, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
 from ollama_tiering.store.pagecache import forget, resident
@@ -90,7 +90,9 @@ class FsTempBlock:
         # What goes to a disk here is read from RAM as long as it is there.
         past_cache = pages and not self._tier.in_memory
         with self._tier.opened(self.namespace, self.key, self.name, _WRITE) as (fd, _):
-            yield writer(fd, past_cache=past_cache)
+            write = writer(fd, past_cache=past_cache)
+            with write_behind(write) if past_cache else contextlib.nullcontext(write) as put:
+                yield put
 
     @contextlib.contextmanager
     def open(self) -> Iterator[FsOpenBlock]:

@@ -93,7 +93,9 @@ class TempBlock(Protocol):
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
     def writer(self, *, pages: bool = False) -> AbstractContextManager[WriteAt]:
-        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory."""
+        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory, and that
+        each part stays as it is until file_io.PARTS_BEHIND more calls or the end.
+        """
         ...
 
     def open(self) -> AbstractContextManager[OpenBlock]: ...

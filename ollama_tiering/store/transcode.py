@@ -22,6 +22,7 @@ from ollama_tiering.store.blockfile import (
     Segment,
     align,
     buffer_reader,
+    damaged,
     pack_head,
     read_meta,
 )
@@ -29,6 +30,7 @@ from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.file_io import PARTS_BEHIND
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import OpenBlock, TempBlock
 
@@ -125,10 +127,12 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Sec
     """Copies a block, page by page as it is, and checks every checksum on the way."""
     clock = time.perf_counter
     checksums = RunningChecksums(meta)
-    part = memoryview(mmap.mmap(-1, min(_PART_BYTES, align(meta.file_bytes))))
+    parts = PARTS_BEHIND + 1
+    memory = memoryview(mmap.mmap(-1, parts * _PART_BYTES))
     with temp.writer(pages=meta.file_bytes % ALIGNMENT == 0) as write:
-        for offset in range(0, meta.file_bytes, _PART_BYTES):
-            view = part[: meta.file_bytes - offset]
+        for number, offset in enumerate(range(0, meta.file_bytes, _PART_BYTES)):
+            at = number % parts * _PART_BYTES
+            view = memory[at : at + min(_PART_BYTES, meta.file_bytes - offset)]
             start = clock()
             block.read_into(offset, view)
             read = clock()
@@ -159,7 +163,7 @@ class RunningChecksums:
             if end > offset + part.nbytes:
                 return
             if self._crc != segment.crc32c:
-                raise _damaged(segment)
+                raise damaged(segment)
             self._left.pop()
             self._crc = 0
 
@@ -304,12 +308,8 @@ def _read(block: OpenBlock, segment: Segment, spent: Seconds) -> bytes:
     spent.reading += read - start
     spent.coding += time.perf_counter() - read
     if not matches:
-        raise _damaged(segment)
+        raise damaged(segment)
     return stored
-
-
-def _damaged(segment: Segment) -> CorruptBlock:
-    return CorruptBlock(f"checksum of child {segment.child} layer {segment.layer} does not match")
 
 
 def _only_q8_0(meta: BlockMeta) -> bool:

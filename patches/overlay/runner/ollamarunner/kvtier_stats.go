@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,6 +27,11 @@ const (
 	tierLookupShare = 0.05
 	tierLookupMost  = time.Second
 
+	// tierCoreFlops is more than a CPU core does per second in a prefill, tierWeightBytes no more than a weight takes in a
+	// model file on average: what they say of a prefill's speed, until one was measured, is rather too fast.
+	tierCoreFlops   = 1e11
+	tierWeightBytes = 2
+
 	// tierDefaultCopyRate (bytes/s) stands in for the speed of checksum and copy until the first restore measured it.
 	tierDefaultCopyRate = 2e9
 )
@@ -37,6 +43,7 @@ type tierStats struct {
 	counts tierpb.RunnerReport
 
 	prefillRate float64 // tokens/s, 0 until measured
+	prefillMost float64 // tokens/s that it does not exceed, 0 when nothing is known
 	copyRate    float64 // bytes/s of reading, checksum and copy, beyond what the tier itself takes
 }
 
@@ -46,6 +53,14 @@ func (s *tierStats) init(t *kvTier) {
 		Pid: int64(os.Getpid()), Engine: "ollama-go/" + version.Version,
 		Model: filepath.Base(t.server.modelPath), Tiered: true, Namespace: t.namespace[:],
 	}
+	if info, err := os.Stat(t.server.modelPath); err == nil && t.onHost {
+		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
+	}
+}
+
+// prefillMost is a rate that a prefill on the CPU does not reach: two operations per token and weight.
+func prefillMost(modelBytes int64, cores int) float64 {
+	return float64(cores) * tierCoreFlops / (2 * float64(max(modelBytes, 1)) / tierWeightBytes)
 }
 
 // unsupported is the report of a runner whose model can't be tiered.
@@ -82,10 +97,15 @@ func (s *tierStats) restorePays(tokens int, bytes uint64, tierSeconds float64) b
 func (s *tierStats) lookupTimeout(tokens int) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.prefillRate == 0 {
+	rate := s.prefillRate
+	if rate == 0 {
+		// The first request after a load: other cores may be as busy as ever, and much is at stake if the prompt is long.
+		rate = s.prefillMost
+	}
+	if rate == 0 {
 		return kvtier.LookupTimeout
 	}
-	share := seconds(tierLookupShare * float64(tokens) / s.prefillRate)
+	share := seconds(tierLookupShare * float64(tokens) / rate)
 	return min(max(share, kvtier.LookupTimeout), tierLookupMost)
 }
 

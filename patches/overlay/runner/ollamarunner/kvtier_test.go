@@ -462,6 +462,13 @@ func TestTierLookupMayTakeLongerWhenRecomputingTakesVeryLong(t *testing.T) {
 	if got := s.lookupTimeout(30000); got != kvtier.LookupTimeout {
 		t.Errorf("nothing measured: %v", got)
 	}
+	s.prefillMost = prefillMost(1<<30, 2)
+	if got := s.lookupTimeout(30000); got != tierLookupMost {
+		t.Errorf("30,000 tokens of a model of 1 GiB on 2 cores: %v", got)
+	}
+	if got := s.lookupTimeout(100); got != kvtier.LookupTimeout {
+		t.Errorf("100 tokens of it: %v", got)
+	}
 	s.prefillRate = 100
 	for tokens, want := range map[int]time.Duration{100: kvtier.LookupTimeout, 1000: 500 * time.Millisecond, 30000: tierLookupMost} {
 		if got := s.lookupTimeout(tokens); got != want {

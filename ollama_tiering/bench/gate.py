@@ -1,0 +1,119 @@
+"""Whether the gate chooses well: forced to restore, forced to recompute, and left to itself.
+
+Prompts around the length where both take the same time are asked again and again, each time after
+another prompt has taken the slot, so that nothing of them is left in memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ollama_tiering.bench.table import Table
+
+RESTORE, RECOMPUTE, AUTO = "restore", "recompute", "auto"
+BOUND = 1.10
+_WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
+
+
+class Answer(Protocol):
+    @property
+    def seconds_to_first_token(self) -> float: ...
+    @property
+    def restored_tokens(self) -> int: ...
+
+
+class Engine(Protocol):
+    def ask(self, prompt: str, new_tokens: int) -> Answer: ...
+
+    def with_gate(self, gate: str) -> None:
+        """Restarts with that setting; what is stored stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Medians of seconds to the first token. `restored` is how often the gate chose to."""
+
+    tier: str
+    tokens: int
+    restore_seconds: float
+    recompute_seconds: float
+    auto_seconds: float
+    restored: int
+    repeat: int
+
+    @property
+    def ratio(self) -> float:
+        """To the better side."""
+        return self.auto_seconds / min(self.restore_seconds, self.recompute_seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {"ratio_to_better": self.ratio, "met": self.ratio <= BOUND}
+
+
+def measure(
+    engine: Engine,
+    make_prompt: Callable[[int, int], str],
+    lengths: Sequence[int],
+    say: Callable[[str], None],
+    *,
+    tier: str,
+    repeat: int,
+) -> list[Choice]:
+    """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
+    seconds: dict[tuple[str, int], list[float]] = {}
+    restored: dict[int, int] = {}
+    for gate in (RESTORE, RECOMPUTE, AUTO):
+        engine.with_gate(gate)
+        for seed, tokens in enumerate(_WARM_TOKENS):
+            engine.ask(make_prompt(tokens, 1000 * len(seconds) + seed), 1)
+        for tokens in lengths:
+            say(f"{tier}, {tokens} tokens, {gate}")
+            prompt, other = make_prompt(tokens, tokens), make_prompt(96, tokens + 1)
+            engine.ask(prompt, 1)
+            restored[tokens] = 0
+            for _ in range(repeat):
+                engine.ask(other, 1)
+                answer = engine.ask(prompt, 1)
+                seconds.setdefault((gate, tokens), []).append(answer.seconds_to_first_token)
+                restored[tokens] += answer.restored_tokens > 0
+    middle = {case: statistics.median(values) for case, values in seconds.items()}
+    return [
+        Choice(
+            tier=tier,
+            tokens=tokens,
+            restore_seconds=middle[RESTORE, tokens],
+            recompute_seconds=middle[RECOMPUTE, tokens],
+            auto_seconds=middle[AUTO, tokens],
+            restored=restored[tokens],
+            repeat=repeat,
+        )
+        for tokens in lengths
+    ]
+
+
+def table(shape: str, choices: Sequence[Choice]) -> Table:
+    headings = ["from", "prompt", "restore", "recompute", "gate", "it restored", "÷ better", ""]
+    rows = [
+        [
+            choice.tier,
+            f"{choice.tokens:,}",
+            f"{1e3 * choice.restore_seconds:.1f} ms",
+            f"{1e3 * choice.recompute_seconds:.1f} ms",
+            f"{1e3 * choice.auto_seconds:.1f} ms",
+            f"{choice.restored} of {choice.repeat}",
+            f"{choice.ratio:.2f}",
+            "met" if choice.ratio <= BOUND else "not met",
+        ]
+        for choice in choices
+    ]
+    notes = [
+        "Median seconds to the first token of the same prompt, which is in the tier and not in "
+        "memory: with the gate forced either way, and left to itself.",
+        f"The bound is {BOUND:g} of the better side. `local`: there is no RAM tier, blocks are "
+        "read from the disk past the page cache.",
+    ]
+    return Table(f"The gate's choice, {shape}", headings, rows, notes)

@@ -1,0 +1,47 @@
+"""One plot per table: every ratio as a bar, the bound as a line across its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ollama_tiering.bench.tiers.results import Ratio
+
+_ROW_INCHES = 0.32
+_MET, _MISSED, _PLAIN = "#4c8a5b", "#b5543c", "#6b7b8c"
+
+
+def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio]) -> None:
+    """Writes an SVG. Green is within its bound, red is not, grey has none."""
+    import matplotlib
+
+    matplotlib.use("svg")  # no display is asked for
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "tiering"  # the same numbers give the same file
+    figure, axes = pyplot.subplots(figsize=(9, 1.1 + _ROW_INCHES * len(ratios)))
+    rows = range(len(ratios))
+    values = [ratio.value for ratio in ratios]
+    colours = [_PLAIN if r.bound is None else _MET if r.met else _MISSED for r in ratios]
+    axes.barh(rows, values, color=colours, height=0.62)
+    for row, ratio in enumerate(ratios):
+        axes.annotate(
+            f"{ratio.value:.3g}",
+            (ratio.value, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+        )
+        if ratio.bound is not None:
+            axes.plot([ratio.bound] * 2, [row - 0.45, row + 0.45], color="black", linewidth=1.6)
+    axes.set_yticks(rows, [ratio.what for ratio in ratios])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max([*values, *(r.bound or 0 for r in ratios)]))
+    axes.set_xlabel(axis)
+    axes.set_title(title, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)

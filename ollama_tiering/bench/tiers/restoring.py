@@ -1,0 +1,150 @@
+"""Restoring: out of RAM against memcpy, from a cold disk against one sequential direct read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ollama_tiering.bench.table import rate
+from ollama_tiering.bench.tiers.hardware import (
+    drop,
+    memcpy_seconds,
+    sequential_read_seconds,
+    sequential_write_seconds,
+    touched,
+)
+from ollama_tiering.bench.tiers.results import Ratio, Section
+from ollama_tiering.bench.tiers.rig import ROWS, Blocks, Rig, mapped
+from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_buffer
+from ollama_tiering.store.pagecache import read_past
+from ollama_tiering.store.report import LeasedBlock
+from ollama_tiering.store.tier import TierKind
+
+REPEATS: Final = 5
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def measure(
+    disk: Path, block_bytes: list[int], total_bytes: int, say: Callable[[str], None]
+) -> Section:
+    threads = min(8, os.cpu_count() or 1)
+    ram, cold = [], []
+    for size in block_bytes:
+        name = f"blocks of {size >> 20} MiB"
+        say(f"restore, {name}")
+        blocks = Blocks.of(size, total_bytes)
+        rig = Rig(disk, total_bytes)
+        try:
+            rig.put(blocks, list(blocks.files()))
+            rig.store.run_pending()
+            ram += _from_ram(rig, blocks, name, threads)
+            cold.append(_from_disk(rig, blocks, name, threads))
+        finally:
+            rig.close()
+    notes = [
+        f"{total_bytes >> 20} MiB for every size of block, {threads} threads, medians of "
+        f"{REPEATS} runs; what it is measured against ran in between.",
+        "Copy: out of the mapped files of the RAM tier into memory that is there. With check: "
+        "look-up, lease, mapping, and every checksum besides.",
+        "Cold disk: lease, direct reads and every checksum; no page of the files was in memory. "
+        "Against one file of as many bytes, read from end to end by one thread in requests of "
+        "8 MiB.",
+    ]
+    return Section("restore", "Restoring", "÷ memcpy or direct read", [*ram, *cold], notes)
+
+
+def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
+    copies, wholes, plain = [], [], []
+    target: NDArray[np.uint8] | None = None
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        leased = _lease(rig, blocks)
+        with ThreadPoolExecutor(threads) as pool:
+            maps = list(pool.map(_checked_map, leased))
+            checked = time.perf_counter()
+            total = sum(block.file_bytes for block in leased)
+            if target is None:  # its pages are there before anything is timed
+                target, source = touched(total), touched(total)
+                start += time.perf_counter() - checked
+                checked = time.perf_counter()
+            parts = _parts(target, leased)
+            list(pool.map(_copy, parts, maps))
+            done = time.perf_counter()
+        copies.append(done - checked)
+        wholes.append(done - start)
+        plain.append(memcpy_seconds(source, target))
+        for memory in maps:
+            memory.close()
+    bare = statistics.median(plain)
+    against = f"memcpy by one thread, {rate(total / bare)}"
+    found = []
+    for what, seconds, bound in (("copy", copies, 0.80), ("with check", wholes, None)):
+        taken = statistics.median(seconds)
+        found.append(
+            Ratio(f"RAM, {name}, {what}", rate(total / taken), against, bare / taken, bound)
+        )
+    return found
+
+
+def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
+    taken, plain = [], []
+    other = rig.local_dir / "sequential"
+    total = sum(path.stat().st_size for path in rig.block_files(rig.local_dir))
+    sequential_write_seconds(other, total)
+    for _ in range(REPEATS):
+        rig.reboot()
+        drop(rig.block_files(rig.local_dir))
+        start = time.perf_counter()
+        leased = _lease(rig, blocks)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(_checked_read, leased))
+        taken.append(time.perf_counter() - start)
+        plain.append(sequential_read_seconds(other, total))
+    other.unlink()
+    seconds, bare = statistics.median(taken), statistics.median(plain)
+    against = f"sequential direct read, {rate(total / bare)}"
+    return Ratio(f"cold disk, {name}", rate(total / seconds), against, bare / seconds, 0.90)
+
+
+def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
+    rig.store.match(blocks.ns.digest(), blocks.keys, blocks.tokens, ROWS)
+    leased = rig.store.lease(blocks.ns.digest(), blocks.keys)
+    rig.store.release(leased.lease_id)  # nothing else runs here that could evict
+    if len(leased.blocks) != len(blocks.keys):
+        raise RuntimeError(f"{len(leased.blocks)} of {len(blocks.keys)} blocks are stored")
+    return leased.blocks
+
+
+def _checked_map(block: LeasedBlock) -> mmap.mmap:
+    if block.tier is not TierKind.RAM:
+        raise RuntimeError(f"a block lies in the {block.tier.label} tier only")
+    return _checked(mapped(block))
+
+
+def _checked_read(block: LeasedBlock) -> None:
+    if block.tier is not TierKind.LOCAL:
+        raise RuntimeError(f"a block lies in the {block.tier.label} tier")
+    _checked(read_past(str(block.path), block.file_bytes, _FLAGS)).close()
+
+
+def _checked(memory: mmap.mmap) -> mmap.mmap:
+    verify_buffer(read_meta(buffer_reader(memory), len(memory)), memory)
+    return memory
+
+
+def _parts(target: NDArray[np.uint8], leased: list[LeasedBlock]) -> list[NDArray[np.uint8]]:
+    ends = np.cumsum([block.file_bytes for block in leased])
+    return [target[end - block.file_bytes : end] for end, block in zip(ends, leased, strict=True)]
+
+
+def _copy(part: NDArray[np.uint8], memory: mmap.mmap) -> None:
+    np.copyto(part, np.frombuffer(memory, np.uint8))

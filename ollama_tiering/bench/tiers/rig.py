@@ -1,0 +1,149 @@
+"""A store on this machine's RAM and disk, with blocks of one size."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ollama_tiering.errors import UsageError
+from ollama_tiering.store import samples
+from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.dirs import in_memory
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.key import BlockKey, Namespace, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.report import LeasedBlock
+from ollama_tiering.store.session import Claim, Outcome
+from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiered import TieredStore
+
+ROWS: Final = 64
+HEADS, HEAD_DIM = 8, 128
+LAYER_BYTES: Final = 2 * ROWS * HEADS * HEAD_DIM * 2  # K and V, f16
+_HEADROOM_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One sequence of random blocks: 256 KiB for each of `layers`."""
+
+    ns: Namespace
+    keys: list[BlockKey]
+    tokens: bytes
+    layers: int
+
+    @classmethod
+    def of(cls, block_bytes: int, total_bytes: int) -> Blocks:
+        layers = max(1, block_bytes // LAYER_BYTES)
+        count = max(2, total_bytes // (layers * LAYER_BYTES))
+        name = f"bench-{layers}"
+        ns = samples.namespace(
+            name, block_tokens=ROWS, layers=layers, kv_heads=HEADS, head_dim=HEAD_DIM
+        )
+        tokens = tokens_to_bytes(range(count * ROWS))
+        return cls(ns, prefix_chain(ns.digest(), tokens, ROWS), tokens, layers)
+
+    def files(self) -> Iterator[tuple[Claim, bytes]]:
+        shapes = [
+            SegmentShape(0, layer, kind, "f16", HEADS * HEAD_DIM * 2)
+            for layer in range(self.layers)
+            for kind in (pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V)
+        ]
+        rng = np.random.default_rng(0)
+        for index, key in enumerate(self.keys):
+            parent: bytes = self.keys[index - 1] if index else self.ns.digest()
+            plan = plan_block(
+                namespace=self.ns.digest(),
+                parent=parent,
+                tokens=self.tokens[4 * ROWS * index : 4 * ROWS * (index + 1)],
+                first_position=index * ROWS,
+                shapes=shapes,
+            )
+            data = encode_block(plan, [rng.bytes(LAYER_BYTES // 2) for _ in shapes])
+            yield Claim(key, parent, len(data)), data
+
+
+class Rig:
+    """RAM tier on tmpfs over a local tier below `disk`; both are removed at the end."""
+
+    def __init__(
+        self,
+        disk: Path,
+        total_bytes: int,
+        *,
+        background: bool = False,
+        remote: Tier | None = None,
+    ) -> None:
+        self._background = background
+        self._remote = remote
+        self._budget_bytes = total_bytes + total_bytes // 4 + _HEADROOM_BYTES
+        memory = Path("/dev/shm")
+        if not memory.is_dir() or not in_memory(memory):
+            raise UsageError("/dev/shm is no tmpfs: there is no RAM tier to measure")
+        room = shutil.disk_usage(memory).free
+        if room < self._budget_bytes:
+            raise UsageError(
+                f"/dev/shm has {room >> 20} MiB, {self._budget_bytes >> 20} MiB are needed",
+                hint="use a smaller --mb",
+            )
+        self.ram_dir = Path(tempfile.mkdtemp(dir=memory, prefix="tiering-bench-"))
+        self.local_dir = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
+        self.open()
+
+    def open(self) -> None:
+        tiers: list[tuple[Tier, int]] = [
+            (FsTier(TierKind.RAM, self.ram_dir), self._budget_bytes),
+            (FsTier(TierKind.LOCAL, self.local_dir), self._budget_bytes),
+        ]
+        if self._remote is not None:
+            tiers.append((self._remote, 2 * self._budget_bytes))
+        index_path = self.local_dir / "index.sqlite"
+        self.store = TieredStore(
+            tiers, index_path=index_path, background=self._background, measure=False
+        )
+
+    def reboot(self) -> None:
+        """RAM forgets; the disk stays."""
+        self.store.close()
+        shutil.rmtree(self.ram_dir)
+        self.ram_dir.mkdir(mode=0o700)
+        self.open()
+
+    def put(self, blocks: Blocks, files: Sequence[tuple[Claim, bytes]]) -> None:
+        """As a client on this host: reserve, write the file, commit."""
+        session = self.store.open_session(blocks.ns.digest(), blocks.ns.fields(), ROWS)
+        for claim, data in files:
+            (answer,) = session.reserve([claim])
+            if answer.outcome is not Outcome.RESERVED or answer.path is None:
+                raise UsageError(f"the store has no room: {answer.outcome.name.lower()}")
+            with answer.path.open("r+b", buffering=0) as file:
+                file.write(data)
+            (result,) = session.commit([answer.reservation_id])
+            if not result.stored:
+                raise UsageError(f"the store refused a block: {result.reason}")
+        self.store.close_session(session)
+
+    def block_files(self, directory: Path) -> list[Path]:
+        return sorted(directory.rglob("*.kvb"))
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.ram_dir, ignore_errors=True)
+        shutil.rmtree(self.local_dir, ignore_errors=True)
+
+
+def mapped(block: LeasedBlock) -> mmap.mmap:
+    """A block of the RAM tier as the clients map it."""
+    fd = os.open(str(block.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, block.file_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)

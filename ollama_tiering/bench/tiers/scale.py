@@ -1,0 +1,208 @@
+"""A sidecar over very many small block files: how soon it answers, how much memory it takes, and
+whether that stays so while clients put and get for as long as one cares to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import numpy as np
+import psutil
+
+from ollama_tiering.bench.tiers.looking_up import (
+    BLOCK_TOKENS,
+    CHAIN,
+    NAMESPACE,
+    NS,
+    chain_tokens,
+    has_request,
+    prompts,
+)
+from ollama_tiering.bench.tiers.results import Ratio, Section
+from ollama_tiering.client import BlockClient
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import samples
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tier import TierKind
+
+_START_SECONDS: Final = 5.0
+_MEMORY_BYTES: Final = 300e6
+_FLAT: Final = 1.05
+_SAMPLE_SECONDS: Final = 1.0
+_CLIENTS: Final = 4
+
+
+def measure(disk: Path, files: int, soak_minutes: float, say: Callable[[str], None]) -> Section:
+    root = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
+    try:
+        say(f"making {files:,} block files")
+        _make_files(root / "local", files)
+        say("starting without an index")
+        with _sidecar(root, files) as (first, _, _):
+            pass
+        say("starting with one")
+        with _sidecar(root, files) as (seconds, process, socket):
+            _look_up(socket, files)
+            memory = psutil.Process(process.pid).memory_info().rss
+            samples_bytes = _soak(process.pid, socket, files, soak_minutes, say)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    bound = f"{_START_SECONDS:g} s"
+    ratios = [
+        Ratio("start, no index", f"{first:.2f} s", bound, first / _START_SECONDS),
+        Ratio("start", f"{seconds:.2f} s", bound, seconds / _START_SECONDS, 1.0, at_most=True),
+        Ratio(
+            "memory after look-ups",
+            f"{memory / 1e6:.0f} MB",
+            "300 MB",
+            memory / _MEMORY_BYTES,
+            1.0,
+            at_most=True,
+        ),
+    ]
+    notes = [f"{files:,} block files of one small layer; the sidecar is a process of its own."]
+    if samples_bytes:
+        ratios += _flat(samples_bytes)
+        notes.append(
+            f"Soak: {soak_minutes:g} minutes of {_CLIENTS} clients that put new conversations and "
+            "get old ones as fast as they can; resident memory once a second. The first quarter "
+            "is left out."
+        )
+    else:
+        notes.append("No soak: --soak MINUTES.")
+    return Section("scale", "Very many blocks", "÷ bound", ratios, notes)
+
+
+def _flat(samples_bytes: list[int]) -> list[Ratio]:
+    quarter = len(samples_bytes) // 4
+    early = statistics.median(samples_bytes[quarter : 2 * quarter])
+    late = statistics.median(samples_bytes[3 * quarter :])
+    most = max(samples_bytes)
+    return [
+        Ratio(
+            "soak, memory, last quarter",
+            f"{late / 1e6:.0f} MB",
+            f"second quarter, {early / 1e6:.0f} MB",
+            late / early,
+            _FLAT,
+            at_most=True,
+        ),
+        Ratio(
+            "soak, most memory",
+            f"{most / 1e6:.0f} MB",
+            "300 MB",
+            most / _MEMORY_BYTES,
+            1.0,
+            at_most=True,
+        ),
+    ]
+
+
+def _make_files(directory: Path, blocks: int) -> None:
+    """As a sidecar would have left them, without the time that takes."""
+    tier = FsTier(TierKind.LOCAL, directory)
+    try:
+        for number in range(-(-blocks // CHAIN)):
+            for block in samples.sequence(NS, chain_tokens(number))[: blocks - number * CHAIN]:
+                path = tier.path(NAMESPACE, block.key)
+                if path is None:
+                    raise RuntimeError("the local tier has no directory")
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_bytes(block.data)
+    finally:
+        tier.close()
+
+
+@contextlib.contextmanager
+def _sidecar(root: Path, files: int) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
+    """(seconds until it is ready, the process, its socket); all files are known by then."""
+    with tempfile.TemporaryDirectory() as run:
+        socket = f"{run}/s"
+        command = [sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", socket]
+        command += ["--ram-gb", "0", "--local", str(root / "local"), "--local-gb", "1024"]
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            seconds = time.perf_counter() - begin
+            if "ready" not in line:
+                raise RuntimeError(f"the sidecar did not start: {line.strip()}")
+            with grpc.insecure_channel(f"unix:{socket}") as channel:
+                stub = rpc.BlockStoreStub(channel)
+                while stub.Stat(pb.StatRequest(), timeout=30).tiers[0].blocks < files:
+                    time.sleep(0.1)
+            yield seconds, process, socket
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+
+
+def _look_up(socket: str, files: int) -> None:
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        stub = rpc.BlockStoreStub(channel)
+        for keys, tokens in prompts(files, 500):
+            stub.Has(has_request(keys, tokens), timeout=30)
+
+
+def _soak(
+    pid: int, socket: str, files: int, minutes: float, say: Callable[[str], None]
+) -> list[int]:
+    if minutes <= 0:
+        return []
+    say(f"soak of {minutes:g} minutes")
+    over = threading.Event()
+    failures: list[str] = []
+    clients = [
+        threading.Thread(target=_client, args=(socket, files, number, over, failures))
+        for number in range(_CLIENTS)
+    ]
+    for client in clients:
+        client.start()
+    process = psutil.Process(pid)
+    found = []
+    try:
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end and not failures:
+            time.sleep(_SAMPLE_SECONDS)
+            found.append(process.memory_info().rss)
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+    if failures:
+        raise RuntimeError(failures[0])
+    return found
+
+
+def _client(
+    socket: str, files: int, number: int, over: threading.Event, failures: list[str]
+) -> None:
+    """Puts a conversation nobody has, gets one that was there before; in turns."""
+    rows = np.zeros((BLOCK_TOKENS, 8), np.float16)
+    segments = {(0, "k"): rows, (0, "v"): rows}
+    turn = 0
+    with BlockClient(socket, lookup_seconds=30.0) as client:
+        while not over.is_set():
+            turn += 1
+            tokens = chain_tokens((1 << 32) + (number << 24) + turn)[: BLOCK_TOKENS * 8]
+            client.put(NS, tokens, lambda _index: segments)
+            old = chain_tokens((turn * 7919 + number) % max(1, files // CHAIN))
+            with client.get(NS, client.match(NS, old)) as blocks:
+                if not blocks:
+                    failures.append("blocks that were stored are gone")
+                    return
+        if client.failures:
+            failures.append(f"calls failed: {client.failures}")

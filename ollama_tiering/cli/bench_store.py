@@ -1,0 +1,166 @@
+"""`tiering bench store`: the store by itself, against what this machine gives without it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ollama_tiering.errors import UsageError
+
+if TYPE_CHECKING:
+    from ollama_tiering.bench.tiers.results import Section
+
+_PARTS = ("restore", "put", "lookup", "scale", "encoding", "weather")
+
+
+@click.command()
+@click.option(
+    "--only", default=",".join(_PARTS), show_default=True, help="Parts of it, with commas between."
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="On the disk to be measured.  [default: where the local tier is]",
+)
+@click.option("--mb", type=click.IntRange(64), default=256, show_default=True, help="For each run.")
+@click.option("--block-mb", default="1,4,8,32", show_default=True, help="Sizes of blocks.")
+@click.option("--records", type=click.IntRange(64), default=1_000_000, show_default=True)
+@click.option("--files", type=click.IntRange(64), default=100_000, show_default=True)
+@click.option("--soak", type=click.FloatRange(0), default=0.0, help="Minutes.  [default: none]")
+@click.option(
+    "--trained",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="A model to take K/V from, of scripts/train_tiny.py.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here, plots beside it."
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def store(
+    only: str,
+    directory: Path | None,
+    mb: int,
+    block_mb: str,
+    records: int,
+    files: int,
+    soak: float,
+    trained: Path | None,
+    as_json: bool,
+    out: Path | None,
+    quiet: bool,
+) -> None:
+    """The store by itself: restoring, storing, looking up, encodings, bad weather.
+
+    Each number stands beside what this machine gives without the store, measured in between.
+    Whatever is written lies in directories of its own and is removed again.
+    """
+    parts = _chosen(only)
+    sizes = [mib << 20 for mib in _sizes(block_mb)]
+    disk = directory or _disk_of_the_local_tier()
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(f"* {text}", err=True)
+
+    sections = [
+        _measure(part, disk, sizes, mb << 20, records, files, soak, trained, say) for part in parts
+    ]
+    _publish(sections, as_json=as_json, out=out)
+
+
+def _measure(
+    part: str,
+    disk: Path,
+    block_bytes: list[int],
+    total_bytes: int,
+    records: int,
+    files: int,
+    soak_minutes: float,
+    trained: Path | None,
+    say: Callable[[str], None],
+) -> Section:
+    if part == "restore":
+        from ollama_tiering.bench.tiers import restoring
+
+        return restoring.measure(disk, block_bytes, total_bytes, say)
+    if part == "put":
+        from ollama_tiering.bench.tiers import storing
+
+        return storing.measure(disk, block_bytes, total_bytes, say)
+    if part == "lookup":
+        from ollama_tiering.bench.tiers import looking_up
+
+        return looking_up.measure(records, say)
+    if part == "scale":
+        from ollama_tiering.bench.tiers import scale
+
+        return scale.measure(disk, files, soak_minutes, say)
+    if part == "encoding":
+        from ollama_tiering.bench.tiers import encodings
+
+        return encodings.measure(trained, say)
+    from ollama_tiering.bench.tiers import weather
+
+    return weather.measure(disk, say)
+
+
+def _publish(sections: list[Section], *, as_json: bool, out: Path | None) -> None:
+    from ollama_tiering.bench.machine import this_machine
+    from ollama_tiering.bench.table import page
+
+    machine = this_machine()
+    command = shlex.join(["tiering", *sys.argv[1:]])
+    plots = [
+        out.with_name(f"{out.stem}-{section.name}.svg") if out else None for section in sections
+    ]
+    tables = [
+        (section.table(), plot.name if plot else None)
+        for section, plot in zip(sections, plots, strict=True)
+    ]
+    text = page("The store, measured", machine, command, tables)
+    if out:
+        from ollama_tiering.bench.plot import bars
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+        for section, plot in zip(sections, plots, strict=True):
+            if plot:
+                bars(plot, section.title, section.axis, section.ratios)
+    if as_json:
+        document = {"machine": machine.as_json(), "command": command}
+        results = [section.as_json() for section in sections]
+        click.echo(json.dumps(document | {"results": results}, indent=1))
+    else:
+        click.echo(text, nl=False)
+
+
+def _chosen(only: str) -> list[str]:
+    parts = [part.strip() for part in only.split(",")]
+    unknown = [part for part in parts if part not in _PARTS]
+    if unknown or not parts:
+        raise UsageError(f"--only {only}: no part {unknown}", hint=f"parts are {', '.join(_PARTS)}")
+    return [part for part in _PARTS if part in parts]
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 512 for part in parts):
+        raise UsageError(f"--block-mb {text}: not sizes of 1 to 512", hint="write 1,4,8,32")
+    return sorted({int(part) for part in parts})
+
+
+def _disk_of_the_local_tier() -> Path:
+    from ollama_tiering.config import default_local_dir
+
+    directory = default_local_dir()
+    while not directory.is_dir():
+        directory = directory.parent
+    return directory

@@ -1,0 +1,134 @@
+"""The measurements of the store: small runs of the real thing, and what counts as met."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ollama_tiering.bench.plot import bars
+from ollama_tiering.bench.tiers import scale
+from ollama_tiering.bench.tiers.results import Ratio, Section
+from ollama_tiering.bench.tiers.rig import Blocks, Rig
+from ollama_tiering.cli import main
+from ollama_tiering.cli.bench import bench
+from ollama_tiering.store.tier import TierKind
+
+needs_tmpfs = pytest.mark.skipif(
+    not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free < 256 << 20,
+    reason="no room in /dev/shm",
+)
+
+
+def test_a_bound_is_the_least_or_the_most() -> None:
+    assert Ratio("a", "", "", 0.9, 0.9).met
+    assert not Ratio("a", "", "", 0.89, 0.9).met
+    assert Ratio("a", "", "", 2.0, 2.0, at_most=True).met
+    assert not Ratio("a", "", "", 2.1, 2.0, at_most=True).met
+    assert Ratio("a", "", "", 0.0).met
+    assert Ratio("a", "", "", 0.89, 0.9).row()[-2:] == ["≥ 0.9", "not met"]
+    assert Ratio("a", "", "", 0.89).row()[-2:] == ["", ""]
+
+
+def test_a_plot_says_every_row_and_value(tmp_path: Path) -> None:
+    ratios = [Ratio("one thing", "", "", 0.5, 0.8), Ratio("another", "", "", 1.25)]
+    bars(tmp_path / "a.svg", "Title", "÷ memcpy", ratios)
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    xml.etree.ElementTree.fromstring(text)
+    for part in ("one thing", "another", "0.5", "1.25", "Title"):
+        assert f"<!-- {part} -->" in text
+    bars(tmp_path / "b.svg", "Title", "÷ memcpy", ratios)
+    assert (tmp_path / "b.svg").read_text(encoding="utf-8") == text
+
+
+@needs_tmpfs
+def test_what_is_read_from_a_cold_disk_is_not_in_ram(tmp_path: Path) -> None:
+    blocks = Blocks.of(1 << 20, 4 << 20)
+    rig = Rig(tmp_path, 4 << 20)
+    try:
+        rig.put(blocks, list(blocks.files()))
+        rig.store.run_pending()
+        found = rig.store.match(blocks.ns.digest(), blocks.keys, blocks.tokens, 64)
+        assert [block.tier for block in found] == [TierKind.RAM] * 4
+        rig.reboot()
+        found = rig.store.match(blocks.ns.digest(), blocks.keys, blocks.tokens, 64)
+        assert [block.tier for block in found] == [TierKind.LOCAL] * 4
+    finally:
+        rig.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_tmpfs
+def test_the_report_has_a_table_and_a_plot_for_every_part(tmp_path: Path) -> None:
+    out = tmp_path / "store.md"
+    command = ["store", "--dir", str(tmp_path), "--mb", "64", "--block-mb", "4", "--out", str(out)]
+    command += ["--only", "restore,put,lookup,weather", "--records", "640", "-q"]
+    done = CliRunner().invoke(bench, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    text = out.read_text(encoding="utf-8")
+    assert text == done.output
+    names = ("restore", "put", "lookup", "weather")
+    for name in names:
+        assert f"](store-{name}.svg)" in text
+        assert (tmp_path / f"store-{name}.svg").stat().st_size > 1000
+    for what in (
+        "RAM, blocks of 4 MiB, copy",
+        "cold disk, blocks of 4 MiB",
+        "put, blocks of 4 MiB",
+    ):
+        assert f"| {what} |" in text
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        "store.md",
+        *(f"store-{name}.svg" for name in names),
+    }
+
+
+def test_very_many_blocks_and_a_soak(tmp_path: Path) -> None:
+    said: list[str] = []
+    section = scale.measure(tmp_path, 128, 0.1, said.append)
+    values = {ratio.what: ratio.value for ratio in section.ratios}
+    assert set(values) == {
+        "start, no index",
+        "start",
+        "memory after look-ups",
+        "soak, memory, last quarter",
+        "soak, most memory",
+    }
+    assert all(value > 0 for value in values.values())
+    assert "soak of 0.1 minutes" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_soak_that_loses_blocks_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "_make_files", lambda directory, blocks: directory.mkdir(mode=0o700))
+    monkeypatch.setattr(scale, "_look_up", lambda socket, files: None)
+    with pytest.raises(RuntimeError, match="gone"):
+        scale.measure(tmp_path, 0, 0.1, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--only", "nonsense"], ["--block-mb", "0"], ["--block-mb", "x"], ["--dir", "/none"]]
+)
+def test_bad_options_are_one_line_and_exit_code_2(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "store", *wrong])
+    assert caught.value.code == 2
+    assert wrong[1] in capsys.readouterr().err
+
+
+def test_json_has_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ollama_tiering.bench.tiers import weather
+
+    section = Section("weather", "Weather", "÷ healthy", [Ratio("a", "b", "c", 3.0, 2.0, True)])
+    monkeypatch.setattr(weather, "measure", lambda disk, say: section)
+    done = CliRunner().invoke(bench, ["store", "--only", "weather", "--json", "-q"])
+    (result,) = json.loads(done.output)["results"]
+    assert result["section"] == "weather"
+    assert result["ratios"][0]["value"] == 3.0
+    assert result["ratios"][0]["met"] is False
