@@ -97,7 +97,7 @@ def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
 
 def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
     taken, plain = [], []
-    other = rig.local_dir / "sequential"
+    other = rig.other_file
     total = sum(path.stat().st_size for path in rig.block_files(rig.local_dir))
     sequential_write_seconds(other, total)
     for _ in range(REPEATS):
@@ -109,7 +109,6 @@ def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
             list(pool.map(_checked_read, leased))
         taken.append(time.perf_counter() - start)
         plain.append(sequential_read_seconds(other, total))
-    other.unlink()
     seconds, bare = statistics.median(taken), statistics.median(plain)
     against = f"sequential direct read, {rate(total / bare)}"
     return Ratio(f"cold disk, {name}", rate(total / seconds), against, bare / seconds, 0.90)

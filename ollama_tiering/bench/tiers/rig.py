@@ -96,6 +96,8 @@ class Rig:
             )
         self.ram_dir = Path(tempfile.mkdtemp(dir=memory, prefix="tiering-bench-"))
         self.local_dir = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
+        # Beside the tier, not in it: all that lies in there counts against its budget.
+        self.other_file = self.local_dir.with_name(self.local_dir.name + "-sequential")
         self.open()
 
     def open(self) -> None:
@@ -138,6 +140,7 @@ class Rig:
         self.store.close()
         shutil.rmtree(self.ram_dir, ignore_errors=True)
         shutil.rmtree(self.local_dir, ignore_errors=True)
+        self.other_file.unlink(missing_ok=True)
 
 
 def mapped(block: LeasedBlock) -> mmap.mmap:

@@ -64,7 +64,7 @@ def _once(
                 raise RuntimeError(f"{len(level.lru)} of {len(files)} blocks were written down")
             time.sleep(_POLL_SECONDS)
         whole = time.perf_counter() - start
-        other = rig.local_dir / "sequential"
+        other = rig.other_file
         return client, whole, sequential_write_seconds(other, total)
     finally:
         rig.close()
