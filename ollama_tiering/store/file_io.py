@@ -6,18 +6,15 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from typing_extensions import Buffer
 
     WriteTo = Callable[[int, Buffer], None]
 
-PARTS_BEHIND: Final = 2
 
 _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -71,26 +68,6 @@ def writer(fd: int, *, past_cache: bool) -> WriteTo:
             write_all(fd, offset, data)
 
     return write
-
-
-@contextlib.contextmanager
-def write_behind(write: WriteTo) -> Iterator[WriteTo]:
-    """Writes in threads, so that the disk works while the next part is read and checked.
-
-    A call may return before its part is written: that memory must stay as it is until PARTS_BEHIND
-    more calls or the end. An OSError comes out of a later call or at the end.
-    """
-    pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(PARTS_BEHIND, "write-behind") as threads:
-
-        def put(offset: int, data: Buffer) -> None:
-            if len(pending) == PARTS_BEHIND:
-                pending.popleft().result()
-            pending.append(threads.submit(write, offset, data))
-
-        yield put
-        for part in pending:
-            part.result()
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
-from ollama_tiering.store.file_io import fd_reader, fill, write_behind, writer
+from ollama_tiering.store.file_io import fd_reader, fill, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
 from ollama_tiering.store.pagecache import forget, resident
@@ -79,6 +79,7 @@ class FsTempBlock:
         self.file_bytes = file_bytes
         self.name = name
         self.grown_bytes = grown_bytes
+        self.stored_bytes = 0  # once its content is durable
         self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
 
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -90,9 +91,7 @@ class FsTempBlock:
         # What goes to a disk here is read from RAM as long as it is there.
         past_cache = pages and not self._tier.in_memory
         with self._tier.opened(self.namespace, self.key, self.name, _WRITE) as (fd, _):
-            write = writer(fd, past_cache=past_cache)
-            with write_behind(write) if past_cache else contextlib.nullcontext(write) as put:
-                yield put
+            yield writer(fd, past_cache=past_cache)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[FsOpenBlock]:
@@ -112,6 +111,7 @@ class FsTier:
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
+        self._unsynced: dict[tuple[str, ...], None] = {}  # directories with names not yet durable
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive
@@ -175,18 +175,32 @@ class FsTier:
                 grown += self._other.note(place, physical_bytes(os.fstat(below)))
         return grown
 
-    def publish(self, temp: TempBlock) -> int:
+    def seal(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)
-        with open_below(self.directory, shard(temp.namespace, temp.key)) as below:
-            with _regular(temp.name, _READ, below) as (fd, _):
-                os.fchmod(fd, 0o400)
-                if not self.in_memory:
-                    os.fsync(fd)
-                stored_bytes = physical_bytes(os.fstat(fd))
-            os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
+        with self.opened(temp.namespace, temp.key, temp.name, _READ) as (fd, _):
+            os.fchmod(fd, 0o400)
             if not self.in_memory:
+                os.fsync(fd)
+            temp.stored_bytes = physical_bytes(os.fstat(fd))
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
+        assert isinstance(temp, FsTempBlock)
+        if not temp.stored_bytes:
+            self.seal(temp)
+        place = shard(temp.namespace, temp.key)
+        with open_below(self.directory, place) as below:
+            os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
+            if not self.in_memory and durable:
                 os.fsync(below)
-        return stored_bytes
+        if not self.in_memory and not durable:
+            self._unsynced[place] = None
+        return temp.stored_bytes
+
+    def sync_names(self) -> None:
+        for place in list(self._unsynced):
+            with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
+                os.fsync(below)
+            self._unsynced.pop(place, None)
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)

@@ -83,7 +83,13 @@ class MemoryTier:
         self.writing[id(temp)] = temp
         return temp
 
-    def publish(self, temp: TempBlock) -> int:
+    def seal(self, temp: TempBlock) -> None:
+        pass
+
+    def sync_names(self) -> None:
+        pass
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, MemoryTempBlock)
         del self.writing[id(temp)]
         self.blocks[temp.namespace, temp.key] = bytes(temp.data)

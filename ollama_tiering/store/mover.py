@@ -7,19 +7,22 @@ deletes anything; a damaged source is quarantined.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
-from ollama_tiering.store import room, transcode
-from ollama_tiering.store.blockfile import read_meta
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store import room
+from ollama_tiering.store.copying import Copier, Failure, Filled
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import OpenBlock, TempBlock, TierKind
+from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
@@ -27,6 +30,17 @@ log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
 _GIVE_BACK_SECONDS: Final = 10.0
+_WRITES_AT_ONCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A block to be written down: one that waits, or one before it that must be there first."""
+
+    key: BlockKey  # the one that waits
+    record: BlockRecord
+    source: Level
+    target: Level
 
 
 class Mover:
@@ -37,7 +51,9 @@ class Mover:
         self._high = high_watermark
         self._low = low_watermark
         self._trimming: set[int] = set()  # levels on their way from high to low
-        self._refusals = 0  # copies for which a tier had no room
+        self._copier = Copier(state)
+        self.copy = self._copier.copy
+        self._threads = ThreadPoolExecutor(_WRITES_AT_ONCE, "write-down")
         self._gave_back = state.clock()
         self._expiry = Expiry(state.policy.ttl_seconds, state.clock, state.wall_clock)
 
@@ -51,7 +67,7 @@ class Mover:
             or self.give_way()
             or self.trim()
             or self.promote_one()
-            or self.write_down_one()
+            or self.write_down()
         )
 
     def give_way(self) -> bool:
@@ -136,63 +152,120 @@ class Mover:
         while state.clock() < deadline:
             with state.lock:
                 state.unsaved.hurry()
-            if not self.write_down_one():
+            if not self.write_down():
                 return
 
-    def write_down_one(self) -> bool:
-        """Copies the block that waits longest one tier down; it stays above until trimmed."""
+    def write_down(self) -> bool:
+        """Copies the blocks that wait longest one tier down, a few at once; they stay above until
+        trimmed.
+        """
         state = self._state
         with state.lock:
-            key = state.unsaved.first(state.clock())
-            if key is None:
-                return not len(state.unsaved) and state.admission.refill()
+            jobs, settled = self._jobs()
+            # The block before each too: making room must not evict what makes it worth having.
+            held = [key for job in jobs for key in (job.record.key, BlockKey(job.record.parent))]
+            for key in held:
+                state.pin(key)
+        try:
+            done, full = self._write(jobs) if jobs else (0, False)
+        finally:
+            with state.lock:
+                for key in held:
+                    state.unpin(key)
+        with state.lock:
+            for job in jobs[:done]:
+                state.unsaved.discard(job.record.key)
+            for job in jobs[done : done + 1]:  # those after it were not tried
+                if full:
+                    state.admission.no_room(job.key, job.record.key)  # RAM may evict them now
+                    return True
+                state.unsaved.defer(job.record.key)
+                state.unsaved.defer(job.key)
+                # Damaged or gone: that much is settled.
+                settled = settled or job.source.index not in job.record.levels
+        return settled or done > 0
+
+    def _jobs(self) -> tuple[list[Job], bool]:
+        """What to write down now, parents first; whether the queue became shorter. Lock held."""
+        state = self._state
+        jobs: dict[BlockKey, Job] = {}
+        settled = False
+        if not len(state.unsaved):
+            return [], state.admission.refill()
+        for key in state.unsaved.ready(state.clock(), _WRITES_AT_ONCE):
             record = state.tree.get(key)
             if record is None:
                 state.unsaved.discard(key)
-                return True
+                settled = True
+                continue
             source = state.levels[min(record.levels)]
             target = state.below(source)
             if target is not None and target.shared is not None and source.index == 0:
-                return False  # the shared tier's own mover does it
-            if target is None or target.index in record.levels or source.index > 0:
+                break  # the shared tier's own mover does it
+            if (
+                target is None
+                or target.index in record.levels
+                or source.index > 0
+                # It can live in the tier above only.
+                or record.file_bytes + target.tier.growth_bytes > target.lru.budget_bytes
+            ):
                 state.unsaved.discard(key)
-                return True
+                settled = True
+                continue
             if not state.waits_for(target) or state.suspended(source):
-                return False
-            if record.file_bytes + target.tier.growth_bytes > target.lru.budget_bytes:
-                state.unsaved.discard(key)  # it can live in the tier above only
-                return True
-            record = self._first_missing(record, source, target)
-            # The block before it too: making room must not evict what makes this one worth having.
-            held = (record.key, BlockKey(record.parent))
-            for one in held:
-                state.pin(one)
-            refusals = self._refusals
-        try:
-            done = self.copy(record, source, target)
-        finally:
-            with state.lock:
-                for one in held:
-                    state.unpin(one)
-        with state.lock:
-            if done:
-                state.unsaved.discard(record.key)
-            elif self._refusals > refusals:
-                state.admission.no_room(key, record.key)
-                return True  # RAM may evict them now
-            else:
-                state.unsaved.defer(record.key)
-                state.unsaved.defer(key)
-                done = source.index not in record.levels  # damaged or gone: that much is settled
-        return done
+                break
+            for one in self._missing(record, source, target):
+                if len(jobs) < _WRITES_AT_ONCE:
+                    jobs.setdefault(one.key, Job(key, one, source, target))
+        return list(jobs.values()), settled
 
-    def _first_missing(self, record: BlockRecord, source: Level, target: Level) -> BlockRecord:
-        """The block itself, or one before it that the tier below lacks: a chain has no holes."""
+    def _missing(self, record: BlockRecord, source: Level, target: Level) -> list[BlockRecord]:
+        """The block itself after those before it that the tier below lacks: a chain has no
+        holes.
+        """
+        missing = [record]
         for before in self._state.tree.ancestors(record.parent):
             if source.index not in before.levels or max(before.levels) >= target.index:
                 break
-            record = before
-        return record
+            missing.append(before)
+        return missing[::-1]
+
+    def _write(self, jobs: Sequence[Job]) -> tuple[int, bool]:
+        """(how many, from the first on, are down; whether the next found no room)."""
+        claims: list[Reservation[BlockKey]] = []
+        full = False
+        for job in jobs:
+            claim = self._copier.reserve(job.record, job.target)
+            if isinstance(claim, Failure):
+                full = claim is Failure.NO_ROOM and not claims  # else another may have taken it
+                break
+            claims.append(claim)
+        begin = time.perf_counter()
+        filled = self._fill(jobs, claims)
+        good = list(itertools.takewhile(lambda one: one is not None, filled))
+        batch = [one for one in good if one is not None]
+        self._copier.discard([one for one in filled[len(good) :] if one is not None])
+        done = self._copier.publish(batch)
+        seconds = time.perf_counter() - begin
+        if done:
+            jobs[0].target.speed.add_write(sum(one.file_bytes for one in batch[:done]), seconds)
+        return done, full
+
+    def _fill(
+        self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]
+    ) -> list[Filled | None]:
+        """Several files at once: while one waits for the disk to sync another is read."""
+
+        def fill(job: Job, claim: Reservation[BlockKey]) -> Filled | None:
+            filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
+            return None if isinstance(filled, Failure) else filled
+
+        if len(claims) < 2:
+            return [fill(job, claim) for job, claim in zip(jobs, claims, strict=False)]
+        return list(self._threads.map(fill, jobs[: len(claims)], claims))
+
+    def close(self) -> None:
+        self._threads.shutdown()
 
     def promote_one(self) -> bool:
         """Copies a block that was asked for into RAM if that has room without evicting anything."""
@@ -216,7 +289,7 @@ class Mover:
             state.pin(key)
             state.staging[key] = threading.Event()
         try:
-            if self.copy(record, source, top):
+            if self._copier.copy(record, source, top):
                 with state.lock:
                     top.stats.promoted_blocks += 1
         finally:
@@ -225,146 +298,6 @@ class Mover:
                 done = state.staging.pop(key)
             done.set()
         return True
-
-    def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
-        """Copies one block into another tier, in that tier's encoding. False: it is not there, and
-        the books say why. Thread-safe, unlike the rest: the caller has pinned the record and sees
-        to it that nobody else copies it there.
-        """
-        codec, spent = self._state.codec, Seconds()
-        decodes = source.index in record.encoded and codec.keeps_raw(target, record.namespace)
-        read_bytes = record.bytes_at(source.index)
-        if decodes:
-            codec.decoding.begin()
-        if source.shared is not None:
-            source.speed.busy.begin()
-        copied = False
-        try:
-            copied = self._copy(record, source, target, spent)
-        finally:
-            after = spent.writing + spent.coding
-            if decodes:
-                codec.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
-            if source.shared is not None:  # what decoding takes is expected besides
-                counted, rest = (spent.reading, after) if decodes else (spent.reading + after, 0.0)
-                source.speed.busy.end(read_bytes if copied else 0, counted, rest)
-        return copied
-
-    def _copy(self, record: BlockRecord, source: Level, target: Level, spent: Seconds) -> bool:
-        state = self._state
-        if not target.surveyed or not state.admission.charge(target, record.file_bytes):
-            return False
-        claim = room.reserve_room(state, target, record.file_bytes)  # encoded, it takes less
-        if claim is None:
-            state.admission.refund(target, record.file_bytes)
-            self._refusals += state.waits_for(target)
-            return False
-        temp: TempBlock | None = None
-        at = source
-        watched: WatchedBlock | None = None
-        try:
-            with source.tier.open(record.namespace, record.key) as opened:
-                block = watched = WatchedBlock(opened)
-                # A shared source is timed by `copy`, several blocks at once.
-                counts = source.shared is None and source.speed.counts(opened)
-                meta = read_meta(block.read_at, block.file_bytes)
-                if meta.raw_file_bytes != record.file_bytes:
-                    self._abandon(target, temp, claim.release)
-                    with state.lock:
-                        state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
-                    return False
-                transfer = transcode.plan(meta, block, state.codec, target, spent)
-                at = target
-                temp = room.create_temp(
-                    state, target, record.namespace, record.key, transfer.file_bytes, claim
-                )
-                transfer.write_to(temp, spent)
-            start = time.perf_counter()
-            stored_bytes = target.tier.publish(temp)
-            spent.writing += time.perf_counter() - start
-        except UnsupportedFormat as error:
-            self._abandon(target, temp, claim.release)
-            log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
-            room.set_aside(state, source, record.key)
-            return False
-        except CorruptBlock as error:
-            self._abandon(target, temp, claim.release)
-            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            room.quarantine(state, source, record.namespace, record.key)
-            return False
-        except FileNotFoundError as error:
-            self._abandon(target, temp, claim.release)
-            with state.lock:
-                if (temp is None and at is source) or (watched is not None and watched.failed):
-                    state.forget_copy(source, record.key)
-                else:
-                    state.failed(target, error, "copy")
-            return False
-        except OSError as error:
-            self._abandon(target, temp, claim.release)
-            with state.lock:
-                unread = watched is not None and watched.failed
-                state.failed(source if unread else at, error, "copy")
-            return False
-        with state.lock:
-            claim.commit(record.key, stored_bytes)
-            if target.shared is not None:
-                took_bytes = max(transfer.file_bytes, stored_bytes)
-                target.shared.took_less(claim.reserved_bytes, took_bytes)
-            if transfer.encoded:
-                record.encoded[target.index] = transfer.file_bytes
-            state.add_copy(record, target, stored_bytes)
-            state.count_overhead(target)
-            state.worked(target)
-            target.stats.written_bytes += stored_bytes
-            target.stats.write_seconds += spent.writing
-            source.stats.read_bytes += meta.file_bytes
-            source.stats.read_seconds += spent.reading
-        if counts:
-            source.speed.add_read(meta.file_bytes, spent.reading)
-        target.speed.add_write(transfer.file_bytes, spent.writing)
-        self._settle(source if target.index < source.index else target, record)
-        return True
-
-    def _abandon(self, level: Level, temp: TempBlock | None, release: Callable[[], None]) -> None:
-        """What reached the disk before it went wrong stays charged to the day."""
-        if temp is not None:
-            room.discard(level, temp)
-        with self._state.lock:
-            release()
-
-    def _settle(self, level: Level, record: BlockRecord) -> None:
-        """The copy in RAM serves reads; the one below it need not fill the page cache too."""
-        try:
-            level.tier.settle(record.namespace, record.key)
-        except OSError as error:
-            log.debug("settle failed: key=%s error=%s", record.key.hex(), error)
-
-
-class WatchedBlock:
-    """An open block that remembers whether reading it failed: else a copy's target is to blame."""
-
-    def __init__(self, block: OpenBlock) -> None:
-        self._block = block
-        self.file_bytes = block.file_bytes
-        self.failed = False
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        try:
-            return self._block.read_at(offset, length)
-        except OSError:
-            self.failed = True
-            raise
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        try:
-            self._block.read_into(offset, buffer)
-        except OSError:
-            self.failed = True
-            raise
-
-    def resident(self) -> bool | None:
-        return self._block.resident()
 
 
 def only_in_ram(state: StoreState) -> tuple[int, int]:

@@ -189,7 +189,8 @@ class RemoteMover(Mover):
 
     def _unsaved(self, source: Level) -> BlockRecord | None:
         state = self._state
-        while (key := state.unsaved.first(state.clock())) is not None:
+        while ready := state.unsaved.ready(state.clock(), 1):
+            (key,) = ready
             record = state.tree.get(key)
             if record is not None and self._wanted(record, source):
                 return record

@@ -163,7 +163,13 @@ class RemoteTier:
         temp = self._call(lambda tier: tier.create(namespace, key, file_bytes), late=discard)
         return RemoteTempBlock(self._threads, temp)
 
-    def publish(self, temp: TempBlock) -> int:
+    def seal(self, temp: TempBlock) -> None:
+        """`publish` does it."""
+
+    def sync_names(self) -> None:
+        """A name is durable when `publish` returns."""
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         """After a TimeoutError it may become visible yet; the next scan finds it then."""
         assert isinstance(temp, RemoteTempBlock)
         try:

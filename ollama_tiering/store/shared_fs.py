@@ -136,7 +136,10 @@ class SharedFsTier(FsTier):
                 raise
         return HeldTempBlock(self, namespace, key, file_bytes, name, fd)
 
-    def publish(self, temp: TempBlock) -> int:
+    def seal(self, temp: TempBlock) -> None:
+        """`publish` does it: NFS writes back and waits whenever it is asked."""
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, HeldTempBlock)
         with temp.in_use:
             os.fchmod(temp.fd, 0o400)

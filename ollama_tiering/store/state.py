@@ -347,9 +347,14 @@ class StoreState:
         return min((index for index in record.levels if index not in resting), default=None)
 
     def failed(self, level: Level, error: OSError, what: str) -> None:
-        """Counts an OSError and rests the level; nothing is deleted because of one."""
+        """Counts an OSError and rests the level; nothing is deleted because of one.
+
+        What fails beside the one that made it rest, or after, does not make it rest longer.
+        """
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
         level.stats.failures[name] = level.stats.failures.get(name, 0) + 1
+        if self.clock() < level.suspended_until:
+            return
         step = min(level.consecutive_failures, len(_SUSPEND_SECONDS) - 1)
         level.consecutive_failures += 1
         level.suspended_until = self.clock() + _SUSPEND_SECONDS[step]

@@ -93,9 +93,7 @@ class TempBlock(Protocol):
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
     def writer(self, *, pages: bool = False) -> AbstractContextManager[WriteAt]:
-        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory, and that
-        each part stays as it is until file_io.PARTS_BEHIND more calls or the end.
-        """
+        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory."""
         ...
 
     def open(self) -> AbstractContextManager[OpenBlock]: ...
@@ -136,8 +134,18 @@ class Tier(Protocol):
         """A file of exactly that size, its space really taken. ENOSPC when there is none."""
         ...
 
-    def publish(self, temp: TempBlock) -> int:
-        """Makes a filled block durable and visible; its physical bytes."""
+    def seal(self, temp: TempBlock) -> None:
+        """Makes the content of a filled block durable. May be left to `publish`; thread-safe."""
+        ...
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
+        """Makes a filled block durable and visible; its physical bytes. Unless `durable`, the name
+        may be lost in a power cut until `sync_names`.
+        """
+        ...
+
+    def sync_names(self) -> None:
+        """Makes the names durable that were published since."""
         ...
 
     def discard(self, temp: TempBlock) -> None: ...

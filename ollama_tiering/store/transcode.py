@@ -30,7 +30,6 @@ from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.file_io import PARTS_BEHIND
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import OpenBlock, TempBlock
 
@@ -127,12 +126,10 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Sec
     """Copies a block, page by page as it is, and checks every checksum on the way."""
     clock = time.perf_counter
     checksums = RunningChecksums(meta)
-    parts = PARTS_BEHIND + 1
-    memory = memoryview(mmap.mmap(-1, parts * _PART_BYTES))
+    part = memoryview(mmap.mmap(-1, min(_PART_BYTES, align(meta.file_bytes))))
     with temp.writer(pages=meta.file_bytes % ALIGNMENT == 0) as write:
-        for number, offset in enumerate(range(0, meta.file_bytes, _PART_BYTES)):
-            at = number % parts * _PART_BYTES
-            view = memory[at : at + min(_PART_BYTES, meta.file_bytes - offset)]
+        for offset in range(0, meta.file_bytes, _PART_BYTES):
+            view = part[: meta.file_bytes - offset]
             start = clock()
             block.read_into(offset, view)
             read = clock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 
 from ollama_tiering.store.key import BlockKey
 
@@ -35,16 +36,14 @@ class WriteQueue:
             if not_before is not None:
                 self._not_before[key] = not_before
 
-    def first(self, now: float) -> BlockKey | None:
-        """The one that waits longest of those that need not wait any more."""
+    def ready(self, now: float, most: int) -> list[BlockKey]:
+        """Those that wait longest of those that need not wait any more."""
+        found: list[BlockKey] = []
         if len(self._not_before) < len(self._waiting):
-            for key in self._waiting:
-                if key not in self._not_before:
-                    return key
-        for key, moment in self._not_before.items():
-            if moment <= now:
-                return key
-        return None
+            now_ready = (key for key in self._waiting if key not in self._not_before)
+            found = list(islice(now_ready, most))
+        due = (key for key, moment in self._not_before.items() if moment <= now)
+        return found + list(islice(due, most - len(found)))
 
     def hurry(self) -> None:
         """Nothing needs to wait any more."""

@@ -133,7 +133,13 @@ class FaultyTier:
         self.faults.before("create")
         return FaultyTempBlock(self.inner.create(namespace, key, file_bytes), self.faults)
 
-    def publish(self, temp: TempBlock) -> int:
+    def seal(self, temp: TempBlock) -> None:
+        pass
+
+    def sync_names(self) -> None:
+        pass
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, FaultyTempBlock)
         self.faults.before("publish")
         return self.inner.publish(temp.temp)

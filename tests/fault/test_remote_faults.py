@@ -142,7 +142,7 @@ def test_weather_in_any_operation_loses_nothing_and_passes(
     assert everywhere >= keys_of(first) | keys_of(second) | keys_of(far)
 
 
-def failing(*args: object) -> int:
+def failing(*args: object, **options: object) -> int:
     raise OSError(errno.EIO, "made to fail")
 
 

@@ -100,7 +100,8 @@ def test_a_read_error_on_write_down_deletes_nothing(
     assert bench.in_tier(0) == keys_of(blocks)
     assert all(path_of(bench, 0, block.key).exists() for block in blocks)
     failures = bench.store.report().tiers[0].stats.failures
-    assert failures == {errno.errorcode[error]: 1}
+    assert failures == {errno.errorcode[error]: 2}  # both were tried at once
+    assert bench.state.levels[0].suspended_until == bench.now + 1  # which makes it no worse
     bench.tick(120)
     bench.store.run_pending()
     assert bench.in_tier(1) == keys_of(blocks)
