@@ -1,9 +1,11 @@
 """Copies blocks into another tier, in that tier's encoding, every checksum compared on the way.
 
-A copy has three steps: room is reserved, the file is filled under a temporary name and made
-durable, then it gets its name and is entered into the books. No OSError leaves this module, none
-deletes anything; a damaged source is quarantined. The caller has pinned the record and sees to it
-that nobody else copies it there.
+A copy has three steps: room is reserved; the file is filled under a temporary name; it is made
+durable, gets its name and is entered into the books. The last one is best done for many files: a
+journal that is committed for the first of them has the others in it already.
+
+No OSError leaves this module, none deletes anything; a damaged source is quarantined. The caller
+has pinned the record and sees to it that nobody else copies it there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Failure(enum.Enum):
 
 @dataclass(slots=True)
 class Filled:
-    """A file that is complete and durable under a temporary name."""
+    """A file that is complete, under a temporary name."""
 
     record: BlockRecord
     source: Level
@@ -126,9 +128,6 @@ class Copier:
                     state, target, record.namespace, record.key, transfer.file_bytes, claim
                 )
                 transfer.write_to(temp, spent)
-            start = time.perf_counter()
-            target.tier.seal(temp)
-            spent.writing += time.perf_counter() - start
         except UnsupportedFormat as error:
             self._abandon(target, temp, claim)
             log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
@@ -167,28 +166,25 @@ class Copier:
         )
 
     def publish(self, batch: Sequence[Filled]) -> int:
-        """Names the files in order, and enters them into the books once their names are durable
-        too. Returns how many, from the first on; the rest is discarded.
+        """Makes the files durable, names them in order, and enters them into the books. Returns
+        how many, from the first on; the rest is discarded. `sync_names` is left to the caller.
         """
         state = self._state
+        start = time.perf_counter()
         named: list[tuple[Filled, int]] = []
-        for one in batch:
-            start = time.perf_counter()
-            try:
-                stored_bytes = one.target.tier.publish(one.temp, durable=False)
-            except OSError as error:
+        at: Filled | None = None
+        try:
+            for at in batch:
+                at.target.tier.seal(at.temp)
+            for at in batch:
+                named.append((at, at.target.tier.publish(at.temp, durable=False)))
+        except OSError as error:
+            if at is not None:
                 with state.lock:
-                    state.failed(one.target, error, "copy")
-                break
-            one.spent.writing += time.perf_counter() - start
-            named.append((one, stored_bytes))
-        for level in {id(one.target): one.target for one, _ in named}.values():
-            try:
-                level.tier.sync_names()
-            except OSError as error:  # the blocks are there; after a power cut they may not be
-                with state.lock:
-                    state.failed(level, error, "sync")
+                    state.failed(at.target, error, "copy")
+        share = (time.perf_counter() - start) / max(1, len(batch))
         for one, stored_bytes in named:
+            one.spent.writing += share
             self._enter(one, stored_bytes)
         self.discard(batch[len(named) :])
         return len(named)

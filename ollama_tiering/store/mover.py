@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
 _GIVE_BACK_SECONDS: Final = 10.0
-_WRITES_AT_ONCE: Final = 4
+_WRITES_AT_ONCE: Final = 4  # threads
+_BATCH_BYTES: Final = 32 << 20  # made durable together, but at least as many blocks as threads
+_BATCH_BLOCKS: Final = 32
+_SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more are to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Mover:
         self.copy = self._copier.copy
         self._threads = ThreadPoolExecutor(_WRITES_AT_ONCE, "write-down")
         self._gave_back = state.clock()
+        self._to_sync: set[int] = set()  # levels with names that are not durable yet
+        self._synced = state.clock()
         self._expiry = Expiry(state.policy.ttl_seconds, state.clock, state.wall_clock)
 
     def set_watermarks(self, high: float, low: float) -> None:
@@ -140,8 +145,8 @@ class Mover:
                     self._trimming.discard(level.index)
                 if level.index not in self._trimming:
                     continue
-                state.admission.press(level, surplus)
                 doomed = state.take_victims(level, surplus, partial=True)
+                state.admission.press(level, surplus - sum(d.claim.reserved_bytes for d in doomed))
             room.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed
@@ -153,7 +158,8 @@ class Mover:
             with state.lock:
                 state.unsaved.hurry()
             if not self.write_down():
-                return
+                break
+        self.sync_names()
 
     def write_down(self) -> bool:
         """Copies the blocks that wait longest one tier down, a few at once; they stay above until
@@ -172,6 +178,9 @@ class Mover:
             with state.lock:
                 for key in held:
                     state.unpin(key)
+        self._to_sync.update(job.target.index for job in jobs[:done])
+        if not jobs or not 0 <= state.clock() - self._synced < _SYNC_SECONDS:
+            self.sync_names()
         with state.lock:
             for job in jobs[:done]:
                 state.unsaved.discard(job.record.key)
@@ -192,7 +201,8 @@ class Mover:
         settled = False
         if not len(state.unsaved):
             return [], state.admission.refill()
-        for key in state.unsaved.ready(state.clock(), _WRITES_AT_ONCE):
+        batch_bytes = 0
+        for key in state.unsaved.ready(state.clock(), _BATCH_BLOCKS):
             record = state.tree.get(key)
             if record is None:
                 state.unsaved.discard(key)
@@ -215,8 +225,14 @@ class Mover:
             if not state.waits_for(target) or state.suspended(source):
                 break
             for one in self._missing(record, source, target):
-                if len(jobs) < _WRITES_AT_ONCE:
-                    jobs.setdefault(one.key, Job(key, one, source, target))
+                if one.key in jobs:
+                    continue
+                batch_bytes += one.file_bytes
+                if len(jobs) == _BATCH_BLOCKS or (
+                    len(jobs) >= _WRITES_AT_ONCE and batch_bytes > _BATCH_BYTES
+                ):
+                    return list(jobs.values()), settled
+                jobs[one.key] = Job(key, one, source, target)
         return list(jobs.values()), settled
 
     def _missing(self, record: BlockRecord, source: Level, target: Level) -> list[BlockRecord]:
@@ -263,6 +279,18 @@ class Mover:
         if len(claims) < 2:
             return [fill(job, claim) for job, claim in zip(jobs, claims, strict=False)]
         return list(self._threads.map(fill, jobs[: len(claims)], claims))
+
+    def sync_names(self) -> None:
+        """A power cut costs what was named since; a block that is lost is a miss."""
+        state = self._state
+        self._synced = state.clock()
+        while self._to_sync:
+            level = state.levels[self._to_sync.pop()]
+            try:
+                level.tier.sync_names()
+            except OSError as error:
+                with state.lock:
+                    state.failed(level, error, "sync")
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -7,7 +7,6 @@ written.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import threading
 from pathlib import Path
@@ -106,7 +105,7 @@ class PinBook:
                 state.pins.add(pin)
             try:
                 self._save(must_fit=True)
-            except OSError:
+            except (OSError, PinsFull):
                 with state.lock:
                     state.pins.discard(key)
                     if known is not None:
@@ -142,7 +141,10 @@ class PinBook:
         text = file_of_pins(pins)
         claim = reserve_room(state, level, align(len(text))) if text else None
         if claim is None and text and must_fit:
-            raise OSError(errno.ENOSPC, "no room for the list of pins", str(path))
+            raise PinsFull(
+                f"no room for the list of pins: {path}",
+                hint="unpin something (`tiering ls --pinned`), or try again when nothing is in use",
+            )
         try:
             save_pins(path, text)
         finally:

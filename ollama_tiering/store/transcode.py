@@ -8,6 +8,7 @@ what is decoded has to match that one again.
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 MAX_ENCODED_FILE_BYTES: Final = 256 << 20  # held in memory while it is written; larger stay raw
 
 _PART_BYTES: Final = 1 << 20
+_COPY_BYTES: Final = 4 << 20
 
 
 @dataclass(slots=True)
@@ -126,9 +128,9 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Sec
     """Copies a block, page by page as it is, and checks every checksum on the way."""
     clock = time.perf_counter
     checksums = RunningChecksums(meta)
-    part = memoryview(mmap.mmap(-1, min(_PART_BYTES, align(meta.file_bytes))))
+    part = _own.part()
     with temp.writer(pages=meta.file_bytes % ALIGNMENT == 0) as write:
-        for offset in range(0, meta.file_bytes, _PART_BYTES):
+        for offset in range(0, meta.file_bytes, _COPY_BYTES):
             view = part[: meta.file_bytes - offset]
             start = clock()
             block.read_into(offset, view)
@@ -140,6 +142,20 @@ def copy_verified(meta: BlockMeta, block: OpenBlock, temp: TempBlock, spent: Sec
             spent.coding += checked - read
             spent.writing += clock() - checked
     checksums.finish()
+
+
+class _Own(threading.local):
+    """Page-aligned memory of each thread that copies: new pages cost more than copying them."""
+
+    _memory: memoryview | None = None
+
+    def part(self) -> memoryview:
+        if self._memory is None:
+            self._memory = memoryview(mmap.mmap(-1, _COPY_BYTES))
+        return self._memory
+
+
+_own = _Own()
 
 
 class RunningChecksums:

@@ -30,6 +30,7 @@ from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.tier import TierKind
 
 REPEATS: Final = 5
+READERS: Final = 4  # blocks read at a time at the least, as the runner does
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -47,12 +48,12 @@ def measure(
             rig.put(blocks, list(blocks.files()))
             rig.store.run_pending()
             ram += _from_ram(rig, blocks, name, threads)
-            cold.append(_from_disk(rig, blocks, name, threads))
+            cold.append(_from_disk(rig, blocks, name, max(READERS, threads)))
         finally:
             rig.close()
     notes = [
-        f"{total_bytes >> 20} MiB for every size of block, {threads} threads, medians of "
-        f"{REPEATS} runs; what it is measured against ran in between.",
+        f"{total_bytes >> 20} MiB for every size of block, {threads} threads, {READERS} at least "
+        f"for a disk; medians of {REPEATS} runs; what it is measured against ran in between.",
         "Copy: out of the mapped files of the RAM tier into memory that is there. With check: "
         "look-up, lease, mapping, and every checksum besides.",
         "Cold disk: lease, direct reads and every checksum; no page of the files was in memory. "

@@ -28,9 +28,9 @@ def test_a_block_is_in_ram_first_and_written_down_soon() -> None:
     assert [block.tier for block in bench.match(range(10))] == [TierKind.RAM] * 3
 
 
-def test_write_down_is_oldest_first_a_few_at_once() -> None:
-    bench = Bench()
-    old, new = bench.put(range(4 * 4)), bench.put(range(100, 108))
+def test_write_down_is_oldest_first_some_at_once() -> None:
+    bench = Bench(ram=64, local=64)
+    old, new = bench.put(range(4 * 32)), bench.put(range(1000, 1008))
     bench.store._mover.step()
     assert bench.in_tier(1) == keys_of(old)
     bench.store._mover.step()

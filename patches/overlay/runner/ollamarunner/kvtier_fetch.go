@@ -24,6 +24,10 @@ const (
 	tierGetTimeout = 20 * time.Second
 	tierGetLeast   = time.Second
 	tierGetShare   = 4
+
+	// tierReaders is the least number of blocks read and checked at a time, whatever the number of cores: a disk wants more
+	// than one request to work on.
+	tierReaders = 4
 )
 
 var errTierLate = errors.New("not read in time")
@@ -164,7 +168,7 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain 
 	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows-plan.from, plan.seconds))
 	defer cancel()
 	opened := make(chan tierOpened, len(keys))
-	slots := make(chan struct{}, tierWorkers())
+	slots := make(chan struct{}, max(tierReaders, tierWorkers()))
 	n := 0
 	start := time.Now()
 	release, err := t.client.Get(ctx, t.namespace, keys, tierGetTimeout, func(r *tierpb.GetResponse) error {
