@@ -35,13 +35,14 @@ from ollama_tiering.store.claims import (
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
+from ollama_tiering.store.seldom import Seldom
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 __all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]
 
-log = logging.getLogger(__name__)
+seldom = Seldom(logging.getLogger(__name__))
 
 _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
 
@@ -60,6 +61,7 @@ class _Pending:
 class _Inline:
     key: BlockKey
     head: bytearray
+    deadline: float
     written_bytes: int = 0
     pending: _Pending | None = None
 
@@ -122,8 +124,11 @@ class WriteSession:
         """One part of a block file; the answer comes with the last. NoRoom, InvalidBlock."""
         inline = self._inline
         if inline is None:
-            inline = self._inline = _Inline(key, bytearray())
+            deadline = self._state.clock() + self._reserve_seconds
+            inline = self._inline = _Inline(key, bytearray(), deadline)
         try:
+            if inline.deadline <= self._state.clock():
+                raise InvalidBlock("the block was not complete in time")
             if inline.key != key:
                 raise InvalidBlock("parts of two blocks are mixed")
             present = self._take_part(inline, part)
@@ -184,8 +189,13 @@ class WriteSession:
                 return Outcome.PRESENT
             if claim.key in state.leaving:
                 return Outcome.NO_ROOM
-            state.writing.add(claim.key)
-            state.pin(BlockKey(claim.parent))
+            full = state.admission.reservations_full(len(self._pending))
+            if not full:
+                state.writing.add(claim.key)
+                state.pin(BlockKey(claim.parent))
+        if full:
+            seldom.warning("reservations", "reservation refused: %s", full)
+            return Outcome.NO_ROOM
         pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
             pending = self._find_room(claim)
@@ -255,7 +265,8 @@ class WriteSession:
             seconds = time.perf_counter() - start
         except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
             self._drop(pending)
-            log.warning("commit refused: key=%s reason=%s", pending.claim.key.hex(), error)
+            said = "commit refused: key=%s reason=%s"
+            seldom.warning("commit", said, pending.claim.key.hex(), error)
             return CommitResult(False, str(error))
         except OSError as error:
             with state.lock:

@@ -274,7 +274,7 @@ def test_verify_names_a_later_version_and_leaves_it_even_with_repair(
             unknown = [f for f in document["findings"] if f["what"] == verify.UNKNOWN_FORMAT]
             assert len(unknown) == 2
             assert {f["detail"] for f in unknown} == {"block format version 2 is unknown"}
-        code, waste = run(daemon, "gc")
+        code, _ = run(daemon, "gc")
         assert code == 0
     assert len(first_cut.paths(keys[1])) == 2
 
