@@ -22,6 +22,7 @@ from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import Tier, TierKind
+from tests.fault.planted import plant_device
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 pytestmark = pytest.mark.fault
@@ -319,7 +320,7 @@ def test_a_block_in_anothers_place_is_quarantined(bench: Bench) -> None:
     assert bench.rows(range(8)) == 0
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "socket"])
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "socket", "device"])
 def test_something_planted_in_a_blocks_place_is_not_opened(
     bench: Bench, tmp_path: Path, kind: str
 ) -> None:
@@ -334,6 +335,8 @@ def test_something_planted_in_a_blocks_place_is_not_opened(
         os.mkfifo(path)  # opened without care, a read would wait for ever
     elif kind == "directory":
         path.mkdir()
+    elif kind == "device":
+        plant_device(path)
     else:
         with socket.socket(socket.AF_UNIX) as planted, contextlib.chdir(path.parent):
             planted.bind(path.name)
