@@ -255,6 +255,14 @@ class FsTier:
                 self._note(parts, self._root / parts[1])
                 self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
 
+    def remove_vacant(self, namespace: NamespaceId) -> None:
+        """The directories and description of a namespace; if there is anything else, they stay."""
+        place = (VERSION_DIRECTORY, namespace.hex())
+        for entry in _entries(self.directory.joinpath(*place)):
+            if entry.is_dir(follow_symlinks=False):
+                self._remove_directory(*place, entry.name)
+        self._remove_namespace(place)
+
     def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:
             return

@@ -82,7 +82,7 @@ class WriteSession:
     ) -> None:
         """`rounded`: rows are rounded to q8_0 before a block is visible."""
         self._state = state
-        self._namespace = namespace
+        self.namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
         self._rounded = rounded
@@ -224,7 +224,7 @@ class WriteSession:
                 continue
             try:
                 temp = room.create_temp(
-                    state, level, self._namespace, claim.key, claim.file_bytes, reservation
+                    state, level, self.namespace, claim.key, claim.file_bytes, reservation
                 )
             except OSError as error:
                 state.admission.refund(level, claim.file_bytes)
@@ -239,14 +239,14 @@ class WriteSession:
     def _rooted(self, parent: bytes) -> bool:
         """Whether the block before is there or on its way. Lock held."""
         state = self._state
-        return parent == self._namespace or parent in state.tree or parent in state.writing
+        return parent == self.namespace or parent in state.tree or parent in state.writing
 
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
         try:
             with pending.temp.open() as block:
                 meta = read_meta(block.read_at, block.file_bytes)
-                check_meta(meta, pending.claim, self._namespace, self._block_tokens)
+                check_meta(meta, pending.claim, self.namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
                 if self._rounded:
@@ -272,7 +272,7 @@ class WriteSession:
             with state.lock:
                 state.failed(level, error, "commit")
             with contextlib.suppress(OSError):  # renamed already, but perhaps not durable
-                level.tier.remove(self._namespace, pending.claim.key)
+                level.tier.remove(self.namespace, pending.claim.key)
             self._drop(pending)
             return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
         pending.charged_bytes = 0  # written, whatever becomes of it
@@ -283,7 +283,7 @@ class WriteSession:
                 doomed = self._enter(pending, record, stored_bytes)
         if not rooted:
             with contextlib.suppress(OSError):
-                level.tier.remove(self._namespace, record.key)
+                level.tier.remove(self.namespace, record.key)
             self._drop(pending)
             return CommitResult(False, "the block before it was not stored")
         room.unlink(state, doomed)

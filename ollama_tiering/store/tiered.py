@@ -202,6 +202,10 @@ class TieredStore:
         self._sessions.add(session)
         return session
 
+    def open_namespaces(self) -> set[NamespaceId]:
+        """Of writers: blocks may follow."""
+        return {session.namespace for session in list(self._sessions)}
+
     def close_session(self, session: WriteSession) -> None:
         self._sessions.discard(session)
         session.close()
