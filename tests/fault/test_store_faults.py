@@ -340,6 +340,8 @@ def test_something_planted_in_a_blocks_place_is_not_opened(
     else:
         with socket.socket(socket.AF_UNIX) as planted, contextlib.chdir(path.parent):
             planted.bind(path.name)
+    with pytest.raises(OSError), bench.tiers[0][0].open(NAMESPACE, blocks[0].key):  # noqa: PT011
+        pass  # also where nobody looked at what it is before
     leased = bench.store.lease(NAMESPACE, [block.key for block in blocks])
     assert leased.blocks == []
     assert not bench.store.report_corrupt(NAMESPACE, blocks[0].key)
