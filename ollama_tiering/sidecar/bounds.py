@@ -23,6 +23,7 @@ MAX_GET_STREAMS: Final = 256
 # Each takes up to 6 MiB of memory while its client does not read: the part as it was read, as a
 # message, and as bytes on their way.
 MAX_INLINE_GETS: Final = 16
+MAX_TOOL_STREAMS: Final = 16  # a listing is as long as the store has blocks
 
 
 class ClientTooSlow(Exception):

@@ -23,6 +23,7 @@ from ollama_tiering.sidecar.bounds import (
     MAX_GET_STREAMS,
     MAX_INLINE_GETS,
     MAX_PUT_STREAMS,
+    MAX_TOOL_STREAMS,
     ClientTooSlow,
     Slots,
     end,
@@ -80,6 +81,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
         self._gets = Slots("streams that read", MAX_GET_STREAMS)
         self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
+        self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._seldom = Seldom(log)
 
     async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:

@@ -52,8 +52,9 @@ def store(daemon: Daemon, ns: Any, tokens: list[int]) -> list[samples.SampleBloc
     blocks = samples.sequence(ns, tokens)
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), ns)
-        for block in blocks:
-            assert [result.stored for result in stream.put([block])] in ([True], [])
+        size = 1 if ns is WIDE else 500
+        for start in range(0, len(blocks), size):
+            assert all(result.stored for result in stream.put(blocks[start : start + size]))
         stream.close()
     return blocks
 
