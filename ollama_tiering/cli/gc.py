@@ -24,6 +24,7 @@ _KINDS = {
     "model gone": "of models that are gone",
     "unreachable": "whose start is missing",
     "temporary": "of unfinished writes",
+    "vacant": "without a block",
 }
 
 
@@ -44,7 +45,7 @@ def gc(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Remove leftovers, quarantined blocks, and blocks whose start is missing.
+    """Remove leftovers, quarantined blocks, blocks whose start is missing, models without blocks.
 
     With --older-than and --models also what expired and what belongs to removed models. What is
     pinned or being read stays.
@@ -60,7 +61,8 @@ def gc(
     for one in waste:
         if one.files or one.kept:
             kind = _KINDS.get(one.kind, one.kind)
-            text = f"{verb} {count(one.files, 'block')} {kind}, {format_size(one.stored_bytes)}"
+            noun = "model" if one.kind == "vacant" else "block"
+            text = f"{verb} {count(one.files, noun)} {kind}, {format_size(one.stored_bytes)}"
             click.echo(text + kept_sentence(one.kept))
     if not any(one.files for one in waste):
         click.echo("nothing to remove")

@@ -26,6 +26,10 @@ from ollama_tiering.config.sizes import GIB, parse_size
 DEFAULT_SOURCE = "https://github.com/ollama/ollama.git"
 DEFAULT_TAG = "v0.16.3"
 SOCKET_PATH_MAX_BYTES = 107  # sun_path of Linux, less the terminating zero
+_NETWORK_ADDRESS = re.compile(
+    r"(?!unix:)[a-z][a-z0-9+.-]*:/.*|(tcp|dns|ipv4|ipv6|vsock|unix-abstract):.*|[^/]*:\d+",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,15 @@ def _path(value: Any) -> Path:
 
 
 def _socket(value: Any) -> Path:
-    path = _path(str(value).removeprefix("unix://").removeprefix("unix:") if value else value)
+    """A path. Anybody on the network could call a TCP port, and read what is stored."""
+    if isinstance(value, str | Path):
+        text = str(value)
+        if _NETWORK_ADDRESS.fullmatch(text):
+            raise ValueError(
+                f"{text!r} is not the path of a Unix socket: there is no TLS, so TCP is refused"
+            )
+        value = text.removeprefix("unix://").removeprefix("unix:")
+    path = _path(value)
     if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
         raise ValueError(f"a socket path may have {SOCKET_PATH_MAX_BYTES} bytes, {path} is longer")
     return path

@@ -13,6 +13,7 @@ import grpc
 
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.sidecar import admin_messages as messages
+from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -37,20 +38,23 @@ class AdministrationService:
     """The part of the service for people and their tools; a base of BlockStoreService."""
 
     _admin: Administration
+    _tools: Slots
     _pool: ThreadPoolExecutor
 
     async def List(
         self, request: pb.ListRequest, context: Context
     ) -> AsyncIterator[pb.ListResponse]:
-        try:
-            selection = messages.selection_of(request.selection)
-            listing = await self._threaded(
-                lambda: self._admin.listing(selection, blocks=request.blocks)
-            )
-        except Exception as error:
-            await _abort(context, error)
-        for message in messages.listing_messages(listing):
-            yield message
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._tools.taken())
+                selection = messages.selection_of(request.selection)
+                listing = await self._threaded(
+                    lambda: self._admin.listing(selection, blocks=request.blocks)
+                )
+            except Exception as error:
+                await _abort(context, error)
+            for message in messages.listing_messages(listing):
+                yield message
 
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         call = self._admin.unpin if request.unpin else self._admin.pin
@@ -64,15 +68,17 @@ class AdministrationService:
         self, request: pb.VerifyRequest, context: Context
     ) -> AsyncIterator[pb.VerifyResponse]:
         steps = self._admin.verify(repair=request.repair)
-        try:
-            # One thread of the pool for the time of one step: other calls come in between.
-            while (step := await self._threaded(lambda: next(steps, None))) is not None:
-                yield messages.step_message(step)
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            with contextlib.suppress(ValueError):  # cancelled while a thread is in it
-                steps.close()  # type: ignore[attr-defined]
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._tools.taken())
+                # One thread of the pool for the time of one step: other calls come in between.
+                while (step := await self._threaded(lambda: next(steps, None))) is not None:
+                    yield messages.step_message(step)
+            except Exception as error:
+                await _abort(context, error)
+            finally:
+                with contextlib.suppress(ValueError):  # cancelled while a thread is in it
+                    steps.close()  # type: ignore[attr-defined]
 
     async def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.RemoveResponse:
         try:

@@ -3,7 +3,8 @@
 First line: the socket is 0600 in a directory 0700, so the kernel refuses anybody else at connect.
 Second line, should somebody loosen those modes: gRPC does not tell which connection a call came
 from, but the accepted sockets are descriptors of this process. PeerGuard asks each new one for
-SO_PEERCRED before a call is served, and cuts off strangers.
+SO_PEERCRED before a call is served, and cuts off strangers. It also keeps the number of connections
+bounded: each is a descriptor, and a store without descriptors cannot open its files.
 """
 
 from __future__ import annotations
@@ -14,13 +15,23 @@ import os
 import socket
 import stat
 import struct
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
-log = logging.getLogger(__name__)
+from ollama_tiering.store.seldom import Seldom
+
+MAX_CONNECTIONS: Final = 512
 
 _FD_DIRECTORY: Final = "/proc/self/fd"
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+class _Socket(Enum):
+    OWN = "connection of somebody who may call"
+    STRANGER = "connection of somebody else"
+    CUT_OFF = "one too many, or closed"
+    OTHER = "none of the sidecar's connections"
 
 
 class PeerGuard:
@@ -29,16 +40,28 @@ class PeerGuard:
     def __init__(self, socket_path: Path) -> None:
         self._path = str(socket_path)
         self._allowed = {0, os.geteuid()}
-        self._checked: dict[int, int] = {}  # descriptor -> inode: a reused number is another socket
+        # Descriptor -> inode (a reused number is another socket), and what it is.
+        self._checked: dict[int, tuple[int, _Socket]] = {}
+        self._seldom = Seldom(logging.getLogger(__name__))
+
+    def trim(self) -> None:
+        """Cuts off connections beyond the bound, also those that never call.
+
+        Not strangers: a call of theirs that has come already would no longer be known as one.
+        """
+        self._look_at_new(strangers_too=False)
 
     def strangers(self) -> int:
-        """Looks at connections not seen before; how many of them it cut off."""
+        """Looks at connections not seen before; how many strangers it cut off."""
+        return self._look_at_new(strangers_too=True)
+
+    def _look_at_new(self, *, strangers_too: bool) -> int:
         try:
             names = os.listdir(_FD_DIRECTORY)  # noqa: PTH208 - once a call: a list of str is enough
         except OSError:
             return 0
-        seen: dict[int, int] = {}
-        found = 0
+        seen: dict[int, tuple[int, _Socket]] = {}
+        new: list[tuple[int, int]] = []
         for name in names:
             fd = int(name)
             try:
@@ -47,29 +70,48 @@ class PeerGuard:
                 continue
             if not stat.S_ISSOCK(info.st_mode):
                 continue
-            if self._checked.get(fd) != info.st_ino and self._is_stranger(fd):
-                found += 1
+            known = self._checked.get(fd)
+            if known is not None and known[0] == info.st_ino:
+                seen[fd] = known
             else:
-                seen[fd] = info.st_ino
+                new.append((fd, info.st_ino))
+        left = MAX_CONNECTIONS - sum(what is _Socket.OWN for _, what in seen.values())
+        found = 0
+        for fd, inode in new:
+            what = self._look(fd, room=left > 0, strangers_too=strangers_too)
+            if what in (_Socket.OWN, _Socket.OTHER):
+                seen[fd] = inode, what
+            left -= what is _Socket.OWN
+            found += what is _Socket.STRANGER
         self._checked = seen
         return found
 
-    def _is_stranger(self, fd: int) -> bool:
+    def _look(self, fd: int, *, room: bool, strangers_too: bool) -> _Socket:
+        """What the descriptor is; cuts it off if it is a stranger or there is no room for it."""
         try:
-            duplicate = os.dup(fd)
-        except OSError:
-            return False
-        with socket.socket(fileno=duplicate) as connection:
-            try:
-                if connection.family != socket.AF_UNIX or connection.getsockname() != self._path:
-                    return False
-                packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            except OSError:
-                return False
+            connection = socket.socket(fileno=fd)
+        except OSError:  # closed meanwhile
+            return _Socket.CUT_OFF
+        try:
+            if connection.family != socket.AF_UNIX or connection.getsockname() != self._path:
+                return _Socket.OTHER
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return _Socket.OTHER
+            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             pid, uid, _ = _UCRED.unpack(packed)
-            if uid in self._allowed:
-                return False
-            log.warning("peer refused: uid=%d pid=%d", uid, pid)
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            return True
+            own = uid in self._allowed
+            if own and room:
+                return _Socket.OWN
+            if own:
+                message = "connection refused: pid=%d reason=%d are open already"
+                self._seldom.warning("connections", message, pid, MAX_CONNECTIONS)
+            elif strangers_too:
+                self._seldom.warning(f"uid {uid}", "peer refused: uid=%d pid=%d", uid, pid)
+            if own or strangers_too:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            return _Socket.CUT_OFF if own else _Socket.STRANGER
+        except OSError:
+            return _Socket.OTHER
+        finally:
+            connection.detach()  # the descriptor is gRPC's

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -54,6 +55,8 @@ _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
+_PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
+_OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
 def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore:
@@ -126,6 +129,7 @@ def serve(
     """
     # The loop must not wait 5 ms for the interpreter whenever a copying thread has it.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_open_files()
     with claim_socket(config.socket_path):
         store = open_store(config)
         try:
@@ -193,7 +197,8 @@ async def _serve(
         await server.start()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-        tasks = [asyncio.create_task(t) for t in (Alive(store).run(), reloader.run(pool))]
+        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard))
+        tasks = [asyncio.create_task(chore) for chore in chores]
         notify("READY=1")
         if ready is not None:
             ready(f"sidecar ready: socket={config.socket_path} {_summary(store)}")
@@ -204,6 +209,20 @@ async def _serve(
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
+
+
+async def _watch_peers(guard: PeerGuard) -> None:
+    while True:
+        await asyncio.sleep(_PEER_SECONDS)
+        guard.trim()
+
+
+def _allow_open_files() -> None:
+    """The soft limit is often 1024: a burst of connections would leave the tiers none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

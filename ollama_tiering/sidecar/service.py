@@ -17,18 +17,31 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from ollama_tiering import __version__
 from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar.administration import AdministrationService
+from ollama_tiering.sidecar.bounds import (
+    MAX_GET_STREAMS,
+    MAX_INLINE_GETS,
+    MAX_PUT_STREAMS,
+    MAX_TOOL_STREAMS,
+    ClientTooSlow,
+    Slots,
+    end,
+    in_seconds,
+    received,
+    sent,
+)
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
+from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
 from ollama_tiering.store.leasing import Awaited, Leasing
 from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import LeasedBlock, TierReport
+from ollama_tiering.store.report import LeasedBlock
+from ollama_tiering.store.seldom import Seldom
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 
@@ -45,6 +58,7 @@ _STATUS: Final = (
     (InvalidBlock, grpc.StatusCode.INVALID_ARGUMENT),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CorruptBlock, grpc.StatusCode.DATA_LOSS),
+    (ClientTooSlow, grpc.StatusCode.DEADLINE_EXCEEDED),
     (OSError, grpc.StatusCode.UNAVAILABLE),
 )
 _OUTCOMES: Final = {
@@ -64,6 +78,11 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self._admin = Administration(store, alone=False)
         self._runners = RunnerTable()
         self._started = int(time.time())
+        self._puts = Slots("streams that store", MAX_PUT_STREAMS)
+        self._gets = Slots("streams that read", MAX_GET_STREAMS)
+        self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
+        self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
+        self._seldom = Seldom(log)
 
     async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:
         try:
@@ -73,7 +92,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 raise ValueError("block_tokens or the length of tokens is not valid")
             found = self._store.match(namespace, keys, request.tokens, request.block_tokens)
         except Exception as error:
-            await _abort(context, error)
+            await self._abort(context, "Has", error)
         return pb.HasResponse(
             blocks=[
                 pb.BlockInfo(
@@ -90,76 +109,35 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
             matched_tokens=sum(block.rows for block in found),
         )
 
-    async def Put(
-        self, requests: AsyncIterator[pb.PutRequest], context: Context
-    ) -> AsyncIterator[pb.PutResponse]:
-        session: WriteSession | None = None
-        try:
-            async for request in requests:
-                kind = request.WhichOneof("op")
-                if kind == "open" and session is None:
-                    session = await self._blocking(self._open_session, request.open)
-                elif session is None or kind in (None, "open"):
-                    raise InvalidBlock("a stream starts with one open and goes on with the rest")
-                else:
-                    response = await self._blocking(_put, session, request)
-                    if response is not None:
-                        yield response
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            if session is not None:
-                closing = self._pool.submit(self._store.close_session, session)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(asyncio.wrap_future(closing))
+    async def Put(self, _: object, context: Context) -> None:
+        # A place is kept until the client has gone: one that does not even read its refusal holds
+        # what gRPC keeps for it.
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._puts.taken())
+                await self._put_stream(context)
+            except Exception as error:
+                await self._abort(context, "Put", error)
 
-    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
-        try:
-            namespace = as_namespace(request.namespace)
-            keys = _keys(request.keys)
-            leased = await self._blocking(self._store.begin_lease, namespace, keys)
-        except Exception as error:
-            await _abort(context, error)
-        answered = 0
-        batch: list[pb.GetResponse] = []
-        most = _BATCH_BLOCKS if request.batch else 1
-        try:
-            for awaited in leased.blocks:
-                if batch and (len(batch) >= most or not isinstance(awaited, LeasedBlock)):
-                    yield _joined(batch)
-                    batch = []
-                block = await _staged(leased, awaited)
-                if block is None:
-                    break
-                answered += 1
-                response = pb.GetResponse(
-                    key=block.key,
-                    lease_id=leased.lease_id,
-                    found=True,
-                    tier=block.tier.value,  # type: ignore[arg-type]
-                    file_bytes=block.file_bytes,
-                )
-                if not request.inline:
-                    response.path = str(block.path or "")
-                    batch.append(response)
-                    continue
-                sent = 0
-                async for part in self._parts(block):
-                    response.part = part
-                    sent += len(part)
-                    yield response
-                if sent < block.file_bytes:
+    async def Get(self, request: pb.GetRequest, context: Context) -> None:
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._gets.taken())
+                if request.inline:
+                    places.enter_context(self._inline_gets.taken())
+                namespace = as_namespace(request.namespace)
+                keys = _keys(request.keys)
+                if len(set(keys)) < len(keys):
+                    raise ValueError("a key is named twice")
+                leased = await self._blocking(self._store.begin_lease, namespace, keys)
+                try:
+                    await self._answer_get(request, keys, leased, context)
+                except BaseException:
                     leased.give_up()
-                    yield pb.GetResponse(key=block.key, lease_id=leased.lease_id)
-                    return
-            if batch:
-                yield _joined(batch)
-            if answered < len(keys):
-                yield pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
-        except BaseException:
-            leased.give_up()
-            self._store.release(leased.lease_id)
-            raise
+                    self._store.release(leased.lease_id)
+                    raise
+            except Exception as error:
+                await self._abort(context, "Get", error)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         self._store.release(request.lease_id)
@@ -173,7 +151,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 self._store.remove_seq, as_namespace(request.namespace), _keys(request.keys)
             )
         except Exception as error:
-            await _abort(context, error)
+            await self._abort(context, "RemoveSeq", error)
         return pb.RemoveSeqResponse(removed_blocks=removed_blocks, removed_bytes=removed_bytes)
 
     async def ReportCorrupt(
@@ -181,12 +159,13 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     ) -> pb.ReportCorruptResponse:
         try:
             key = as_key(request.key)
-            log.warning("damage reported: key=%s detail=%.200s", key.hex(), request.detail)
+            said = "damage reported: key=%s detail=%.200r"
+            self._seldom.warning("damage", said, key.hex(), request.detail)
             quarantined = await self._blocking(
                 self._store.report_corrupt, as_namespace(request.namespace), key
             )
         except Exception as error:
-            await _abort(context, error)
+            await self._abort(context, "ReportCorrupt", error)
         return pb.ReportCorruptResponse(quarantined=quarantined)
 
     async def ReportRunner(
@@ -195,31 +174,89 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         try:
             self._runners.put(request)
         except Exception as error:
-            await _abort(context, error)
+            await self._abort(context, "ReportRunner", error)
         return pb.ReportRunnerResponse()
 
     async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatResponse:
-        report = self._store.report()
-        counters = report.counters
-        return pb.StatResponse(
-            version=__version__,
-            started_unix_seconds=self._started,
-            tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
-            has_calls=counters.has_calls,
-            matched_tokens=counters.matched_tokens,
-            asked_tokens=counters.asked_tokens,
-            put_blocks=counters.put_blocks,
-            put_bytes=counters.put_bytes,
-            get_blocks=counters.get_blocks,
-            get_bytes=counters.get_bytes,
-            misses=counters.misses,
-            open_leases=report.open_leases,
-            queued_demotions=report.unsaved_blocks,
-            runners=self._runners.alive(),
-            queued_bytes=report.unsaved_bytes,
-            not_written=report.not_written,
-            q8_0_namespaces=report.q8_0_namespaces,
-        )
+        return stat_message(self._store.report(), self._started, self._runners.alive())
+
+    async def _put_stream(self, context: Context) -> None:
+        patience_seconds = self._store.reserve_seconds  # all it has reserved is over by then
+        session: WriteSession | None = None
+        try:
+            while request := await received(context, in_seconds(patience_seconds)):
+                kind = request.WhichOneof("op")
+                if kind == "open" and session is None:
+                    session = await self._blocking(self._open_session, request.open)
+                elif session is None or kind in (None, "open"):
+                    raise InvalidBlock("a stream starts with one open and goes on with the rest")
+                else:
+                    response = await self._blocking(_put, session, request)
+                    if response is not None:
+                        await sent(context, response, in_seconds(patience_seconds))
+        finally:
+            if session is not None:
+                closing = self._pool.submit(self._store.close_session, session)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(asyncio.wrap_future(closing))
+
+    async def _answer_get(
+        self, request: pb.GetRequest, keys: list[BlockKey], leased: Leasing, context: Context
+    ) -> None:
+        """What is not read when the lease ends is not sent any more."""
+        deadline = in_seconds(leased.lease_seconds)
+        answered = 0
+        batch: list[pb.GetResponse] = []
+        most = _BATCH_BLOCKS if request.batch else 1
+        for awaited in leased.blocks:
+            if batch and (len(batch) >= most or not isinstance(awaited, LeasedBlock)):
+                await sent(context, _joined(batch), deadline)
+                batch = []
+            block = await _staged(leased, awaited)
+            if block is None:
+                break
+            answered += 1
+            response = pb.GetResponse(
+                key=block.key,
+                lease_id=leased.lease_id,
+                found=True,
+                tier=block.tier.value,  # type: ignore[arg-type]
+                file_bytes=block.file_bytes,
+            )
+            if not request.inline:
+                response.path = str(block.path or "")
+                batch.append(response)
+                continue
+            sent_bytes = 0
+            async for part in self._parts(block):
+                response.part = part
+                sent_bytes += len(part)
+                await sent(context, response, deadline)
+            if sent_bytes < block.file_bytes:
+                leased.give_up()
+                last = pb.GetResponse(key=block.key, lease_id=leased.lease_id)
+                await sent(context, last, deadline)
+                return
+        if batch:
+            await sent(context, _joined(batch), deadline)
+        if answered < len(keys):
+            last = pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
+            await sent(context, last, deadline)
+
+    async def _abort(self, context: Context, call: str, error: Exception) -> NoReturn:
+        """Ends the call with the status that stands for the error; a bug is INTERNAL and logged."""
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        for kind, code in _STATUS:
+            if isinstance(error, kind):
+                message = error.message if isinstance(error, TieringError) else str(error)
+                said = (call, code.name, message)
+                self._seldom.warning(
+                    f"{call} {code.name}", "call refused: call=%s status=%s reason=%.200s", *said
+                )
+                await end(context, code, message)
+        log.exception("call failed", exc_info=error)
+        await end(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
@@ -269,9 +306,11 @@ async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
 
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
     if request.HasField("reserve"):
+        _check_count(len(request.reserve.claims), "claims")
         answers = session.reserve([_claim(claim) for claim in request.reserve.claims])
         return pb.PutResponse(reserved=pb.PutReserved(reservations=map(_reservation, answers)))
     if request.HasField("commit"):
+        _check_count(len(request.commit.reservation_ids), "reservations")
         results = session.commit(request.commit.reservation_ids)
         return pb.PutResponse(committed=pb.PutCommitted(results=map(_committed, results)))
     inline = request.inline
@@ -299,48 +338,11 @@ def _committed(result: CommitResult) -> pb.Committed:
     return pb.Committed(stored=result.stored, reason=result.reason)
 
 
-def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
-    return pb.TierStat(
-        tier=tier.kind.value,  # type: ignore[arg-type]
-        directory=str(tier.directory or ""),
-        budget_bytes=tier.budget_bytes,
-        used_bytes=tier.used_bytes,
-        reserved_bytes=tier.reserved_bytes,
-        blocks=tier.blocks,
-        evicted_blocks=tier.stats.evicted_blocks,
-        demoted_blocks=tier.stats.demoted_blocks,
-        quarantined_blocks=tier.stats.quarantined_blocks,
-        read_bytes_per_second=tier.read_bytes_per_second,
-        write_bytes_per_second=tier.write_bytes_per_second,
-        written_today_bytes=tier.written_today_bytes,
-        daily_write_bytes=tier.daily_write_bytes,
-        disk_full=tier.disk_full,
-        surveyed=tier.surveyed,
-        expired_blocks=tier.stats.expired_blocks,
-        state=tier.state,
-        resting_seconds=tier.resting_seconds,
-        sidecars=1 + (tier.shared.neighbours if tier.shared else 0),
-        failures=tier.stats.failures,
-        encoding=tier.encoding,
-        encoding_ratio=tier.raw_bytes / tier.stored_bytes if tier.stored_bytes else 0.0,
-        decode_bytes_per_second=decode_bytes_per_second,
-    )
-
-
 def _keys(keys: Sequence[bytes]) -> list[BlockKey]:
-    if len(keys) > _MAX_KEYS:
-        raise ValueError(f"{len(keys)} keys are more than {_MAX_KEYS}")
+    _check_count(len(keys), "keys")
     return [as_key(key) for key in keys]
 
 
-async def _abort(context: Context, error: Exception) -> NoReturn:
-    """Ends the call with the status that stands for the error; a bug is INTERNAL and logged."""
-    for kind, code in _STATUS:
-        if isinstance(error, kind):
-            message = error.message if isinstance(error, TieringError) else str(error)
-            await context.abort(code, message)
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    log.exception("call failed", exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-    raise AssertionError("abort always raises")
+def _check_count(count: int, what: str) -> None:
+    if count > _MAX_KEYS:
+        raise ValueError(f"{count} {what} are more than {_MAX_KEYS}")

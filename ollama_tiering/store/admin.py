@@ -17,6 +17,7 @@ from ollama_tiering.store.census import Census
 from ollama_tiering.store.describe import Fields, read_description
 from ollama_tiering.store.exporting import ChainToExport, chain_to_export
 from ollama_tiering.store.found_files import What, remove_file, walk
+from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
 from ollama_tiering.store.inventory import (
     Listing,
@@ -32,6 +33,7 @@ from ollama_tiering.store.state import Level
 from ollama_tiering.store.tier import OpenBlock, TierKind
 from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.vacant import vacant
 from ollama_tiering.store.verify import is_leftover, verify
 
 EVERYTHING: Final = Selection()
@@ -125,7 +127,9 @@ class Administration:
             done = removal.remove_chains(self._state, left, dry_run=dry_run)
             done.kept.pop(removal.SHARED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
-        return [*result, self._quarantined(dry_run), self._temporary(dry_run)]
+        # After what is removed above, which leaves directories vacant.
+        files = [self._quarantined(dry_run), self._temporary(dry_run)]
+        return [*result, *files, self._vacant(dry_run)]
 
     def chain(self, chain_id: str) -> ChainToExport:
         """What an export of this chain consists of. StoreDamaged when its start is missing."""
@@ -191,6 +195,25 @@ class Administration:
                     if not dry_run:
                         remove_file(directory, found)
         return Waste("temporary", files, stored_bytes, {})
+
+    def _vacant(self, dry_run: bool) -> Waste:
+        """Counts models. What a shared tier holds may be waiting for another sidecar's blocks."""
+        with self._state.lock:
+            records = list(self._state.tree)
+        in_use = {record.namespace for record in records} | self._store.open_namespaces()
+        found: set[NamespaceId] = set()
+        stored_bytes = 0
+        for level in self._state.levels:
+            if not isinstance(level.tier, FsTier) or level.tier.shared:
+                continue
+            for namespace, one_bytes in vacant(level.tier.directory, in_use):
+                found.add(namespace)
+                stored_bytes += one_bytes
+                if not dry_run:
+                    level.tier.remove_vacant(namespace)
+            with self._state.lock:
+                self._state.count_overhead(level)
+        return Waste("vacant", len(found), stored_bytes, {})
 
     def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:
         """Last blocks of the selected chains."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ollama_tiering.store.state import Level, StoreState
 
 _REST_SECONDS: Final = 10.0  # after the tier below had no room
+MAX_WRITER_RESERVATIONS: Final = 4096  # open at once: each is a file, however small its block
+MAX_RESERVATIONS: Final = 8192  # ... of all writers
 _GHOSTS: Final = 1 << 16  # keys remembered of blocks that were offered once and not kept
 
 
@@ -159,6 +161,17 @@ class Admission:
                 self._ghosts.popitem(last=False)
             self._refuse("first touch")
         return False
+
+    def reservations_full(self, of_writer: int) -> str:
+        """Why a writer with so many open ones may not reserve now; empty when it may. Lock held."""
+        if of_writer >= MAX_WRITER_RESERVATIONS:
+            reason = f"{of_writer} of this writer are open"
+        elif len(self._state.writing) >= MAX_RESERVATIONS:
+            reason = f"{len(self._state.writing)} are open"
+        else:
+            return ""
+        self._refuse("too many reservations")
+        return reason
 
     def charge(self, level: Level, written_bytes: int) -> bool:
         """Lock not held: the count may have to be written down."""

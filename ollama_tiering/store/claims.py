@@ -15,7 +15,7 @@ from ollama_tiering.store.tree import BlockRecord
 class Outcome(Enum):
     RESERVED = "reserved"
     PRESENT = "present"
-    NO_ROOM = "no room"
+    NO_ROOM = "no room"  # nothing may be evicted for it, or too many are reserved already
     REFUSED = "refused"  # by admission: not now, not on this disk
 
 

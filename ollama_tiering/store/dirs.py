@@ -7,6 +7,7 @@ leads elsewhere.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -18,6 +19,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.errors import UnsafeDirectory
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs")
 
 
@@ -48,8 +50,20 @@ def secure_directory(path: Path) -> Path:
 
 
 def lock_file(path: Path, purpose: str) -> int:
-    """Holds an exclusive lock on `path` for as long as the descriptor lives."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Holds an exclusive lock on `path` for as long as the descriptor lives.
+
+    ServiceError when another process has it; UnsafeDirectory when it is no regular file.
+    """
+    try:
+        fd = os.open(path, _LOCK, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        fd = -1  # a link
+    if fd < 0 or not stat.S_ISREG(os.fstat(fd).st_mode):
+        if fd >= 0:
+            os.close(fd)
+        raise UnsafeDirectory(f"{path} is not a regular file", hint="remove it")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -12,7 +12,6 @@ what is no block.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -25,6 +24,7 @@ from ollama_tiering.store.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
 from ollama_tiering.store.file_io import fd_reader, fill, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
 from ollama_tiering.store.pagecache import forget, resident
 from ollama_tiering.store.speed import PROBE_PREFIX
@@ -257,19 +257,27 @@ class FsTier:
 
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         parts = (VERSION_DIRECTORY, namespace.hex())
-        text = json.dumps(dict(fields), indent=1, ensure_ascii=False) + "\n"
+        text = namespace_text(fields)
         with open_below(self.directory, parts, create=True) as below:
             name = f".{secrets.token_hex(4)}{TMP_SUFFIX}"
             try:
                 os.stat(DESCRIPTION_NAME, dir_fd=below, follow_symlinks=False)
             except FileNotFoundError:
                 fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
-                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                with os.fdopen(fd, "wb") as file:
                     file.write(text)
                 os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
                 self._note(parts[:1], self._root)
                 self._note(parts, self._root / parts[1])
                 self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
+
+    def remove_vacant(self, namespace: NamespaceId) -> None:
+        """The directories and description of a namespace; if there is anything else, they stay."""
+        place = (VERSION_DIRECTORY, namespace.hex())
+        for entry in _entries(self.directory.joinpath(*place)):
+            if entry.is_dir(follow_symlinks=False):
+                self._remove_directory(*place, entry.name)
+        self._remove_namespace(place)
 
     def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:

@@ -122,7 +122,7 @@ class Removal:
 class Waste:
     """One kind of what a collection removes."""
 
-    kind: str  # expired, model gone, unreachable, quarantined, temporary
+    kind: str  # expired, model gone, unreachable, quarantined, temporary, vacant
     files: int
     stored_bytes: int
     kept: dict[str, int]

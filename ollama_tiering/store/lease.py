@@ -7,8 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.key import BlockKey
+
+MAX_LEASES: Final = 4096
+MAX_LEASED_BLOCKS: Final = 1 << 20  # of all leases; a block may be in many
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +29,20 @@ class LeaseTable:
         # A client that outlives a restart of the sidecar must not release another's lease.
         self._ids = itertools.count(secrets.randbits(48) << 14)
         self._leases: dict[int, Lease] = {}
+        self._leased_blocks = 0
 
     def __len__(self) -> int:
         return len(self._leases)
 
+    def check_room(self, blocks: int) -> None:
+        """NoRoom: clients that do not release what they were given wait until it expires."""
+        if len(self) >= MAX_LEASES or self._leased_blocks + blocks > MAX_LEASED_BLOCKS:
+            raise NoRoom(f"{len(self)} leases of {self._leased_blocks} blocks are open already")
+
     def open(self, keys: Sequence[BlockKey], expires: float) -> int:
         lease_id = next(self._ids)
         self._leases[lease_id] = Lease(tuple(keys), expires, self._clock())
+        self._leased_blocks += len(keys)
         return lease_id
 
     def oldest_seconds(self) -> float:
@@ -41,7 +53,10 @@ class LeaseTable:
     def close(self, lease_id: int) -> tuple[BlockKey, ...]:
         """Keys to unpin; none when the lease has expired or never was."""
         lease = self._leases.pop(lease_id, None)
-        return lease.keys if lease else ()
+        if lease is None:
+            return ()
+        self._leased_blocks -= len(lease.keys)
+        return lease.keys
 
     def expire(self, now: float) -> list[BlockKey]:
         """Keys to unpin of all leases whose time is over."""

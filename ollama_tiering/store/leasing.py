@@ -31,6 +31,7 @@ class Leasing:
     lease_id: int
     blocks: list[Awaited]
     deadline_seconds: float
+    lease_seconds: float
     missed: Callable[[str], None]
 
     def give_up(self, reason: str | None = None) -> None:
@@ -74,7 +75,9 @@ class Leaser:
         self._stager = Stager(state, copy, self.locate)
 
     def begin(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end."""
+        """Pins the leading run of `keys` that is stored, until release or the lease's end. NoRoom
+        when too many are leased already.
+        """
         state = self._state
         with state.lock:
             state.expire()
@@ -86,6 +89,7 @@ class Leaser:
                     break
                 records.append(record)
             held = [record.key for record in records]
+            state.leases.check_room(len(held))
             for key in held:
                 state.pin(key)
             lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
@@ -100,7 +104,7 @@ class Leaser:
             else:
                 break
         self._count(blocks)
-        return Leasing(lease_id, blocks, self._deadline_seconds, self._missed)
+        return Leasing(lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed)
 
     def locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy a client can read whose file is there. Without the lock, pinned."""

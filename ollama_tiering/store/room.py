@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ollama_tiering.store.eviction import blocking_leaf
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
+from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
 _ROUNDS = 4  # others may take what was freed; then there is no room for this one
-_DESCRIPTION_BYTES = 8 << 10
+_PAGE_BYTES = 4096
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
@@ -145,9 +146,10 @@ def describe(
     state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
 ) -> None:
     """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
-    on_disk = level.tier.directory is not None
+    pages = 1 + len(namespace_text(fields)) // _PAGE_BYTES
+    file_bytes = pages * _PAGE_BYTES if level.tier.directory is not None else 0
     with state.lock:
-        claim = level.lru.reserve(on_disk * _DESCRIPTION_BYTES + level.tier.growth_bytes)
+        claim = level.lru.reserve(file_bytes + level.tier.growth_bytes)
     if claim is None:
         return
     try:

@@ -35,13 +35,14 @@ from ollama_tiering.store.claims import (
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
+from ollama_tiering.store.seldom import Seldom
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 __all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]
 
-log = logging.getLogger(__name__)
+seldom = Seldom(logging.getLogger(__name__))
 
 _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
 
@@ -60,6 +61,7 @@ class _Pending:
 class _Inline:
     key: BlockKey
     head: bytearray
+    deadline: float
     written_bytes: int = 0
     pending: _Pending | None = None
 
@@ -80,7 +82,7 @@ class WriteSession:
     ) -> None:
         """`rounded`: rows are rounded to q8_0 before a block is visible."""
         self._state = state
-        self._namespace = namespace
+        self.namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
         self._rounded = rounded
@@ -122,8 +124,11 @@ class WriteSession:
         """One part of a block file; the answer comes with the last. NoRoom, InvalidBlock."""
         inline = self._inline
         if inline is None:
-            inline = self._inline = _Inline(key, bytearray())
+            deadline = self._state.clock() + self._reserve_seconds
+            inline = self._inline = _Inline(key, bytearray(), deadline)
         try:
+            if inline.deadline <= self._state.clock():
+                raise InvalidBlock("the block was not complete in time")
             if inline.key != key:
                 raise InvalidBlock("parts of two blocks are mixed")
             present = self._take_part(inline, part)
@@ -184,8 +189,13 @@ class WriteSession:
                 return Outcome.PRESENT
             if claim.key in state.leaving:
                 return Outcome.NO_ROOM
-            state.writing.add(claim.key)
-            state.pin(BlockKey(claim.parent))
+            full = state.admission.reservations_full(len(self._pending))
+            if not full:
+                state.writing.add(claim.key)
+                state.pin(BlockKey(claim.parent))
+        if full:
+            seldom.warning("reservations", "reservation refused: %s", full)
+            return Outcome.NO_ROOM
         pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
             pending = self._find_room(claim)
@@ -214,7 +224,7 @@ class WriteSession:
                 continue
             try:
                 temp = room.create_temp(
-                    state, level, self._namespace, claim.key, claim.file_bytes, reservation
+                    state, level, self.namespace, claim.key, claim.file_bytes, reservation
                 )
             except OSError as error:
                 state.admission.refund(level, claim.file_bytes)
@@ -229,14 +239,14 @@ class WriteSession:
     def _rooted(self, parent: bytes) -> bool:
         """Whether the block before is there or on its way. Lock held."""
         state = self._state
-        return parent == self._namespace or parent in state.tree or parent in state.writing
+        return parent == self.namespace or parent in state.tree or parent in state.writing
 
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
         try:
             with pending.temp.open() as block:
                 meta = read_meta(block.read_at, block.file_bytes)
-                check_meta(meta, pending.claim, self._namespace, self._block_tokens)
+                check_meta(meta, pending.claim, self.namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
                 if self._rounded:
@@ -255,13 +265,14 @@ class WriteSession:
             seconds = time.perf_counter() - start
         except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
             self._drop(pending)
-            log.warning("commit refused: key=%s reason=%s", pending.claim.key.hex(), error)
+            said = "commit refused: key=%s reason=%s"
+            seldom.warning("commit", said, pending.claim.key.hex(), error)
             return CommitResult(False, str(error))
         except OSError as error:
             with state.lock:
                 state.failed(level, error, "commit")
             with contextlib.suppress(OSError):  # renamed already, but perhaps not durable
-                level.tier.remove(self._namespace, pending.claim.key)
+                level.tier.remove(self.namespace, pending.claim.key)
             self._drop(pending)
             return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
         pending.charged_bytes = 0  # written, whatever becomes of it
@@ -272,7 +283,7 @@ class WriteSession:
                 doomed = self._enter(pending, record, stored_bytes)
         if not rooted:
             with contextlib.suppress(OSError):
-                level.tier.remove(self._namespace, record.key)
+                level.tier.remove(self.namespace, record.key)
             self._drop(pending)
             return CommitResult(False, "the block before it was not stored")
         room.unlink(state, doomed)

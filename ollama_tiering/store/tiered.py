@@ -23,6 +23,7 @@ from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, only_in_ram
+from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.probing import measure_levels
@@ -89,7 +90,7 @@ class TieredStore:
             policy=policy,
             daily=self._daily,
         )
-        self._reserve_seconds = reserve_seconds
+        self.reserve_seconds = reserve_seconds
         self._index = index_type(index_path) if index_path is not None else None
         self._sessions: set[WriteSession] = set()
         self._closed = False
@@ -187,6 +188,7 @@ class TieredStore:
             raise InvalidBlock("the namespace is not the digest of its description")
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
+        namespace_text(fields)  # or InvalidBlock
         rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
@@ -195,10 +197,14 @@ class TieredStore:
             else:
                 room.describe(self._state, level, namespace, fields)
         session = WriteSession(
-            self._state, namespace, block_tokens, self._reserve_seconds, rounded=rounded
+            self._state, namespace, block_tokens, self.reserve_seconds, rounded=rounded
         )
         self._sessions.add(session)
         return session
+
+    def open_namespaces(self) -> set[NamespaceId]:
+        """Of writers: blocks may follow."""
+        return {session.namespace for session in list(self._sessions)}
 
     def close_session(self, session: WriteSession) -> None:
         self._sessions.discard(session)

@@ -22,6 +22,7 @@ from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import Tier, TierKind
+from tests.fault.planted import plant_device
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 pytestmark = pytest.mark.fault
@@ -320,7 +321,7 @@ def test_a_block_in_anothers_place_is_quarantined(bench: Bench) -> None:
     assert bench.rows(range(8)) == 0
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "socket"])
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "socket", "device"])
 def test_something_planted_in_a_blocks_place_is_not_opened(
     bench: Bench, tmp_path: Path, kind: str
 ) -> None:
@@ -335,9 +336,13 @@ def test_something_planted_in_a_blocks_place_is_not_opened(
         os.mkfifo(path)  # opened without care, a read would wait for ever
     elif kind == "directory":
         path.mkdir()
+    elif kind == "device":
+        plant_device(path)
     else:
         with socket.socket(socket.AF_UNIX) as planted, contextlib.chdir(path.parent):
             planted.bind(path.name)
+    with pytest.raises(OSError), bench.tiers[0][0].open(NAMESPACE, blocks[0].key):  # noqa: PT011
+        pass  # also where nobody looked at what it is before
     leased = bench.store.lease(NAMESPACE, [block.key for block in blocks])
     assert leased.blocks == []
     assert not bench.store.report_corrupt(NAMESPACE, blocks[0].key)

@@ -171,3 +171,51 @@ def test_a_socket_path_that_the_kernel_would_cut_is_refused() -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         load({"sidecar.socket": "/" + "x" * 120})
     assert load({"sidecar.socket": "unix:///a/b.sock"}).sidecar.socket_path == Path("/a/b.sock")
+
+
+TCP = (
+    "tcp://127.0.0.1:50051",
+    "TCP:127.0.0.1:50051",
+    "http://localhost:50051",
+    "https://kv.example:443",
+    "dns:///kv.example:50051",
+    "ipv4:127.0.0.1:50051",
+    "ipv6:[::1]:50051",
+    "vsock:3:50051",
+    "unix-abstract:name",
+    "127.0.0.1:50051",
+    "localhost:50051",
+    "[::]:50051",
+    ":50051",
+)
+
+
+@pytest.mark.parametrize("address", TCP)
+def test_the_sidecar_listens_on_no_tcp_port(
+    file: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    said = "there is no TLS, so TCP is refused"
+    with pytest.raises(ConfigError, match=f"flag --socket: .*{said}"):
+        load({"sidecar.socket": address})
+    with pytest.raises(ConfigError, match=said):
+        load({"sidecar.socket": Path(address)})  # as --socket gives it
+    monkeypatch.setenv(config.ENV_SOCKET, address)
+    with pytest.raises(ConfigError, match=f"{config.ENV_SOCKET}: .*{said}"):
+        load()
+    monkeypatch.delenv(config.ENV_SOCKET)
+    file.write_text(f'[sidecar]\nsocket = "{address}"\n')
+    with pytest.raises(ConfigError, match=rf"config\.toml:2: socket: .*{said}"):
+        load()
+
+
+def test_a_port_number_is_no_socket(file: Path) -> None:
+    file.write_text("[sidecar]\nsocket = 50051\n")
+    with pytest.raises(ConfigError, match="not a path"):
+        load()
+
+
+@pytest.mark.parametrize(
+    "text", ["/run/a:1", "/run/a:50051", "./a:1", "run:1/s", "unix:a", "~/s:9"]
+)
+def test_a_path_with_a_colon_is_a_socket(text: str) -> None:
+    assert load({"sidecar.socket": text}).sidecar.socket_path.is_absolute()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering import cli
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.dirs import lock_file
 from tests.contract.daemon import Daemon, PutStream
@@ -100,7 +101,6 @@ def place(
 
 
 def put(daemon: Daemon) -> None:
-    from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -270,12 +270,56 @@ def test_gc_removes_waste(place: Place) -> None:
     assert planned == {"unreachable": 4, "quarantined": 2}
     assert place.contents() == before
     out = place.ok("gc", "--models", models)
-    assert out.splitlines() == [
+    *lines, last = out.splitlines()
+    assert lines == [
         "removed 4 blocks of models that are gone, 96.0 KiB",
         "removed 4 blocks whose start is missing, 96.0 KiB",
         "removed 2 blocks quarantined, 24.0 KiB",
     ]
     assert place.contents() == {}
+    assert last.startswith("removed 2 models without a block, ")
+    for tier in ("ram", "local"):
+        assert [*(place.root / tier / "v1").iterdir()] == []
+
+
+def test_gc_removes_what_is_left_of_a_model_without_blocks(place: Place) -> None:
+    place.ok("rm", ident(THREE), "--yes")
+    left = {path for path in place.root.rglob(f"{OTHER.digest().hex()}/*")}
+    assert {path.name for path in left} >= {"namespace.json"}
+    used = place.root / "local" / "v1" / NS.digest().hex()
+    before = everything(used)
+    (planned,) = [w for w in place.json("gc", "--dry-run")["waste"] if w["files"]]
+    assert (planned["kind"], planned["files"]) == ("vacant", 1)
+    assert planned["stored_bytes"] > 0
+    assert {path for path in place.root.rglob(f"{OTHER.digest().hex()}/*")} == left
+    assert place.ok("gc").startswith("removed 1 model without a block, ")
+    assert not [*place.root.rglob(OTHER.digest().hex())]
+    assert everything(used) == before
+    assert place.ok("gc") == "nothing to remove\n"
+    assert place.ids() == {ident(ONE), ident(TWO)}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", f"00/{'00' * 32}.kvb.x", "ab"])
+def test_gc_leaves_a_models_directory_with_anything_else_in_it(place: Place, name: str) -> None:
+    place.ok("rm", ident(THREE), "--yes")
+    for tier in ("ram", "local"):
+        foreign = place.root / tier / "v1" / OTHER.digest().hex() / name
+        foreign.parent.mkdir(mode=0o700, exist_ok=True)
+        foreign.write_text("mine")
+    assert place.ok("gc") == "nothing to remove\n"
+    assert len([*place.root.rglob(f"{OTHER.digest().hex()}/{name}")]) == 2
+    assert len([*place.root.rglob(f"{OTHER.digest().hex()}/namespace.json")]) == 2
+
+
+@pytest.mark.parametrize("place", ["sidecar"], indirect=True)
+def test_gc_leaves_the_directory_of_a_model_that_is_being_stored(place: Place) -> None:
+    place.ok("rm", ident(THREE), "--yes")
+    with place.daemon.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), OTHER)
+        assert len(stream.commit([0])) == 1  # it is open now
+        assert place.ok("gc") == "nothing to remove\n"
+        stream.close()
+    assert place.ok("gc").startswith("removed 1 model without a block")
 
 
 def test_export_and_import(place: Place) -> None:

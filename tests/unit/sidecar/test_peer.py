@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
+from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 
 NOBODY = 65534
@@ -75,7 +78,7 @@ def test_another_user_is_not_served_through_loosened_modes(daemon: Daemon) -> No
     first, *answers = as_other_user(daemon)
     assert first == "connected"
     assert set(answers) <= {"PERMISSION_DENIED", "UNAVAILABLE"}, answers
-    assert f"peer refused: uid={NOBODY}" in daemon.log
+    assert daemon.log.count(f"peer refused: uid={NOBODY}") == 1  # of several calls
     assert daemon.stat().version  # its own user still is
 
 
@@ -106,3 +109,78 @@ def test_the_guard_cuts_off_a_stranger(tmp_path: Path) -> None:
         with accepted:
             assert guard.strangers() >= 1
             assert client.recv(1) == b""
+
+
+def test_connections_beyond_the_bound_are_cut_off_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ollama_tiering.sidecar.peer.MAX_CONNECTIONS", 3)
+    path = tmp_path / "s"
+    guard = PeerGuard(path)
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen()
+
+        def connected() -> tuple[socket.socket, socket.socket]:
+            client = held.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(path))
+            accepted, _ = listener.accept()
+            return client, held.enter_context(accepted)
+
+        first = connected()
+        guard.trim()
+        more = [connected() for _ in range(5)]
+        guard.trim()
+        open_still = [client for client, _ in more if not _ended(client)]
+        assert len(open_still) == 2
+        assert not _ended(first[0])
+        assert guard.strangers() == 0  # one too many is no stranger
+        assert caplog.text.count("connection refused: pid=") == 1
+        for pair in (first, *more):
+            for end in pair:
+                end.close()
+        guard.trim()
+        late, _ = connected()
+        guard.trim()
+        assert not _ended(late)
+
+
+def _ended(client: socket.socket) -> bool:
+    client.settimeout(0.05)
+    try:
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+def test_trimming_leaves_a_stranger_for_its_first_call_to_be_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    guard = PeerGuard(path)
+    guard._allowed = {12345}
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(path))
+        listener.listen()
+        client.connect(str(path))
+        accepted, _ = listener.accept()
+        with accepted:
+            guard.trim()
+            assert guard.strangers() == 1
+            assert guard.strangers() == 1  # until gRPC has closed it
+
+
+def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: Daemon) -> None:
+    """Three times the bound, from one process that never calls."""
+    assert daemon.process is not None
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+    with contextlib.ExitStack() as held, daemon.channel() as channel:
+        stub = rpc.BlockStoreStub(channel)
+        assert stub.Stat(pb.StatRequest(), timeout=10).version
+        for _ in range(3 * MAX_CONNECTIONS // 64):
+            for _ in range(64):
+                one = held.enter_context(socket.socket(socket.AF_UNIX))
+                one.connect(str(daemon.socket))
+            assert stub.Stat(pb.StatRequest(), timeout=10).version
+        daemon.wait(lambda _: len([*descriptors.iterdir()]) < MAX_CONNECTIONS + 64, "cut off")
+    assert daemon.log.count("connection refused: ") == 1
+    assert "tier failed" not in daemon.log

@@ -40,6 +40,18 @@ def test_a_lock_is_held_once_and_names_its_owner(tmp_path: Path) -> None:
     os.close(lock_file(tmp_path / "lock", "the thing"))
 
 
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_no_lock_is_taken_on_anything_but_a_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lock"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeDirectory, match="not a regular file"):
+        lock_file(path, "the thing")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_walk_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

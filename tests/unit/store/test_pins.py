@@ -233,6 +233,9 @@ def test_no_link_and_no_fifo_is_read(tmp_path: Path) -> None:
     path = tmp_path / PINS_NAME
     os.mkfifo(path)
     assert load_pins(path) == []
+    pin = Pin(NAMESPACE, (BlockKey(bytes(32)),), 5.0)
+    save_pins(path, file_of_pins([pin]))  # did wait for a writer to the pipe
+    assert load_pins(path) == [pin]
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(OSError, match=r"symbolic|loop"):

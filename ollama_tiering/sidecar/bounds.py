@@ -1,0 +1,85 @@
+"""How much clients may keep open, and how long one may keep the sidecar waiting.
+
+What is beyond a bound is refused with RESOURCE_EXHAUSTED, who is too slow with DEADLINE_EXCEEDED;
+either way others are served. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from ollama_tiering.store.errors import NoRoom
+
+Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
+
+MAX_PUT_STREAMS: Final = 256
+MAX_GET_STREAMS: Final = 256
+# Each takes up to 6 MiB of memory while its client does not read: the part as it was read, as a
+# message, and as bytes on their way.
+MAX_INLINE_GETS: Final = 16
+MAX_TOOL_STREAMS: Final = 16  # a listing is as long as the store has blocks
+
+
+class ClientTooSlow(Exception):
+    """It sent or read nothing for too long."""
+
+
+class Slots:
+    """Calls of one kind that may be open at once."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what = what
+        self._most = most
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """NoRoom when there is none left."""
+        if self._taken >= self._most:
+            raise NoRoom(f"{self._most} {self._what} are open already")
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+
+def in_seconds(seconds: float) -> float:
+    """A deadline, for `sent` and `received`."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def sent(context: Context, message: object, deadline: float) -> None:
+    """Waits until the client's end of the connection takes it. ClientTooSlow."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            await context.write(message)
+    except TimeoutError:
+        raise ClientTooSlow("the answer was not read in time") from None
+    except grpc.aio.InternalError:  # the client has gone
+        raise asyncio.CancelledError from None
+
+
+async def received(context: Context, deadline: float) -> Any:
+    """The next message; None when the client has sent its last. ClientTooSlow."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            message = await context.read()
+    except TimeoutError:
+        raise ClientTooSlow("no message came in time") from None
+    return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
+
+
+async def end(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    """Ends the call with this status; waits until a client that does not read has gone."""
+    try:
+        await context.abort(code, message)
+    except grpc.aio.InternalError:  # it has
+        raise asyncio.CancelledError from None
+    raise AssertionError("abort always raises")

@@ -1,0 +1,62 @@
+"""What the store reports, as the message that answers Stat. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ollama_tiering import __version__
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.report import StoreReport, TierReport
+
+
+def stat_message(
+    report: StoreReport, started_unix_seconds: int, runners: Sequence[pb.RunnerReport]
+) -> pb.StatResponse:
+    counters = report.counters
+    return pb.StatResponse(
+        version=__version__,
+        started_unix_seconds=started_unix_seconds,
+        tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
+        has_calls=counters.has_calls,
+        matched_tokens=counters.matched_tokens,
+        asked_tokens=counters.asked_tokens,
+        put_blocks=counters.put_blocks,
+        put_bytes=counters.put_bytes,
+        get_blocks=counters.get_blocks,
+        get_bytes=counters.get_bytes,
+        misses=counters.misses,
+        open_leases=report.open_leases,
+        queued_demotions=report.unsaved_blocks,
+        runners=runners,
+        queued_bytes=report.unsaved_bytes,
+        not_written=report.not_written,
+        q8_0_namespaces=report.q8_0_namespaces,
+    )
+
+
+def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
+    return pb.TierStat(
+        tier=tier.kind.value,  # type: ignore[arg-type]
+        directory=str(tier.directory or ""),
+        budget_bytes=tier.budget_bytes,
+        used_bytes=tier.used_bytes,
+        reserved_bytes=tier.reserved_bytes,
+        blocks=tier.blocks,
+        evicted_blocks=tier.stats.evicted_blocks,
+        demoted_blocks=tier.stats.demoted_blocks,
+        quarantined_blocks=tier.stats.quarantined_blocks,
+        read_bytes_per_second=tier.read_bytes_per_second,
+        write_bytes_per_second=tier.write_bytes_per_second,
+        written_today_bytes=tier.written_today_bytes,
+        daily_write_bytes=tier.daily_write_bytes,
+        disk_full=tier.disk_full,
+        surveyed=tier.surveyed,
+        expired_blocks=tier.stats.expired_blocks,
+        state=tier.state,
+        resting_seconds=tier.resting_seconds,
+        sidecars=1 + (tier.shared.neighbours if tier.shared else 0),
+        failures=tier.stats.failures,
+        encoding=tier.encoding,
+        encoding_ratio=tier.raw_bytes / tier.stored_bytes if tier.stored_bytes else 0.0,
+        decode_bytes_per_second=decode_bytes_per_second,
+    )

@@ -1,0 +1,148 @@
+"""What the tests of abuse share: a sidecar that is watched, and clients that behave badly."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import samples
+from ollama_tiering.store.key import prefix_chain, tokens_to_bytes
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from tests.contract.daemon import Daemon, PutStream
+
+NS = samples.namespace(layers=1)
+WIDE = samples.namespace("wide", kv_heads=8, head_dim=4096, layers=4)  # blocks of 2 MiB
+HIT_TOKENS = list(range(64))
+
+
+class Watched:
+    """Memory, descriptors and log of a sidecar, from a moment on."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        assert daemon.process is not None
+        self._daemon = daemon
+        self._process = psutil.Process(daemon.process.pid)
+        self._rss_bytes = self._process.memory_info().rss
+        self._descriptors = self._process.num_fds()
+
+    @property
+    def grown_bytes(self) -> int:
+        """Files that are mapped do not count: nobody maps them here."""
+        return int(self._process.memory_info().rss) - self._rss_bytes
+
+    @property
+    def more_descriptors(self) -> int:
+        return int(self._process.num_fds()) - self._descriptors
+
+    def lines(self, text: str) -> int:
+        return sum(text in line for line in self._daemon.lines)
+
+
+def store(daemon: Daemon, ns: Any, tokens: list[int]) -> list[samples.SampleBlock]:
+    blocks = samples.sequence(ns, tokens)
+    with daemon.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), ns)
+        size = 1 if ns is WIDE else 500
+        for start in range(0, len(blocks), size):
+            assert all(result.stored for result in stream.put(blocks[start : start + size]))
+        stream.close()
+    return blocks
+
+
+def made_up_claims(count: int, file_bytes: int, mark: int = 0) -> list[pb.BlockClaim]:
+    return [
+        pb.BlockClaim(
+            key=bytes([mark]) * 4 + index.to_bytes(28, "big"),
+            parent=NS.digest(),
+            file_bytes=file_bytes,
+        )
+        for index in range(count)
+    ]
+
+
+def status_of(call: Any) -> grpc.StatusCode:
+    """With which status a call or stream of answers ends."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+        return code
+    return grpc.StatusCode.OK
+
+
+class Hits:
+    """A well-behaved client that finds everything in RAM."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._blocks = store(daemon, NS, HIT_TOKENS)
+        self._channel = daemon.channel()
+        self._stub = rpc.BlockStoreStub(self._channel)
+
+    def median_seconds(self, calls: int = 100, tries: int = 3) -> float:
+        """Of look-up, lease and release; the best of some tries, for others use the machine too."""
+        return min(statistics.median(self._seconds() for _ in range(calls)) for _ in range(tries))
+
+    def _seconds(self) -> float:
+        data = tokens_to_bytes(HIT_TOKENS)
+        keys = prefix_chain(NS.digest(), data, 4)
+        has = pb.HasRequest(namespace=NS.digest(), keys=keys, tokens=data, block_tokens=4)
+        start = time.perf_counter()
+        assert self._stub.Has(has, timeout=10).matched_tokens == len(HIT_TOKENS)
+        get = pb.GetRequest(namespace=NS.digest(), keys=keys, batch=True)
+        (answer,) = self._stub.Get(get, timeout=10)
+        self._stub.Release(pb.ReleaseRequest(lease_id=answer.lease_id), timeout=10)
+        seconds = time.perf_counter() - start
+        assert answer.found
+        assert answer.tier == pb.TIER_RAM
+        return seconds
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def trickling(
+    daemon: Daemon, path: Path, *, bytes_a_time: int, pause_seconds: float
+) -> Iterator[Path]:
+    """A socket that leads to the sidecar's and passes its answers on a few bytes at a time."""
+    over = threading.Event()
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = listener.accept()
+                held.enter_context(client)
+                sidecar = held.enter_context(socket.socket(socket.AF_UNIX))
+                sidecar.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sidecar.connect(str(daemon.socket))
+                threading.Thread(target=requests, args=(client, sidecar), daemon=True).start()
+                while not over.wait(pause_seconds):
+                    client.sendall(sidecar.recv(bytes_a_time))
+
+        def requests(client: socket.socket, sidecar: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := client.recv(1 << 16):
+                    sidecar.sendall(data)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield path
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
