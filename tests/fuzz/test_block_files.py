@@ -1,4 +1,4 @@
-"""Whatever lies in a block file: an error of two kinds, or a block whose every checksum is right."""
+"""Whatever a block file holds: an error of two kinds, or a block whose checksums are right."""
 
 from __future__ import annotations
 
