@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ollama_tiering.store import room, transcode
-from ollama_tiering.store.blockfile import read_meta
+from ollama_tiering.store.blockfile import check_place, read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
@@ -268,6 +268,7 @@ class Mover:
                 # A shared source is timed by `copy`, several blocks at once.
                 counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
+                check_place(meta, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim.release)
                     with state.lock:
