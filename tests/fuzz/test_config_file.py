@@ -128,6 +128,22 @@ def hold(config: SidecarConfig) -> None:
     assert len(os.fsencode(config.socket_path)) <= 107
 
 
+def outcome(path: Path) -> str:
+    try:
+        config = load(path=path)
+    except ConfigError as error:
+        message, hint = error.message, error.hint
+    else:
+        hold(config.sidecar)
+        return "settings"
+    assert str(path) in message
+    assert len(message.splitlines()) == 1, message
+    assert len(message) <= MAX_LINE, message
+    assert message.isprintable(), message
+    assert hint
+    return "refused"
+
+
 @pytest.mark.timeout(time_limit(INPUTS))
 def test_no_configuration_file_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("OLLAMA_", "XDG_"))]:
@@ -139,16 +155,6 @@ def test_no_configuration_file_does_harm(tmp_path: Path, monkeypatch: pytest.Mon
         for number in campaign:
             with campaign.input(number) as rng:
                 path.write_bytes(mutated(rng, document(rng)))
-                try:
-                    hold(load(path=path).sidecar)
-                except ConfigError as error:
-                    assert str(path) in error.message
-                    assert len(error.message.splitlines()) == 1, error.message
-                    assert len(error.message) <= MAX_LINE, error.message
-                    assert error.message.isprintable(), error.message
-                    assert error.hint
-                    campaign.outcomes["refused"] += 1
-                else:
-                    campaign.outcomes["settings"] += 1
+                campaign.outcomes[outcome(path)] += 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
     campaign.report()
