@@ -241,7 +241,7 @@ class FsTier:
 
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         parts = (VERSION_DIRECTORY, namespace.hex())
-        text = json.dumps(dict(fields), indent=1, ensure_ascii=False) + "\n"
+        text = description_text(fields)
         with open_below(self.directory, parts, create=True) as below:
             name = f".{secrets.token_hex(4)}{TMP_SUFFIX}"
             try:
@@ -353,6 +353,10 @@ class FsTier:
 
     def _foreign(self, entry: os.DirEntry[str]) -> None:
         """A file among the blocks that is none of ours: left alone."""
+
+
+def description_text(fields: Sequence[tuple[str, str]]) -> str:
+    return json.dumps(dict(fields), indent=1, ensure_ascii=False) + "\n"
 
 
 def file_name(key: BlockKey) -> str:

@@ -11,7 +11,9 @@ import errno
 import logging
 from collections.abc import Sequence
 
+from ollama_tiering.store.blockfile import ALIGNMENT, align
 from ollama_tiering.store.eviction import blocking_leaf
+from ollama_tiering.store.fs_tier import description_text
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Doomed, Level, StoreState
@@ -21,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
 _ROUNDS = 4  # others may take what was freed; then there is no room for this one
-_DESCRIPTION_BYTES = 8 << 10
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
@@ -145,9 +146,11 @@ def describe(
     state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
 ) -> None:
     """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
-    on_disk = level.tier.directory is not None
+    need_bytes = level.tier.growth_bytes
+    if level.tier.directory is not None:  # the file, and what its directory may grow by
+        need_bytes += align(len(description_text(fields).encode())) + ALIGNMENT
     with state.lock:
-        claim = level.lru.reserve(on_disk * _DESCRIPTION_BYTES + level.tier.growth_bytes)
+        claim = level.lru.reserve(need_bytes)
     if claim is None:
         return
     try:
