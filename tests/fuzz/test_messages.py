@@ -6,6 +6,7 @@ read or written, budgets hold, and memory stays below a bound.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -176,3 +177,33 @@ def test_the_watch_sees_what_lies_outside(tmp_path: Path) -> None:
     subprocess.run(command, check=True, env=environment, timeout=60)
     assert {("open", str(tmp_path / "link")), ("opened", str(secret))} <= set(daemon.outside())
     assert ("os.mkdir", str(tmp_path / "made")) in daemon.outside()
+
+
+LONG = "x" * (15 << 20)
+
+
+def test_reports_of_runners_are_short(daemon: WatchedDaemon, channel: grpc.Channel) -> None:
+    """They are kept, and told to everybody who asks."""
+    stub = rpc.BlockStoreStub(channel)
+    for pid in range(1, 40):
+        report = pb.RunnerReport(pid=pid, model=LONG)
+        code = code_of(lambda: stub.ReportRunner(report, timeout=CALL_SECONDS), stream=False)  # noqa: B023
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+    still_well(daemon, stub)
+
+
+def test_descriptions_of_namespaces_keep_the_budget(
+    daemon: WatchedDaemon, channel: grpc.Channel
+) -> None:
+    """They are written beside the blocks, and nothing evicts them."""
+    stub = rpc.BlockStoreStub(channel)
+    for number in range(8):
+        wide = dataclasses.replace(NS, model=f"{number}{LONG}")
+        stream = PutStream(stub, wide)
+        stream.outgoing.put(None)
+        code = code_of(lambda: stream.answers, stream=True)  # noqa: B023
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+    for number in range(30):
+        many = PutStream(stub, dataclasses.replace(NS, model=f"{number}", extra="y" * 5000))
+        many.close()
+    still_well(daemon, stub)
