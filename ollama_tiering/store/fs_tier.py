@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ _WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
 _LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
 _TRIES: Final = 4  # another thread may remove a directory that was just found
+_SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _TOP: Final = ("",)  # place of the files beside the version directory
 
 
@@ -122,7 +124,7 @@ class FsTier:
 
     def scan(self) -> Iterator[StoredBlock]:
         for entry in _entries(self.directory):
-            if entry.name.startswith(PROBE_PREFIX):
+            if entry.name.startswith(PROBE_PREFIX) and entry.is_file(follow_symlinks=False):
                 Path(entry.path).unlink(missing_ok=True)
         self.measure_overhead()
         self._note((VERSION_DIRECTORY,), self._root)
@@ -137,7 +139,7 @@ class FsTier:
                 if shard_entry.is_dir(follow_symlinks=False):
                     self._note((*place, shard_entry.name), Path(shard_entry.path))
                     yield from self._scan_shard(NamespaceId(namespace), shard_entry)
-                    if self._exclusive:
+                    if self._exclusive and _SHARD.fullmatch(shard_entry.name):
                         self._remove_directory(*place, shard_entry.name)
             if self._exclusive:
                 self._remove_namespace(place)
