@@ -136,7 +136,7 @@ def outcome(path: Path) -> str:
     else:
         hold(config.sidecar)
         return "settings"
-    assert str(path) in message
+    assert str(path) in f"{message} {hint}"
     assert len(message.splitlines()) == 1, message
     assert len(message) <= MAX_LINE, message
     assert message.isprintable(), message
