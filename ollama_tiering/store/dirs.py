@@ -49,6 +49,11 @@ def secure_directory(path: Path) -> Path:
 
 def lock_file(path: Path, purpose: str) -> int:
     """Holds an exclusive lock on `path` for as long as the descriptor lives."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ServiceError(f"{path} is no regular file", hint="remove it")
+    except FileNotFoundError:
+        pass
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

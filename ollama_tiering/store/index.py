@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from ollama_tiering.store.key import BlockKey, NamespaceId
 log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "index.sqlite"
+
+_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")  # of the files SQLite makes
 
 _VERSION: Final = 4
 _CHECKPOINT_PAGES: Final = 256
@@ -187,8 +190,8 @@ class BlockIndex:
             return self._connect(None)
 
     def _connect(self, path: Path | None) -> sqlite3.Connection:
-        if path is not None and path.is_symlink():
-            raise sqlite3.DatabaseError("the index is a symbolic link")
+        if path is not None:
+            refuse_odd_files(path)
         target = ":memory:" if path is None else str(path)
         # Opened at the start, then used by the background thread: one at a time.
         connection = sqlite3.connect(target, timeout=5, check_same_thread=False)
@@ -238,6 +241,15 @@ def _crc32(row: IndexRow) -> int:
     return zlib.crc32(_NUMBERS.pack(tier, *numbers) + key + namespace + parent + tokens)
 
 
+def refuse_odd_files(path: Path) -> None:
+    """SQLite would follow a link, and wait for ever at a pipe. sqlite3.DatabaseError."""
+    for suffix in _SUFFIXES:
+        one = path.with_name(path.name + suffix)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(one.lstat().st_mode):
+                raise sqlite3.DatabaseError(f"{one.name} is no regular file")
+
+
 def remove_index(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in _SUFFIXES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)

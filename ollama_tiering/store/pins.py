@@ -112,18 +112,9 @@ def load_pins(path: Path) -> list[Pin]:
     Not knowing the pins could cost a pinned block, so weather is no reason to go on without.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return _parse(_content(path))
     except FileNotFoundError:
         return []
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            log.warning("pins ignored, not a regular file: path=%s", path)
-            return []
-        data = file.read(_MAX_FILE_BYTES + 1)
-    try:
-        if len(data) > _MAX_FILE_BYTES:
-            raise ValueError("the file is too long")
-        return _parse(data)
     except ValueError as error:
         log.error("pins unreadable, nothing is pinned: path=%s reason=%s", path, error)
         return []
@@ -144,10 +135,11 @@ def file_of_pins(pins: Iterable[Pin]) -> str:
 
 def save_pins(path: Path, text: str) -> None:
     """Replaces the file, durably. One that was damaged is kept aside."""
-    if not text and not path.exists():
+    there = os.path.lexists(path)
+    if not text and not there:
         return
     text = text or json.dumps({"version": _VERSION, "pins": []}) + "\n"
-    if path.exists() and not _readable(path):
+    if there and not _readable(path):
         path.rename(path.with_name(path.name + _BAD_SUFFIX))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -169,10 +161,23 @@ def save_pins(path: Path, text: str) -> None:
 
 def _readable(path: Path) -> bool:
     try:
-        _parse(path.read_bytes())
+        _parse(_content(path))
     except (ValueError, OSError):
         return False
     return True
+
+
+def _content(path: Path) -> bytes:
+    """Links are not followed (OSError), what is no file is not waited for (ValueError)."""
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise ValueError("not a regular file")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ValueError("the file is too long")
+    return data
 
 
 def _parse(data: bytes) -> list[Pin]:
