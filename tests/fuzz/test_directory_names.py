@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.daily_writes import FILE_NAME
 from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
@@ -23,8 +24,7 @@ from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tier import TierKind
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import NAMESPACE
-from tests.fuzz.test_flips import Snapshot, filled, same_rows
-from tests.fuzz.world import World, memory_directory
+from tests.fuzz.world import Snapshot, World, filled, memory_directory, same_rows
 
 pytestmark = pytest.mark.fault
 
@@ -33,6 +33,11 @@ INPUTS = count("names")
 # Names the store makes itself: what lies there in their place is its own to replace or remove.
 OWN = (PINS_NAME, FILE_NAME, INDEX_NAME, PROBE_PREFIX, ".sidecar-", ".lock", "namespace.json")
 OWN_SUFFIXES = (".kvb", ".tmp", ".bad")
+
+OWN_FILES = (
+    *(f"{INDEX_NAME}{end}" for end in ("", "-wal", "-shm", "-journal")),
+    *(FILE_NAME, f"{FILE_NAME}.tmp", PINS_NAME, ".lock", f"{PROBE_PREFIX}1"),
+)
 
 Kind = Callable[[random.Random, bytes, Path], None]
 
@@ -140,6 +145,29 @@ def plant(rng: random.Random, root: Path, world: World, outside: Path) -> tuple[
     if not os.path.lexists(at):
         kind(rng, at, outside)
     return kind.__name__, at
+
+
+@pytest.mark.parametrize("kind", [link_to_file, link_to_directory, directory, pipe])
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_in_the_place_of_its_own_files_nothing_is_followed_or_waited_for(
+    tmp_path: Path, name: str, kind: Kind
+) -> None:
+    world = filled(tmp_path, None, TierKind.LOCAL, {}, blocks=2)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    before = look(outside)
+    (world.local / name).unlink(missing_ok=True)
+    kind(random.Random(1), os.fsencode(world.local / name), outside)
+    try:
+        store = world.open()
+    except (ServiceError, OSError):  # said, and not started: whose lock or pins are these?
+        assert name in (".lock", PINS_NAME)
+    else:
+        assert all(world.read(one) for one in world.blocks)
+        store.pins.pin(world.blocks[1].key)
+        world.close()
+    assert look(outside) == before
 
 
 def ours(at: bytes) -> bool:

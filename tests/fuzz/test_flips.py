@@ -7,7 +7,6 @@ copy cannot hide what was not found.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from ollama_tiering.store.fs_tier import BAD_SUFFIX
 from ollama_tiering.store.tier import TierKind
 from tests.fuzz.campaign import FLIPS, Campaign, time_limit
 from tests.fuzz.mutations import PREAMBLE_BYTES, Sample
-from tests.fuzz.world import World, memory_directory
+from tests.fuzz.world import BLOCKS, Snapshot, filled, memory_directory, same_rows
 
 pytestmark = pytest.mark.fault
 
-BLOCKS = 12
 ZSTD = {TierKind.LOCAL: Encoding.ZSTD}
 # Tier, what its files hold, and the share of the flips.
 TIERS = {
@@ -34,40 +32,6 @@ TIERS = {
     "remote zstd": (TierKind.REMOTE, {TierKind.REMOTE: Encoding.ZSTD}, 0.1),
 }
 OTHERS_SHARE = 0.2
-
-
-class Snapshot:
-    """All files below a directory, to be put back."""
-
-    def __init__(self, *roots: Path) -> None:
-        self._roots = roots
-        self.files = {
-            path: path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()
-        }
-
-    def put_back(self) -> None:
-        for root in self._roots:
-            for path in [p for p in root.rglob("*") if not p.is_dir()]:
-                if path not in self.files:
-                    path.unlink()
-        for path, data in self.files.items():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not path.exists() or path.read_bytes() != data:
-                path.unlink(missing_ok=True)
-                path.write_bytes(data)
-
-
-def filled(
-    root: Path, ram: Path | None, kind: TierKind, encodings: dict[TierKind, Encoding]
-) -> World:
-    """Closed. Only this tier has blocks."""
-    world = World(root, ram, encodings=encodings, lowest=kind)
-    world.open()
-    world.fill(BLOCKS)
-    world.close()
-    for above in (world.ram, world.local)[: kind.value - 1]:
-        shutil.rmtree(above / "v1")
-    return world
 
 
 def flip(rng: random.Random, path: Path) -> int:
@@ -137,6 +101,7 @@ def test_a_flipped_bit_of_a_block_is_found_before_it_is_used(
                 if one in damaged:
                     where = "used" if damaged[one] else "padding"
                     campaign.outcomes[f"{where}, {'open' if while_open else 'closed'}"] += 1
+            assert not world.disputed
             quarantined = world.quarantined()
             bad_files = len(list(directory.rglob(f"*{BAD_SUFFIX}")))
             assert quarantined == bad_files == sum(damaged.values())
@@ -145,16 +110,6 @@ def test_a_flipped_bit_of_a_block_is_found_before_it_is_used(
             world.close()
             snapshot.put_back()
     campaign.report()
-
-
-def same_rows(data: bytes, raw: bytes) -> bool:
-    """But for padding, which nobody reads."""
-    meta, wanted = (read_meta(buffer_reader(d), len(d)) for d in (data, raw))
-    return meta == wanted and all(
-        data[s.file_offset : s.file_offset + s.stored_bytes]
-        == raw[s.file_offset : s.file_offset + s.stored_bytes]
-        for s in meta.segments
-    )
 
 
 @pytest.mark.timeout(time_limit(FLIPS))

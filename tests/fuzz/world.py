@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.sidecar.restored import BlockRef, Match, checked
+from ollama_tiering.store.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import tokens_from_bytes
+from ollama_tiering.store.key import TOKEN_BYTES
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeasedBlock
@@ -24,7 +26,7 @@ from ollama_tiering.store.tiered import TieredStore
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, Sample, raw_block, sample
 
 BUDGET_BYTES = 16 << 20  # and the index's headroom in the local one
-MISS = "miss"
+BLOCKS = 12  # in a world that is filled
 
 
 class World:
@@ -47,7 +49,7 @@ class World:
         self.lowest = lowest
         self.remote.mkdir(mode=0o700, exist_ok=True)
         self.blocks: list[Sample] = []
-        self.corrupt = 0  # blocks that a client reported and the store found damaged
+        self.disputed: list[Sample] = []  # refused by a client, and found good by the store
         self.store: TieredStore | None = None
 
     def open(self) -> TieredStore:
@@ -105,12 +107,12 @@ class World:
         store.pins.pin(self.blocks[0].key)
 
     def read(self, one: Sample, *, inline: bool = False) -> bytes | None:
-        """What a client gets for the prompt of this block: verified, or None. Damage is reported,
-        and the store has to find it too.
+        """What a client gets for the prompt of this block: verified, or None. Damage is reported;
+        the store has to find it too.
         """
         store = self.store
         assert store is not None
-        rows = len(tokens_from_bytes(one.tokens))
+        rows = len(one.tokens) // TOKEN_BYTES
         found = store.match(one.namespace, [one.key], one.tokens, rows)
         assert sum(block.rows for block in found) <= rows
         if not found or found[0].key != one.key:
@@ -127,17 +129,16 @@ class World:
     def verified(self, one: Sample, data: bytes) -> bool:
         store = self.store
         assert store is not None
+        rows = len(one.tokens) // TOKEN_BYTES
+        ref = BlockRef(one.key, 0, rows, rows, "", len(data), 0.0)
         try:
-            meta = read_meta(buffer_reader(data), len(data))
-            if (meta.namespace, meta.key, meta.tokens) != (one.namespace, one.key, one.tokens):
-                raise CorruptBlock("another block")
-            verify_payload(meta, buffer_reader(data))
+            checked(NS, Match(one.tokens, (ref,)), ref, data)
         except UnsupportedFormat:
             store.report_corrupt(one.namespace, one.key)
             return False
         except CorruptBlock:
-            assert store.report_corrupt(one.namespace, one.key)
-            self.corrupt += 1
+            if not store.report_corrupt(one.namespace, one.key):
+                self.disputed.append(one)
             return False
         return True
 
@@ -165,6 +166,55 @@ def taken(store: TieredStore, block: LeasedBlock, *, inline: bool) -> bytes | No
         except (OSError, CorruptBlock):
             return None
     return block.path.read_bytes()
+
+
+def filled(
+    root: Path,
+    ram: Path | None,
+    kind: TierKind,
+    encodings: dict[TierKind, Encoding],
+    *,
+    blocks: int = BLOCKS,
+) -> World:
+    """Closed. Only this tier has blocks."""
+    world = World(root, ram, encodings=encodings, lowest=kind)
+    world.open()
+    world.fill(blocks)
+    world.close()
+    for above in (world.ram, world.local)[: kind.value - 1]:
+        shutil.rmtree(above / "v1")
+    return world
+
+
+class Snapshot:
+    """All files below a directory, to be put back."""
+
+    def __init__(self, *roots: Path) -> None:
+        self._roots = roots
+        self.files = {
+            path: path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()
+        }
+
+    def put_back(self) -> None:
+        for root in self._roots:
+            for path in [p for p in root.rglob("*") if not p.is_dir()]:
+                if path not in self.files:
+                    path.unlink()
+        for path, data in self.files.items():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not path.exists() or path.read_bytes() != data:
+                path.unlink(missing_ok=True)
+                path.write_bytes(data)
+
+
+def same_rows(data: bytes, raw: bytes) -> bool:
+    """But for padding, which nobody reads."""
+    meta, wanted = (read_meta(buffer_reader(d), len(d)) for d in (data, raw))
+    return meta == wanted and all(
+        data[s.file_offset : s.file_offset + s.stored_bytes]
+        == raw[s.file_offset : s.file_offset + s.stored_bytes]
+        for s in meta.segments
+    )
 
 
 @contextlib.contextmanager
