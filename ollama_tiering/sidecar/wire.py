@@ -111,7 +111,14 @@ def _released(handler: Any) -> Any:
 
     async def streaming(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async with contextlib.aclosing(inner(request, context)) as answers:
+            async with contextlib.AsyncExitStack() as stack:
+                if handler.request_streaming:
+                    request = aiter(request)  # a generator, which keeps the last message
+                    if hasattr(request, "aclose"):
+                        stack.push_async_callback(request.aclose)
+                answers = await stack.enter_async_context(
+                    contextlib.aclosing(inner(request, context))
+                )
                 async for answer in answers:
                     yield answer
         except grpc.aio.AbortError as error:
