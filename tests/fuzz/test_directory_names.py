@@ -20,10 +20,11 @@ from ollama_tiering.store.daily_writes import FILE_NAME
 from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.pins import PINS_NAME
+from ollama_tiering.store.session import Claim
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tier import TierKind
 from tests.fuzz.campaign import Campaign, count, time_limit
-from tests.fuzz.mutations import NAMESPACE
+from tests.fuzz.mutations import NAMESPACE, NS, ROWS, raw_block, sample
 from tests.fuzz.world import Snapshot, World, filled, memory_directory, same_rows
 
 pytestmark = pytest.mark.fault
@@ -217,6 +218,8 @@ def test_nothing_planted_in_a_tier_does_harm(
                 data = world.read(one)
                 assert data is not None, one.name
                 assert same_rows(data, one.raw)
+            if rng.random() < 0.5:
+                store_through_link(rng, world, root, outside)
             world.store.run_pending()
             admin = Administration(world.store, alone=False)
             admin.listing()
@@ -231,6 +234,24 @@ def test_nothing_planted_in_a_tier_does_harm(
             clear(root)
             snapshot.put_back()
     campaign.report()
+
+
+def store_through_link(rng: random.Random, world: World, root: Path, outside: Path) -> None:
+    """A block whose directory has become a link to elsewhere."""
+    data = raw_block(rng.randrange(100_000, 200_000))
+    one = sample("new", data, data)
+    at = world.path_of(root, one).parent
+    if os.path.lexists(at):
+        return
+    at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    at.symlink_to(outside)
+    assert world.store is not None
+    session = world.store.open_session(NAMESPACE, NS.fields(), ROWS)
+    (answer,) = session.reserve([Claim(one.key, NAMESPACE, len(data))])
+    if answer.path is not None:
+        answer.path.write_bytes(data)
+        session.commit([answer.reservation_id])
+    world.store.close_session(session)
 
 
 def clear(directory: Path) -> None:
