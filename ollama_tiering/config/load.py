@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ollama_tiering.config.environment import ENV_CONFIG
 from ollama_tiering.config.places import (
@@ -23,6 +23,8 @@ from ollama_tiering.config.places import (
 from ollama_tiering.config.settings import SETTINGS, Config, PatchConfig, Setting, SidecarConfig
 from ollama_tiering.config.sizes import GIB
 from ollama_tiering.errors import ConfigError
+
+_SHOWN_CHARACTERS: Final = 200  # of what the file says, in a message: it may say anything
 
 
 def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Config:
@@ -45,7 +47,7 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
             try:
                 values[section][setting.field] = parse(value)
             except (ValueError, TypeError, OverflowError) as error:
-                raise ConfigError(f"{origin}: {error}", hint=cure) from None
+                raise ConfigError(f"{origin}: {_shown(str(error))}", hint=cure) from None
     sidecar = SidecarConfig(**(_sidecar_defaults() | values["sidecar"]))
     if sidecar.low_watermark >= sidecar.high_watermark:
         raise ConfigError(
@@ -123,11 +125,15 @@ def _read_file(file: Path, *, required: bool) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{file}: {error.strerror}", hint=hint) from None
     try:
         return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{file}:1: nested too deeply", hint="write it flat (TOML)") from None
+    except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
         match = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(match[1]) if match else max(1, text.count("\n"))
         reason = re.sub(r" \(at .*\)", "", str(error))
-        raise ConfigError(f"{file}:{line}: {reason}", hint="correct that line (TOML)") from None
+        raise ConfigError(
+            f"{file}:{line}: {_shown(reason)}", hint="correct that line (TOML)"
+        ) from None
 
 
 def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> None:
@@ -137,7 +143,7 @@ def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> 
         if section not in sections or not isinstance(content, dict):
             line = _line_of(text, section)
             raise ConfigError(
-                f"{file}:{line}: no such section: {section}",
+                f"{file}:{line}: no such section: {_shown(section)}",
                 hint=f"sections are {', '.join(f'[{name}]' for name in sorted(sections))}",
             )
         for name in content:
@@ -145,9 +151,15 @@ def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> 
             if key not in known:
                 keys = sorted(k.partition(".")[2] for k in known if k.startswith(f"{section}."))
                 raise ConfigError(
-                    f"{file}:{_line_of(text, key)}: no such key in [{section}]: {name}",
+                    f"{file}:{_line_of(text, key)}: no such key in [{section}]: {_shown(name)}",
                     hint=f"keys are {', '.join(keys)}",
                 )
+
+
+def _shown(text: str) -> str:
+    """One line that a terminal can show."""
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_SHOWN_CHARACTERS])
+    return plain + "…" * (len(text) > _SHOWN_CHARACTERS)
 
 
 def _line_of(text: str, key: str) -> int:

@@ -89,9 +89,12 @@ def _gigabytes(value: Any) -> int:
 
 
 def _path(value: Any) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(f"{value!r} is not a path")
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # a home directory of nobody
+        raise ValueError(f"{value!r}: {error}") from None
 
 
 def _socket(value: Any) -> Path:

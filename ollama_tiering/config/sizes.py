@@ -15,8 +15,18 @@ _UNITS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": GIB << 10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 
 
+MAX_SIZE_BYTES = 1 << 62  # what fits into every signed 64-bit number it is kept in
+
+
 def parse_size(value: str | int) -> int:
     """Bytes of `8GiB`, `500MB`, `1.5g` or a plain number. ValueError says what is wrong."""
+    size_bytes = _parse(value)
+    if size_bytes > MAX_SIZE_BYTES:
+        raise ValueError(f"{value!r} is more than any size")
+    return size_bytes
+
+
+def _parse(value: str | int) -> int:
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a size")
     if isinstance(value, int):

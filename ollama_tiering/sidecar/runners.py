@@ -7,6 +7,7 @@ import os
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
 _MAX_RUNNERS = 256
+_MAX_REPORT_BYTES = 16 << 10  # all are kept, and sent in one answer to everybody who asks
 
 
 class RunnerTable:
@@ -18,6 +19,8 @@ class RunnerTable:
     def put(self, report: pb.RunnerReport) -> None:
         if report.pid <= 0:
             raise ValueError(f"{report.pid} is no process id")
+        if report.ByteSize() > _MAX_REPORT_BYTES:
+            raise ValueError(f"a report of {report.ByteSize()} bytes is too long")
         self._reports.pop(report.pid, None)
         self._reports[report.pid] = report
         if len(self._reports) > _MAX_RUNNERS:

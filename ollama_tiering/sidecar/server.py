@@ -35,6 +35,7 @@ from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
+from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.encoding import Encoding
@@ -177,7 +178,12 @@ async def _serve(
     counting = [CallMetrics(registry)] if config.metrics_port else []
     guard = PeerGuard(config.socket_path)
     server = grpc.aio.server(
-        interceptors=[*counting, _PeerInterceptor(guard)],
+        interceptors=[
+            RefusedRequests(SERVICE_NAME),
+            *counting,
+            _PeerInterceptor(guard),
+            WireFormat(SERVICE_NAME),
+        ],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),

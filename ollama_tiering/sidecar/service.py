@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar.administration import AdministrationService
@@ -55,6 +56,7 @@ _MAX_KEYS: Final = 1 << 16
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 _STATUS: Final = (
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
     (InvalidBlock, grpc.StatusCode.INVALID_ARGUMENT),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CorruptBlock, grpc.StatusCode.DATA_LOSS),

@@ -248,11 +248,14 @@ def read_meta(read_at: ReadAt, file_bytes: int) -> BlockMeta:
     return _checked(header, payload_offset, file_bytes)
 
 
-def declared_file_bytes(head: Buffer) -> int | None:
-    """Size of the file that starts with these bytes; None while its header is not complete.
+def check_place(meta: BlockMeta, namespace: NamespaceId, key: BlockKey) -> None:
+    """CorruptBlock where a valid file lies under another block's name."""
+    if (meta.namespace, meta.key) != (namespace, key):
+        raise CorruptBlock("the file lies where another block belongs")
 
-    Only sums up what the header says; `read_meta` judges it.
-    """
+
+def declared_file_bytes(head: Buffer) -> int | None:
+    """Size of the file that starts with these bytes, by its header alone; None while incomplete."""
     view = memoryview(head).cast("B")
     if view.nbytes < PREAMBLE_BYTES:
         return None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store import room, transcode
-from ollama_tiering.store.blockfile import BlockMeta, read_meta
+from ollama_tiering.store.blockfile import BlockMeta, check_place, read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
@@ -117,6 +117,7 @@ class Copier:
                 # A shared source is timed by `copy`, several blocks at once.
                 counts = source.shared is None and source.speed.counts(opened)
                 meta = read_meta(block.read_at, block.file_bytes)
+                check_place(meta, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim)
                     with state.lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
@@ -33,7 +33,9 @@ def check(state: StoreState, namespace: NamespaceId, key: BlockKey) -> bool:
 def _damaged(state: StoreState, level: Level, record: BlockRecord) -> bool:
     try:
         with level.tier.open(record.namespace, record.key) as block:
-            verify_payload(read_meta(block.read_at, block.file_bytes), block.read_at)
+            meta = read_meta(block.read_at, block.file_bytes)
+            check_place(meta, record.namespace, record.key)
+            verify_payload(meta, block.read_at)
     except UnsupportedFormat as error:
         log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
         room.set_aside(state, level, record.key)

@@ -118,3 +118,23 @@ def filesystem_type(path: Path) -> str:
         if left.split()[2] == number:
             return right.split()[0]
     return ""
+
+
+@contextlib.contextmanager
+def regular_file(name: str, flags: int, below: int) -> Iterator[tuple[int, os.stat_result]]:
+    fd = os.open(name, flags, dir_fd=below)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise FileNotFoundError(f"{name} is not a regular file")
+        yield fd, info
+    finally:
+        os.close(fd)
+
+
+def entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []

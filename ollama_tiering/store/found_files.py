@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.dirs import open_below
+from ollama_tiering.store.dirs import entries, open_below
 from ollama_tiering.store.fs_tier import (
     BAD_SUFFIX,
     DESCRIPTION_NAME,
@@ -54,16 +54,16 @@ class FoundFile:
 
 def walk(directory: Path) -> Iterator[FoundFile]:
     """OSError of a directory that cannot be listed passes; one that is gone is empty."""
-    for entry in _entries(directory):
+    for entry in entries(directory):
         if entry.name.startswith((PROBE_PREFIX, f".{PINS_NAME}.")):
             yield from _found(What.TEMPORARY, (), entry)
-    for entry in _entries(directory / VERSION_DIRECTORY):
+    for entry in entries(directory / VERSION_DIRECTORY):
         namespace = digest_from_hex(entry.name)
         parts = (VERSION_DIRECTORY, entry.name)
         if namespace is None or not entry.is_dir(follow_symlinks=False):
             yield from _found(What.FOREIGN, parts[:1], entry)
             continue
-        for inner in _entries(Path(entry.path)):
+        for inner in entries(Path(entry.path)):
             if inner.is_dir(follow_symlinks=False) and len(inner.name) == 2:
                 yield from _shard(NamespaceId(namespace), (*parts, inner.name), Path(inner.path))
             elif inner.name.startswith(".") and inner.name.endswith(TMP_SUFFIX):
@@ -79,7 +79,7 @@ def remove_file(directory: Path, found: FoundFile) -> None:
 
 
 def _shard(namespace: NamespaceId, parts: tuple[str, ...], directory: Path) -> Iterator[FoundFile]:
-    for entry in _entries(directory):
+    for entry in entries(directory):
         key = digest_from_hex(entry.name[:64])
         rest = entry.name[64:]
         if key is None or entry.name[:2] != parts[-1]:
@@ -111,11 +111,3 @@ def _found(
         what = What.FOREIGN
     size = info.st_blocks * _BLOCK_UNIT
     yield FoundFile(what, parts, entry.name, size, info.st_ctime, namespace, key)
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from ollama_tiering.store.found_files import What, walk
 from ollama_tiering.store.fs_tier import FsTempBlock, FsTier
-from ollama_tiering.store.index import BlockIndex, IndexRow
+from ollama_tiering.store.index import BlockIndex, IndexRow, refuse_odd_files
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import StoredBlock
 
@@ -90,6 +90,7 @@ class FrozenIndex(BlockIndex):
     def _open(self) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}?mode=ro&immutable=1"
         with contextlib.suppress(sqlite3.Error):
+            refuse_odd_files(self.path)
             connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
             try:
                 if self.usable(connection):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.dirs import in_memory, lock_file, open_below, secure_directory
+from ollama_tiering.store.dirs import (
+    entries,
+    in_memory,
+    lock_file,
+    open_below,
+    regular_file,
+    secure_directory,
+)
 from ollama_tiering.store.file_io import fd_reader, fill, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.namespace_text import namespace_text
@@ -46,6 +54,7 @@ _WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
 _LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
 _TRIES: Final = 4  # another thread may remove a directory that was just found
+_SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _TOP: Final = ("",)  # place of the files beside the version directory
 
 
@@ -123,23 +132,23 @@ class FsTier:
             raise
 
     def scan(self) -> Iterator[StoredBlock]:
-        for entry in _entries(self.directory):
-            if entry.name.startswith(PROBE_PREFIX):
+        for entry in entries(self.directory):
+            if entry.name.startswith(PROBE_PREFIX) and entry.is_file(follow_symlinks=False):
                 Path(entry.path).unlink(missing_ok=True)
         self.measure_overhead()
         self._note((VERSION_DIRECTORY,), self._root)
-        for namespace_entry in _entries(self.directory / VERSION_DIRECTORY):
+        for namespace_entry in entries(self.directory / VERSION_DIRECTORY):
             namespace = digest_from_hex(namespace_entry.name)
             if namespace is None or not namespace_entry.is_dir(follow_symlinks=False):
                 continue
             place = (VERSION_DIRECTORY, namespace_entry.name)
             self._note(place, Path(namespace_entry.path))
             self._note((*place, DESCRIPTION_NAME), Path(namespace_entry.path) / DESCRIPTION_NAME)
-            for shard_entry in _entries(Path(namespace_entry.path)):
+            for shard_entry in entries(Path(namespace_entry.path)):
                 if shard_entry.is_dir(follow_symlinks=False):
                     self._note((*place, shard_entry.name), Path(shard_entry.path))
                     yield from self._scan_shard(NamespaceId(namespace), shard_entry)
-                    if self._exclusive:
+                    if self._exclusive and _SHARD.fullmatch(shard_entry.name):
                         self._remove_directory(*place, shard_entry.name)
             if self._exclusive:
                 self._remove_namespace(place)
@@ -244,7 +253,7 @@ class FsTier:
 
     def measure_overhead(self) -> None:
         total = physical_bytes(self.directory.stat())
-        for entry in _entries(self.directory):
+        for entry in entries(self.directory):
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
                     total += physical_bytes(entry.stat(follow_symlinks=False))
@@ -274,7 +283,7 @@ class FsTier:
     def remove_vacant(self, namespace: NamespaceId) -> None:
         """The directories and description of a namespace; if there is anything else, they stay."""
         place = (VERSION_DIRECTORY, namespace.hex())
-        for entry in _entries(self.directory.joinpath(*place)):
+        for entry in entries(self.directory.joinpath(*place)):
             if entry.is_dir(follow_symlinks=False):
                 self._remove_directory(*place, entry.name)
         self._remove_namespace(place)
@@ -296,7 +305,7 @@ class FsTier:
     ) -> Iterator[tuple[int, os.stat_result]]:
         with (
             open_below(self.directory, shard(namespace, key)) as below,
-            _regular(name, flags, below) as opened,
+            regular_file(name, flags, below) as opened,
         ):
             yield opened
 
@@ -324,7 +333,7 @@ class FsTier:
 
     def _remove_namespace(self, place: tuple[str, ...]) -> None:
         """What is left of a model that has no block any more."""
-        names = [entry.name for entry in _entries(self.directory.joinpath(*place))]
+        names = [entry.name for entry in entries(self.directory.joinpath(*place))]
         if names in ([], [DESCRIPTION_NAME]):
             with contextlib.suppress(OSError):
                 with open_below(self.directory, place) as below:
@@ -342,7 +351,7 @@ class FsTier:
     def _scan_shard(
         self, namespace: NamespaceId, directory: os.DirEntry[str]
     ) -> Iterator[StoredBlock]:
-        for entry in _entries(Path(directory.path)):
+        for entry in entries(Path(directory.path)):
             key = digest_from_hex(entry.name[:64])
             rest = entry.name[64:]
             if key is None or entry.name[:2] != directory.name:
@@ -385,23 +394,3 @@ def file_name(key: BlockKey) -> str:
 
 def shard(namespace: NamespaceId, key: BlockKey) -> tuple[str, str, str]:
     return VERSION_DIRECTORY, namespace.hex(), key.hex()[:2]
-
-
-@contextlib.contextmanager
-def _regular(name: str, flags: int, below: int) -> Iterator[tuple[int, os.stat_result]]:
-    fd = os.open(name, flags, dir_fd=below)
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise FileNotFoundError(f"{name} is not a regular file")
-        yield fd, info
-    finally:
-        os.close(fd)
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except FileNotFoundError:
-        return []

@@ -2,6 +2,7 @@
 
 A cache of the block files and never the truth: a row counts only if the scan found its file with
 the size the row names, and a database that is missing, of another version or damaged is made anew.
+SQLite keeps no checksums, so every row has one of its own.
 Used by one thread at a time.
 """
 
@@ -10,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import stat
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,7 +25,9 @@ log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "index.sqlite"
 
-_VERSION: Final = 3
+_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")  # of the files SQLite makes
+
+_VERSION: Final = 4
 _CHECKPOINT_PAGES: Final = 256
 HEADROOM_BYTES: Final = 8 << 20  # what the files may grow by between two looks at them
 _SCHEMA: Final = """
@@ -38,6 +44,7 @@ CREATE TABLE blocks (
     last_use REAL NOT NULL,
     created REAL NOT NULL,
     hits INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL,
     PRIMARY KEY (key, tier)
 ) WITHOUT ROWID;
 CREATE TABLE speeds (
@@ -85,8 +92,9 @@ _PLAUSIBLE: Final = " AND ".join(
         "typeof(last_use) = 'real' AND typeof(created) = 'real'",
     ]
 )
-_COLUMNS: Final = IndexRow._fields
+_COLUMNS: Final = (*IndexRow._fields, "crc32")
 _INSERT: Final = f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})"
+_NUMBERS: Final = struct.Struct("<5q2dq")
 
 
 class BlockIndex:
@@ -98,12 +106,22 @@ class BlockIndex:
         self._connection = self._open()
 
     def load(self) -> Iterator[IndexRow]:
-        """All rows that can be. Ends early where the database is damaged."""
+        """All rows that are as they were saved. Ends early where the database is damaged."""
+        damaged_rows = 0
         try:
             query = f"SELECT {', '.join(_COLUMNS)} FROM blocks WHERE {_PLAUSIBLE}"
-            yield from map(IndexRow._make, self._connection.execute(query))
+            for *values, crc32 in self._connection.execute(query):
+                row = IndexRow._make(values)
+                if _crc32(row) == crc32:
+                    yield row
+                else:
+                    damaged_rows += 1
         except sqlite3.Error as error:
             self._start_over(error)
+            return
+        if damaged_rows:  # nobody knows what else is wrong in it
+            log.warning("index damaged, made anew: path=%s rows=%d", self.path, damaged_rows)
+            self.start_afresh()
 
     def save(self, rows: Iterable[IndexRow], removed: Sequence[BlockKey]) -> bool:
         """Replaces all rows of these keys. False: nothing was saved."""
@@ -112,7 +130,7 @@ class BlockIndex:
         try:
             with self._connection:
                 self._connection.executemany("DELETE FROM blocks WHERE key = ?", sorted(keys))
-                self._connection.executemany(_INSERT, entries)
+                self._connection.executemany(_INSERT, ((*row, _crc32(row)) for row in entries))
         except sqlite3.DatabaseError as error:
             self._start_over(error)
             return False
@@ -172,8 +190,8 @@ class BlockIndex:
             return self._connect(None)
 
     def _connect(self, path: Path | None) -> sqlite3.Connection:
-        if path is not None and path.is_symlink():
-            raise sqlite3.DatabaseError("the index is a symbolic link")
+        if path is not None:
+            refuse_odd_files(path)
         target = ":memory:" if path is None else str(path)
         # Opened at the start, then used by the background thread: one at a time.
         connection = sqlite3.connect(target, timeout=5, check_same_thread=False)
@@ -218,6 +236,20 @@ class BlockIndex:
         remove_index(self.path)
 
 
+def _crc32(row: IndexRow) -> int:
+    key, tier, namespace, parent, tokens, *numbers = row
+    return zlib.crc32(_NUMBERS.pack(tier, *numbers) + key + namespace + parent + tokens)
+
+
+def refuse_odd_files(path: Path) -> None:
+    """SQLite would follow a link, and wait for ever at a pipe. sqlite3.DatabaseError."""
+    for suffix in _SUFFIXES:
+        one = path.with_name(path.name + suffix)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(one.lstat().st_mode):
+                raise sqlite3.DatabaseError(f"{one.name} is no regular file")
+
+
 def remove_index(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in _SUFFIXES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -135,10 +135,11 @@ def file_of_pins(pins: Iterable[Pin]) -> str:
 
 def save_pins(path: Path, text: str) -> None:
     """Replaces the file, durably. One that was damaged is kept aside."""
-    if not text and not path.exists():
+    there = os.path.lexists(path)
+    if not text and not there:
         return
     text = text or json.dumps({"version": _VERSION, "pins": []}) + "\n"
-    if path.exists() and not _readable(path):
+    if there and not _readable(path):
         path.rename(path.with_name(path.name + _BAD_SUFFIX))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

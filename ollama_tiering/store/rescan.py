@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import read_meta
+from ollama_tiering.store.blockfile import check_place, read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.key import BlockKey
@@ -151,8 +151,7 @@ class Rescan:
         try:
             with self._tier.open(stored.namespace, stored.key) as block:
                 meta = read_meta(block.read_at, block.file_bytes)
-            if (meta.namespace, meta.key) != (stored.namespace, stored.key):
-                raise CorruptBlock("the file lies where another block belongs")
+            check_place(meta, stored.namespace, stored.key)
         except UnsupportedFormat as error:
             log.warning("block not readable here, kept: key=%s %s", stored.key.hex(), error)
             self._unsupported.add(stored.key)

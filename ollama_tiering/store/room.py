@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import Sequence
 
+from ollama_tiering.store.blockfile import ALIGNMENT, align
 from ollama_tiering.store.eviction import blocking_leaf
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
 _ROUNDS = 4  # others may take what was freed; then there is no room for this one
-_PAGE_BYTES = 4096
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
@@ -146,10 +146,11 @@ def describe(
     state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
 ) -> None:
     """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
-    pages = 1 + len(namespace_text(fields)) // _PAGE_BYTES
-    file_bytes = pages * _PAGE_BYTES if level.tier.directory is not None else 0
+    need_bytes = level.tier.growth_bytes
+    if level.tier.directory is not None:  # the file, and what its directory may grow by
+        need_bytes += align(len(namespace_text(fields))) + ALIGNMENT
     with state.lock:
-        claim = level.lru.reserve(file_bytes + level.tier.growth_bytes)
+        claim = level.lru.reserve(need_bytes)
     if claim is None:
         return
     try:

@@ -26,6 +26,7 @@ from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.tier import Neighbour
 
+MAX_TO_DESCRIBE: Final = 256
 ALLOWANCE_SECONDS: Final = 300.0  # far less than after which the others take a sidecar for dead
 
 Fields = Sequence[tuple[str, str]]
@@ -46,6 +47,12 @@ class SharedBooks:
     granted_at: tuple[float, float] = (0.0, 0.0)  # by the clock, by the wall clock
     doomed: OrderedDict[tuple[NamespaceId, BlockKey], None] = field(default_factory=OrderedDict)
     to_describe: dict[NamespaceId, Fields] = field(default_factory=dict)
+
+    def describe(self, namespace: NamespaceId, fields: Fields) -> None:
+        """To be written once the tier can be. Only for people: the oldest are dropped first."""
+        self.to_describe[namespace] = tuple(fields)
+        if len(self.to_describe) > MAX_TO_DESCRIBE:
+            del self.to_describe[next(iter(self.to_describe))]
 
     def reserve(
         self, lru: ByteLru[BlockKey], need_bytes: int, now: float, wall_now: float

@@ -49,6 +49,7 @@ _IDLE_SECONDS: Final = 1.0
 _SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
 _SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
+MAX_DESCRIPTION_CHARACTERS: Final = 64 << 10  # a model of 1000 layers has 20 thousand
 
 
 class TieredStore:
@@ -184,6 +185,8 @@ class TieredStore:
         block_tokens: int,
     ) -> WriteSession:
         """A writer for one namespace. InvalidBlock when `fields` are not what it is made of."""
+        if sum(len(name) + len(value) for name, value in fields) > MAX_DESCRIPTION_CHARACTERS:
+            raise InvalidBlock("the description of the namespace is too long")
         if namespace_digest(fields) != namespace:
             raise InvalidBlock("the namespace is not the digest of its description")
         if dict(fields).get("block_tokens") != str(block_tokens):
@@ -193,7 +196,7 @@ class TieredStore:
         for level in self._state.levels:
             if level.shared is not None:
                 with self._state.lock:
-                    level.shared.to_describe[namespace] = tuple(fields)
+                    level.shared.describe(namespace, fields)
             else:
                 room.describe(self._state, level, namespace, fields)
         session = WriteSession(

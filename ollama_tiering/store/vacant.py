@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ollama_tiering.store.dirs import entries
 from ollama_tiering.store.fs_tier import DESCRIPTION_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.key import NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import physical_bytes
@@ -17,7 +18,7 @@ from ollama_tiering.store.other_bytes import physical_bytes
 
 def vacant(directory: Path, in_use: Collection[bytes]) -> Iterator[tuple[NamespaceId, int]]:
     """(namespace, physical bytes) of each below a tier's directory that is none of `in_use`."""
-    for entry in _entries(directory / VERSION_DIRECTORY):
+    for entry in entries(directory / VERSION_DIRECTORY):
         namespace = digest_from_hex(entry.name)
         if namespace is None or namespace in in_use or not entry.is_dir(follow_symlinks=False):
             continue
@@ -29,9 +30,9 @@ def vacant(directory: Path, in_use: Collection[bytes]) -> Iterator[tuple[Namespa
 def _bytes_if_vacant(directory: os.DirEntry[str]) -> int | None:
     try:
         total = physical_bytes(directory.stat(follow_symlinks=False))
-        for inner in _entries(Path(directory.path)):
+        for inner in entries(Path(directory.path)):
             if inner.is_dir(follow_symlinks=False):
-                empty = not _entries(Path(inner.path))
+                empty = not entries(Path(inner.path))
             else:
                 empty = inner.name == DESCRIPTION_NAME
             if not empty:
@@ -40,11 +41,3 @@ def _bytes_if_vacant(directory: os.DirEntry[str]) -> int | None:
     except FileNotFoundError:  # going just now
         return None
     return total
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.found_files import FoundFile, What, remove_file, walk
 from ollama_tiering.store.inventory import Finding, VerifyStep
@@ -58,8 +58,7 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
     with tier.open(namespace, key) as block:
         cold = block.resident() is False
         meta = read_meta(block.read_at, block.file_bytes)
-        if (meta.namespace, meta.key) != (namespace, key):
-            raise CorruptBlock("the file lies where another block belongs")
+        check_place(meta, namespace, key)
         verify_payload(meta, block.read_at)
     if cold:  # what is read once must not push a model's weights out of the page cache
         with contextlib.suppress(OSError):

@@ -112,6 +112,12 @@ def test_the_cache_directory_can_be_moved(monkeypatch: pytest.MonkeyPatch, own_w
         ("[patch]\ncpu = 'fast'\n", ":2: cpu: 'fast' is not one of variants, native"),
         ("sidecar = 3\n", ":1: no such section"),
         ("[sidecar]\nram_dir = 3\n", ":2: ram_dir: 3 is not a path"),
+        ('[sidecar]\nram_dir = "a\\u0000b"\n', r":2: ram_dir: 'a\x00b' is not a path"),
+        ("[sidecar]\nram_dir = '~nobody-at-all/x'\n", ":2: ram_dir: '~nobody-at-all/x': "),
+        (f"[sidecar]\nram_budget = '{10**300}b'\n", ":2: ram_budget: '1000"),
+        (f"[sidecar]\nram_budget = {'9' * 5000}\n", ":2: Exceeds the limit"),
+        ("a = " + "[" * 3000, ":1: nested too deeply"),
+        ('"\\u001b[31m" = 1\n', r":1: no such section: \x1b[31m"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(file: Path, text: str, said: str) -> None:

@@ -1,0 +1,133 @@
+"""Requests that are refused: what is no message at all, and the memory of what was one.
+
+Both for the calls of one service; the others' are gRPC's own affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
+
+
+class WireFormat(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """What is no message is INVALID_ARGUMENT, as any other malformed request. Left to itself gRPC
+    answers UNKNOWN and writes a traceback to the log. In a stream the service itself sees it.
+    """
+
+    def __init__(self, service_name: str) -> None:
+        self._prefix = f"/{service_name}/"
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming or not _ours(details, self._prefix):
+            return handler
+        return _remade(handler, _checked(handler), _decoder(handler.request_deserializer))
+
+
+class RefusedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Frees them at once. gRPC keeps the error that ends a call with the call, and the error's
+    traceback keeps the frames, with the request in them: a circle that the interpreter's collector
+    finds late, since it counts objects, not their 16 MiB each. To be the outermost one.
+    """
+
+    def __init__(self, service_name: str) -> None:
+        self._prefix = f"/{service_name}/"
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or not _ours(details, self._prefix):
+            return handler
+        return _remade(handler, _released(handler), handler.request_deserializer)
+
+
+def _ours(details: Any, prefix: str) -> bool:
+    return str(details.method).startswith(prefix)
+
+
+def _behaviour(handler: Any) -> Any:
+    if handler.response_streaming:
+        return handler.stream_stream if handler.request_streaming else handler.unary_stream
+    return handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+
+def _remade(handler: Any, behaviour: Any, decode: Any) -> Any:
+    make: Any = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(behaviour, decode, handler.response_serializer)
+
+
+def _decoder(decode: Any) -> Any:
+    def decoded(data: bytes) -> Any:
+        """The error as a value: raised here it would be gRPC's to answer."""
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return error.with_traceback(None)
+
+    return decoded
+
+
+def _checked(handler: Any) -> Any:
+    inner = _behaviour(handler)
+
+    async def single(request: Any, context: Context) -> Any:
+        await _refuse_error(request, context)
+        return await inner(request, context)
+
+    async def streaming(request: Any, context: Context) -> AsyncIterator[Any]:
+        await _refuse_error(request, context)
+        async with contextlib.aclosing(inner(request, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    return streaming if handler.response_streaming else single
+
+
+async def _refuse_error(request: Any, context: Context) -> None:
+    if isinstance(request, DecodeError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no message: {request}")
+
+
+def _released(handler: Any) -> Any:
+    inner = _behaviour(handler)
+
+    async def single(request: Any, context: Context) -> Any:
+        try:
+            return await inner(request, context)
+        except grpc.aio.AbortError as error:
+            del request
+            raise _bare(error) from None
+
+    async def streaming(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if handler.request_streaming:
+                    request = aiter(request)  # a generator, which keeps the last message
+                    if hasattr(request, "aclose"):
+                        stack.push_async_callback(request.aclose)
+                answers = await stack.enter_async_context(
+                    contextlib.aclosing(inner(request, context))
+                )
+                async for answer in answers:
+                    yield answer
+        except grpc.aio.AbortError as error:
+            del request
+            raise _bare(error) from None
+
+    return streaming if handler.response_streaming else single
+
+
+def _bare(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    error.__context__ = None
+    return error.with_traceback(None)

@@ -1,0 +1,59 @@
+"""A sidecar in a process of its own whose every touch of the file system is written down."""
+
+from __future__ import annotations
+
+import ast
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from tests.contract.daemon import Daemon
+
+# What an interpreter and its libraries read wherever they run.
+SYSTEM = ("/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/dev/null", "/dev/urandom")
+# Anonymous: what a descriptor leads to that has no name.
+NAMELESS = ("pipe:", "socket:", "anon_inode:", "/memfd:")
+
+
+class WatchedDaemon(Daemon):
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__(root, **options)
+        self.touched_path = root / "touched"
+
+    def command(self) -> list[str]:
+        script = Path(__file__).with_name("watch.py")
+        command = super().command()
+        assert command[1:3] == ["-m", "ollama_tiering"]
+        return [sys.executable, str(script), str(self.touched_path), *command[3:]]
+
+    def touched(self) -> list[tuple[str, str]]:
+        """(event, absolute path) of everything so far."""
+        lines = self.touched_path.read_text().splitlines()
+        return [(event, ast.literal_eval(place)) for event, _, place in map(_parts, lines)]
+
+    def outside(self) -> list[tuple[str, str]]:
+        """What was touched that is neither a tier nor needed to run at all."""
+        own = [self.ram_dir, self.local_dir, self.socket.parent, self.root / "config"]
+        code = [sys.prefix, sys.base_prefix, *sys.path, *site.getsitepackages()]
+        code += [sysconfig.get_paths()["stdlib"], os.path.realpath(sys.executable)]
+        inside = [str(path) for path in (*own, *filter(None, code), *SYSTEM)]
+        return [
+            (event, place)
+            for event, place in self.touched()
+            if not place.startswith(NAMELESS)
+            and not any(place == top or place.startswith(f"{top}/") for top in inside)
+        ]
+
+    def peak_bytes(self) -> int:
+        """The most memory it ever had in RAM."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) << 10
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    return line.partition("\t")
