@@ -133,8 +133,9 @@ def regular_file(name: str, flags: int, below: int) -> Iterator[tuple[int, os.st
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:
+    """By name; none where there is no directory (any more)."""
     try:
         with os.scandir(directory) as found:
-            return list(found)
-    except FileNotFoundError:
+            return sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
         return []
