@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ollama_tiering.sidecar.bounds import MAX_INLINE_GETS, MAX_PUT_STREAMS
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.peer import MAX_CONNECTIONS
 from ollama_tiering.store import samples
 from ollama_tiering.store.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
 from ollama_tiering.store.lease import MAX_LEASES
@@ -287,6 +289,21 @@ def test_streams_beyond_the_bound_are_refused_and_others_read_on(patient: Daemon
         for stream in streams:
             stream.answers.cancel()
     assert watched.lines("call refused: call=Put status=RESOURCE_EXHAUSTED") == 1
+    hits.close()
+
+
+def test_connections_that_never_call_make_nobody_wait(patient: Daemon) -> None:
+    hits = Hits(patient)
+    usual = hits.median_seconds()
+    watched = Watched(patient)
+    with contextlib.ExitStack() as held:
+        for _ in range(3 * MAX_CONNECTIONS):
+            idle = held.enter_context(socket.socket(socket.AF_UNIX))
+            idle.connect(str(patient.socket))
+        assert hits.median_seconds() < 2 * usual + 0.001
+        assert watched.more_descriptors <= MAX_CONNECTIONS
+        assert watched.grown_bytes < 64 * MIB
+    assert watched.lines("connection refused: ") == 1
     hits.close()
 
 
