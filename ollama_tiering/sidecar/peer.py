@@ -21,7 +21,7 @@ from typing import Final
 
 from ollama_tiering.store.seldom import Seldom
 
-MAX_CONNECTIONS: Final = 512
+MAX_CONNECTIONS: Final = 128
 
 _FD_DIRECTORY: Final = "/proc/self/fd"
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ollama_tiering.sidecar.bounds import MAX_INLINE_GETS, MAX_PUT_STREAMS
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.peer import MAX_CONNECTIONS
 from ollama_tiering.store import samples
 from ollama_tiering.store.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
 from ollama_tiering.store.lease import MAX_LEASES
@@ -96,29 +98,46 @@ def test_ten_thousand_reservations_of_one_client_are_bounded(patient: Daemon) ->
     hits.close()
 
 
-def test_ten_thousand_reservations_of_many_clients_are_bounded_and_end(daemon: Daemon) -> None:
-    hits = Hits(daemon)
-    watched = Watched(daemon)
-    reserved = 0
+def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: Daemon) -> None:
+    hits = Hits(patient)
+    usual = hits.median_seconds()
+    watched = Watched(patient)
+    outcomes = []
     with contextlib.ExitStack() as held:
+        streams = []
         for number in range(40):
-            channel = held.enter_context(daemon.channel())
-            stream = PutStream(rpc.BlockStoreStub(channel), NS)
+            channel = held.enter_context(patient.channel())
+            streams.append(PutStream(rpc.BlockStoreStub(channel), NS))
             claims = made_up_claims(250, SMALLEST_BYTES, mark=number + 1)
-            answer = stream.call(reserve=pb.PutReserve(claims=claims)).reserved
-            reserved += sum(
-                one.outcome == pb.Reservation.OUTCOME_RESERVED for one in answer.reservations
-            )
-            ram = daemon.stat().tiers[0]
-            assert ram.used_bytes + ram.reserved_bytes <= ram.budget_bytes
-            assert len([*daemon.ram_dir.rglob("*.tmp")]) <= MAX_RESERVATIONS
+            answer = streams[-1].call(reserve=pb.PutReserve(claims=claims)).reserved
+            outcomes += [one.outcome for one in answer.reservations]
+        assert outcomes[:MAX_RESERVATIONS] == [pb.Reservation.OUTCOME_RESERVED] * 8192
+        assert set(outcomes[MAX_RESERVATIONS:]) == {pb.Reservation.OUTCOME_NO_ROOM}
+        ram = patient.stat().tiers[0]
+        assert ram.used_bytes + ram.reserved_bytes <= ram.budget_bytes
+        assert physical_bytes(patient.ram_dir) <= ram.budget_bytes
         assert watched.grown_bytes < 64 * MIB
-        hits.median_seconds(10, 1)
-        # Their time is over, though their streams are open: others may store again.
-        nothing_reserved(daemon, 60)
-        store(daemon, NS, [500, 501])
-    assert reserved >= 4096
+        assert watched.more_descriptors < 40 + 16
+        assert watched.lines("reservation refused: ") == 1
+        assert hits.median_seconds() < 2 * usual + 0.001
+        for stream in streams:
+            stream.answers.cancel()
+        nothing_reserved(patient, 60)
+        store(patient, NS, [500, 501])
     hits.close()
+
+
+def test_reservations_end_though_their_stream_is_open(daemon: Daemon) -> None:
+    with daemon.channel() as channel:
+        stream = PutStream(rpc.BlockStoreStub(channel), NS)
+        claims = made_up_claims(1000, SMALLEST_BYTES)
+        stream.call(reserve=pb.PutReserve(claims=claims))
+        end = time.monotonic() + 60
+        while daemon.stat().tiers[0].reserved_bytes:
+            assert time.monotonic() < end
+            assert len(stream.commit([0])) == 1  # not silent
+            time.sleep(DEADLINE_SECONDS / 10)
+        assert not [*daemon.root.rglob("*.tmp")]
 
 
 @pytest.mark.parametrize("file_bytes", HUGE)
@@ -287,6 +306,21 @@ def test_streams_beyond_the_bound_are_refused_and_others_read_on(patient: Daemon
         for stream in streams:
             stream.answers.cancel()
     assert watched.lines("call refused: call=Put status=RESOURCE_EXHAUSTED") == 1
+    hits.close()
+
+
+def test_connections_that_never_call_make_nobody_wait(patient: Daemon) -> None:
+    hits = Hits(patient)
+    usual = hits.median_seconds()
+    watched = Watched(patient)
+    with contextlib.ExitStack() as held:
+        for _ in range(3 * MAX_CONNECTIONS):
+            idle = held.enter_context(socket.socket(socket.AF_UNIX))
+            idle.connect(str(patient.socket))
+        assert hits.median_seconds() < 2 * usual + 0.001
+        assert watched.more_descriptors <= MAX_CONNECTIONS
+        assert watched.grown_bytes < 64 * MIB
+    assert watched.lines("connection refused: ") == 1
     hits.close()
 
 
