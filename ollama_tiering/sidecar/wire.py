@@ -6,6 +6,7 @@ Both for the calls of one service; the others' are gRPC's own affair.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -82,6 +83,7 @@ def _checked(handler: Any) -> Any:
     inner = _behaviour(handler)
 
     async def single(request: Any, context: Context) -> Any:
+        """One answer, or a stream that is written to the context."""
         await _refuse_error(request, context)
         return await inner(request, context)
 
@@ -91,7 +93,7 @@ def _checked(handler: Any) -> Any:
             async for answer in answers:
                 yield answer
 
-    return streaming if handler.response_streaming else single
+    return streaming if inspect.isasyncgenfunction(inner) else single
 
 
 async def _refuse_error(request: Any, context: Context) -> None:
@@ -125,7 +127,7 @@ def _released(handler: Any) -> Any:
             del request
             raise _bare(error) from None
 
-    return streaming if handler.response_streaming else single
+    return streaming if inspect.isasyncgenfunction(inner) else single
 
 
 def _bare(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
