@@ -81,11 +81,15 @@ class Admission:
 
     def no_room(self, *keys: BlockKey) -> None:
         """The tier below may evict nothing for them: RAM need not keep them any longer."""
+        self.not_now(*keys)
+        self._refuse("no room")
+
+    def not_now(self, *keys: BlockKey) -> None:
+        """They cannot go down, and that may stay so for long."""
         for key in keys:
             self._state.unsaved.discard(key)
         self._dropped.update(keys)
         self._rest_until = self._state.clock() + _REST_SECONDS
-        self._refuse("no room")
 
     def refill(self) -> bool:
         """The queue is dry: takes again what did not fit, the most valuable first.

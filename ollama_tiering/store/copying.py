@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 class Failure(enum.Enum):
     NO_ROOM = enum.auto()  # the tier may evict nothing for it, and takes blocks otherwise
+    NOT_TODAY = enum.auto()  # the day's budget of writes does not reach for it
     OTHER = enum.auto()  # not now, or not there any more: the books say why
 
 
@@ -90,8 +91,10 @@ class Copier:
     def reserve(self, record: BlockRecord, target: Level) -> Reservation[BlockKey] | Failure:
         """Room for the raw file, evicting what must go; encoded, it will take less."""
         state = self._state
-        if not target.surveyed or not state.admission.charge(target, record.file_bytes):
+        if not target.surveyed:
             return Failure.OTHER
+        if not state.admission.charge(target, record.file_bytes):
+            return Failure.NOT_TODAY
         claim = room.reserve_room(state, target, record.file_bytes)
         if claim is None:
             state.admission.refund(target, record.file_bytes)

@@ -173,7 +173,7 @@ class Mover:
             for key in held:
                 state.pin(key)
         try:
-            done, full = self._write(jobs) if jobs else (0, False)
+            done, failure = self._write(jobs) if jobs else (0, None)
         finally:
             with state.lock:
                 for key in held:
@@ -185,8 +185,10 @@ class Mover:
             for job in jobs[:done]:
                 state.unsaved.discard(job.record.key)
             for job in jobs[done : done + 1]:  # those after it were not tried
-                if full:
-                    state.admission.no_room(job.key, job.record.key)  # RAM may evict them now
+                if failure in (Failure.NO_ROOM, Failure.NOT_TODAY):  # RAM may evict them now
+                    full = failure is Failure.NO_ROOM
+                    refuse = state.admission.no_room if full else state.admission.not_now
+                    refuse(job.key, job.record.key)
                     return True
                 state.unsaved.defer(job.record.key)
                 state.unsaved.defer(job.key)
@@ -246,15 +248,17 @@ class Mover:
             missing.append(before)
         return missing[::-1]
 
-    def _write(self, jobs: Sequence[Job]) -> tuple[int, bool]:
-        """(how many, from the first on, are down; whether the next found no room)."""
+    def _write(self, jobs: Sequence[Job]) -> tuple[int, Failure | None]:
+        """(how many, from the first on, are down; why the first is not, if that was plain before
+        anything was written).
+        """
         claims: list[Reservation[BlockKey]] = []
-        full = False
         for job in jobs:
             claim = self._copier.reserve(job.record, job.target)
             if isinstance(claim, Failure):
-                full = claim is Failure.NO_ROOM and not claims  # else another may have taken it
-                break
+                if not claims:
+                    return 0, claim
+                break  # those before it may have taken what it needs: it is tried again
             claims.append(claim)
         begin = time.perf_counter()
         filled = self._fill(jobs, claims)
@@ -265,7 +269,7 @@ class Mover:
         seconds = time.perf_counter() - begin
         if done:
             jobs[0].target.speed.add_write(sum(one.file_bytes for one in batch[:done]), seconds)
-        return done, full
+        return done, None
 
     def _fill(
         self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]

@@ -204,6 +204,19 @@ def test_the_days_budget_ends_writing_and_ram_goes_on() -> None:
     assert len(bench.in_tier(1)) > 3
 
 
+def test_what_the_days_budget_does_not_reach_for_does_not_keep_ram_over_its_own() -> None:
+    """Some of the day is left, too little for a block: it must not wait in RAM till midnight."""
+    bench = bench_with(ram=8, daily_write_bytes=5 * FILE_BYTES // 2)
+    for token in range(6):
+        bench.put([token])
+    bench.store.run_pending()
+    assert len(bench.in_tier(1)) == 2
+    assert len(bench.in_tier(0)) == 6
+    bench.store.set_budget(TierKind.RAM, 3 * FILE_BYTES)
+    bench.store.run_pending()
+    assert len(bench.in_tier(0)) == 2  # the low watermark
+
+
 def test_the_days_budget_survives_a_restart(tmp_path: Path) -> None:
     def tiers() -> list[tuple[object, int]]:
         return [(MemoryTier(TierKind.RAM), 1 << 20), (FsTier(TierKind.LOCAL, tmp_path), 1 << 20)]
