@@ -9,6 +9,7 @@ TIERING_FUZZ_ONLY=31    only this input of the test that is run, e.g. one that f
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import resource
@@ -34,6 +35,8 @@ SHARES = {
 
 # A thousand inputs of any kind take less than this on one slow core.
 SECONDS_PER_THOUSAND = 60
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def count(kind: str, total: int = INPUTS) -> int:
@@ -85,6 +88,8 @@ class Campaign:
 @contextlib.contextmanager
 def at_most(more_bytes: int) -> Iterator[None]:
     """What is allocated in here beyond that many bytes is a MemoryError, by the system's limit."""
+    with contextlib.suppress(AttributeError):  # glibc: what is large goes back when it is freed
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     old = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more_bytes

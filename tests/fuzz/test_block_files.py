@@ -24,7 +24,8 @@ from tests.fuzz.mutations import CODEC, NAMESPACE, NS, SAMPLES, Mutant, mutate
 
 INPUTS = count("block files")
 
-# The decoded rows of the largest segment, their planes, and as much again that the allocator keeps.
+# The decoded rows of the largest segment, their planes, the window that zstd makes for a frame that
+# is cut off, and as much again for all the rest.
 BOUND_BYTES = 4 * MAX_DECODED_BYTES
 
 

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.fault
 ZSTD = {TierKind.LOCAL: Encoding.ZSTD}
 # Tier, what its files hold, and the share of the flips.
 TIERS = {
-    "ram": (TierKind.RAM, {}, 0.2),
-    "local raw": (TierKind.LOCAL, {}, 0.2),
+    "ram": (TierKind.RAM, {}, 0.25),
+    "local raw": (TierKind.LOCAL, {}, 0.25),
     "local zstd": (TierKind.LOCAL, ZSTD, 0.2),
     "remote raw": (TierKind.REMOTE, {}, 0.1),
     "remote zstd": (TierKind.REMOTE, {TierKind.REMOTE: Encoding.ZSTD}, 0.1),
 }
-OTHERS_SHARE = 0.2
+OTHERS_SHARE = 0.1
 
 
 def flip(rng: random.Random, path: Path) -> int:
