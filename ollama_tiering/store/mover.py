@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
 _GIVE_BACK_SECONDS: Final = 10.0
-_WRITES_AT_ONCE: Final = 4  # threads
+_WRITES_AT_ONCE: Final = 2  # threads
 _BATCH_BYTES: Final = 32 << 20  # made durable together, but at least as many blocks as threads
 _BATCH_BLOCKS: Final = 32
 _SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more are to come
