@@ -134,8 +134,7 @@ def head_of(data: bytes) -> tuple[pb.BlockHeader, int]:
 
 
 def mutate(rng: random.Random, one: Sample) -> Mutant:
-    how = rng.choices(MUTATIONS, WEIGHTS)[0]
-    return how(rng, one)
+    return rng.choices(MUTATIONS, WEIGHTS)[0](rng, one)
 
 
 # --- damage: no checksum is made right again ------------------------------------------------------
