@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import struct
 from collections.abc import Callable
@@ -133,8 +134,7 @@ def head_of(data: bytes) -> tuple[pb.BlockHeader, int]:
 
 
 def mutate(rng: random.Random, one: Sample) -> Mutant:
-    how = rng.choices(MUTATIONS, WEIGHTS)[0]
-    return how(rng, one)
+    return rng.choices(MUTATIONS, WEIGHTS)[0](rng, one)
 
 
 # --- damage: no checksum is made right again ------------------------------------------------------
@@ -378,20 +378,14 @@ def bomb(rng: random.Random, one: Sample) -> Mutant:
     return Mutant(one, pack_head(text, payload_offset) + padded, "bomb", True)
 
 
-_frames: dict[int, bytes] = {}
-_crcs: dict[int, int] = {}
-
-
+@functools.cache
 def _bomb_frame(plane_bytes: int) -> bytes:
-    if plane_bytes not in _frames:
-        _frames[plane_bytes] = zstandard.ZstdCompressor().compress(bytes(plane_bytes))
-    return _frames[plane_bytes]
+    return zstandard.ZstdCompressor().compress(bytes(plane_bytes))
 
 
+@functools.cache
 def _zero_crc(length: int) -> int:
-    if length not in _crcs:
-        _crcs[length] = crc32c(bytes(length))
-    return _crcs[length]
+    return crc32c(bytes(length))
 
 
 def noise(rng: random.Random, one: Sample) -> Mutant:
@@ -400,15 +394,7 @@ def noise(rng: random.Random, one: Sample) -> Mutant:
 
 
 MUTATIONS: tuple[Callable[[random.Random, Sample], Mutant], ...] = (
-    flip,
-    overwrite,
-    cut,
-    extend,
-    splice,
-    preamble,
-    header_field,
-    header_bytes,
-    bomb,
-    noise,
+    *(flip, overwrite, cut, extend, splice),
+    *(preamble, header_field, header_bytes, bomb, noise),
 )
 WEIGHTS = (15, 8, 5, 4, 8, 8, 35, 10, 4, 3)
