@@ -140,7 +140,8 @@ class PinBook:
             pins = list(state.pins)
         text = file_of_pins(pins)
         claim = reserve_room(state, level, align(len(text))) if text else None
-        if claim is None and text and must_fit:
+        # A tier over its budget already (it was lowered, and a tool evicts nothing) is no reason.
+        if claim is None and text and must_fit and not level.lru.excess_bytes:
             raise PinsFull(
                 f"no room for the list of pins: {path}",
                 hint="unpin something (`tiering ls --pinned`), or try again when nothing is in use",
