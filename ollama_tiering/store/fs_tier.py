@@ -3,10 +3,10 @@
     <directory>/v1/<namespace hex>/<first 2 hex digits of key>/<key hex>.kvb
 
 Written under a temporary name, made durable (not on tmpfs), renamed; then never modified. The
-directory is synced at once or, of many blocks, by `sync_names`. `.bad` is a quarantined block, `.tmp` one that was not finished. Nothing below the
-directory is followed if it is a link, nothing but regular files is opened. A directory goes with
-the last block in it. Thread-safe: there is no state but physical bytes of quarantined files and of
-what is no block.
+directory is synced at once or, for many blocks, by `sync_names`. `.bad` is a quarantined block,
+`.tmp` one that was not finished. Nothing below the directory is followed if it is a link, nothing
+but regular files is opened. A directory goes with the last block in it. Thread-safe: there is no
+state but physical bytes of quarantined files and of what is no block, and names to be synced.
 """
 
 from __future__ import annotations
