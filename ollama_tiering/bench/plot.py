@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ollama_tiering.bench.tiers.results import Ratio
 
 _ROW_INCHES = 0.32
+_NEAR = 0.08  # of the width: a bound so close beyond its bar would stand in the label
 _MET, _MISSED, _PLAIN = "#4c8a5b", "#b5543c", "#6b7b8c"
 
 
@@ -26,19 +27,17 @@ def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio]) -> None:
     values = [ratio.value for ratio in ratios]
     colours = [_PLAIN if r.bound is None else _MET if r.met else _MISSED for r in ratios]
     axes.barh(rows, values, color=colours, height=0.62)
+    widest = 1.12 * max([*values, *(r.bound or 0 for r in ratios)])
     for row, ratio in enumerate(ratios):
-        axes.annotate(
-            f"{ratio.value:.3g}",
-            (ratio.value, row),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-        )
+        near = ratio.bound is not None and 0 <= ratio.bound - ratio.value < _NEAR * widest
+        at = ratio.bound if near and ratio.bound is not None else ratio.value
+        label = f"{ratio.value:.3g}"
+        axes.annotate(label, (at, row), (4, 0), textcoords="offset points", va="center")
         if ratio.bound is not None:
             axes.plot([ratio.bound] * 2, [row - 0.45, row + 0.45], color="black", linewidth=1.6)
     axes.set_yticks(rows, [ratio.what for ratio in ratios])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * max([*values, *(r.bound or 0 for r in ratios)]))
+    axes.set_xlim(0, widest)
     axes.set_xlabel(axis)
     axes.set_title(title, loc="left")
     for side in ("top", "right"):
