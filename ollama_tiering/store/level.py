@@ -39,7 +39,8 @@ class Level:
 
     @property
     def physical_bytes(self) -> int:
-        return self.lru.used_bytes + self.lru.overhead_bytes - self.headroom_bytes
+        overhead_bytes = self.lru.overhead_bytes - self.headroom_bytes
+        return self.lru.used_bytes + max(0, overhead_bytes)  # not counted yet just after a start
 
 
 @dataclass(slots=True)

@@ -250,3 +250,14 @@ def test_what_was_only_in_ram_is_queued_again_after_a_start(tmp_path: Path) -> N
         bench.put(range(12))
         bench.open()
         assert len(bench.state.unsaved) == queued
+
+
+def test_before_its_files_are_counted_a_tier_takes_nothing_and_not_less(tmp_path: Path) -> None:
+    tier = FsTier(TierKind.LOCAL, tmp_path / "local")
+    index_path = tmp_path / "local" / "index.sqlite"
+    store = TieredStore([(tier, 1 << 30)], index_path=index_path, background=False, measure=False)
+    level = store.state.levels[0]
+    assert level.headroom_bytes
+    level.lru.overhead_bytes = 0  # as while a thread still counts
+    assert store.report().tiers[0].used_bytes == 0
+    store.close()
