@@ -336,7 +336,6 @@ class TieredStore:
         self._daily.close()
         if self._index is not None:
             self._index.close()
-        self._mover.close()
         for level in self._state.levels:
             level.tier.close()
         return left

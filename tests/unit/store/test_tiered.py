@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 from contextlib import AbstractContextManager
 
@@ -444,6 +446,41 @@ class StuckTier(MemoryTier):
         self.entered.set()
         assert self.go_on.wait(30)
         return super().publish(temp)
+
+
+HANGING_DISK = """
+import threading
+from ollama_tiering.store import samples
+from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiered import TieredStore
+
+class HangingTier(MemoryTier):
+    entered = threading.Semaphore(0)
+
+    def create(self, namespace, key, file_bytes):
+        self.entered.release()
+        threading.Event().wait()  # for ever, as on a dead disk
+
+ns = samples.namespace()
+tiers = [(MemoryTier(TierKind.RAM), 1 << 20), (HangingTier(TierKind.LOCAL), 1 << 20)]
+store = TieredStore(tiers, measure=False)
+session = store.open_session(ns.digest(), ns.fields(), 4)
+blocks = samples.sequence(ns, range(16))
+answers = session.reserve([block.claim for block in blocks])
+for block, answer in zip(blocks, answers):
+    session._pending[answer.reservation_id].temp.write_at(0, block.data)
+session.commit([answer.reservation_id for answer in answers])
+for _ in range(2):  # two at once
+    assert HangingTier.entered.acquire(timeout=30)
+print(store.close(drain_seconds=0.1).blocks)
+"""
+
+
+def test_writes_that_hang_do_not_keep_the_process_from_ending() -> None:
+    command = [sys.executable, "-c", HANGING_DISK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
 def test_a_disk_that_hangs_blocks_no_lookup_and_no_writer() -> None:
