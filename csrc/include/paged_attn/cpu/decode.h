@@ -208,11 +208,35 @@ struct DecodeTile {
     const uint8_t *k[kDecodeTile], *v[kDecodeTile]; // first head's rows; the last one repeated when n < kDecodeTile
     int n;
 
+    DecodeTile() = default;
     DecodeTile(const pa_args &a, const int32_t *cells, int count) : n(count) {
         for (int i = 0; i < kDecodeTile; i++) {
             const int32_t cell = cells[std::min(i, count - 1)];
             k[i] = cell_row(a.k, cell);
             v[i] = cell_row(a.v, cell);
+        }
+    }
+};
+
+// The cells of a tile that query q sees, with what the mask adds. Hidden ones are left out, not weighed with 0: what lies
+// in them may be infinite.
+struct SeenTile {
+    DecodeTile tile;
+    alignas(64) float bias[kDecodeTile];
+
+    void select(const DecodeTile &all, const Mask &mask, int q, const int32_t *cells) {
+        int n = 0;
+        for (int i = 0; i < all.n; i++) {
+            bias[n] = mask.bias2(q, cells[i]);
+            tile.k[n] = all.k[i];
+            tile.v[n] = all.v[i];
+            n += bias[n] > kHiddenLimit;
+        }
+        tile.n = n;
+        for (int i = n; i < kDecodeTile; i++) {
+            bias[i] = kHidden;
+            tile.k[i] = tile.k[n - 1];
+            tile.v[i] = tile.v[n - 1];
         }
     }
 };
@@ -256,7 +280,6 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
             std::fill_n(states.o_of(chunk, row), s.d_v, 0.0f);
         }
     const int64_t k_bytes = row_bytes(s.k_type, s.d_k), v_bytes = row_bytes(s.v_type, s.d_v);
-    alignas(64) float bias[kDecodeTile];
     DecodeTile tile(a, shared.live + begin, std::min(kDecodeTile, end - begin));
     for (int c = begin; c < end; c += kDecodeTile) {
         const int after = std::min(c + kDecodeTile, end);
@@ -273,15 +296,16 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
         Ahead v_ahead(next_v, ahead, head1 - head0, a.v.head_stride, v_bytes);
         for (int q = 0; q < a.n_q; q++) {
             const View view = shared.views[q * tiles + c / kDecodeTile];
-            if (view.kind == View::none) continue;
+            if (view.kind == View::none) continue; // so at least one cell is seen
             const bool plain = view.kind == View::all && tile.n == kDecodeTile;
-            for (int i = 0; i < kDecodeTile && !plain; i++)
-                bias[i] = i >= tile.n ? kHidden : view.kind == View::all ? 0.0f : mask.bias2(q, shared.live[c + i]);
+            SeenTile seen;
+            if (!plain) seen.select(tile, mask, q, shared.live + c);
+            const DecodeTile &these = plain ? tile : seen.tile;
             for (int kv = head0; kv < head1; kv++)
                 for (int g = 0, wide; g < group; g += wide) { // in parts as equal as may be
                     wide = ceil_div(group - g, ceil_div(group - g, kHeads));
                     const int row = q * s.n_head + kv * group + g;
-                    decode_group_of(wide)(s, a, tile, kv, shared.q + int64_t{row} * s.d_k, plain ? nullptr : bias, states.m_of(chunk, row),
+                    decode_group_of(wide)(s, a, these, kv, shared.q + int64_t{row} * s.d_k, plain ? nullptr : seen.bias, states.m_of(chunk, row),
                                           states.l_of(chunk, row), states.o_of(chunk, row), k_ahead, v_ahead);
                 }
         }
