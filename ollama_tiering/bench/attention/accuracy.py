@@ -1,0 +1,87 @@
+"""Row 1: relative L2 error against f64 over the dequantised K and V, 1 to 128K keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ollama_tiering.bench.attention.rig import (
+    FLASH,
+    PLAIN,
+    Rig,
+    checked_queries,
+    heads,
+    run_ours,
+)
+from ollama_tiering.bench.attention.sides import ggml
+from ollama_tiering.bench.tiers.results import Ratio, Section
+from ollama_tiering.kernels.samples import DIFFUSE, PEAKED, Problem, Sample, make, relative_error
+from ollama_tiering.kernels.shape import Dtype
+
+BOUND: Final = 1e-5
+KEYS: Final = (1, 100, 1024, 8192, 65536, 131072)
+DTYPES: Final = (Dtype.F16, Dtype.BF16, Dtype.Q8_0, Dtype.Q4_0)
+LOGITS: Final = {"diffuse": DIFFUSE, "peaked": PEAKED}
+_PREFILL_QUERIES: Final = 64
+_GGML_FROM_KEYS: Final = 1024
+
+
+def measure(rig: Rig) -> Section:
+    ratios = []
+    for n_cells in sorted({rig.keys(keys) for keys in KEYS}):
+        for logits, deviation in LOGITS.items():
+            rig.say(f"accuracy, {n_cells:,} keys, {logits}")
+            ratios += _ratios(rig, n_cells, logits, deviation)
+    notes = [
+        f"{heads(_problem(1, 1, Dtype.F16, DIFFUSE))}, D 128, V with mean 0.3, causal. Against an "
+        "f64 loop over the dequantised K and V. Ours: the worst of the data types, for the last "
+        f"query alone (decode) and for the last {_PREFILL_QUERIES} (prefill).",
+        f"Diffuse: logits of deviation {DIFFUSE:g}. Peaked: {PEAKED:g}.",
+        "ggml: the last query alone, in f16.",
+        *rig.notes(),
+    ]
+    title, axis = "Error against f64", "relative L2 error, logarithmic"
+    return Section("accuracy", title, axis, ratios, notes, log_axis=True)
+
+
+def _ratios(rig: Rig, n_cells: int, logits: str, deviation: float) -> list[Ratio]:
+    errors: dict[Dtype, float] = {}
+    theirs: dict[str, float] = {}
+    for dtype in DTYPES:
+        for n_q in sorted({1, min(_PREFILL_QUERIES, n_cells)}):
+            sample = make(_problem(n_cells, n_q, dtype, deviation))
+            error = relative_error(sample, run_ours(rig, sample), checked_queries(n_q))
+            errors[dtype] = max(errors.get(dtype, 0.0), error)
+            if dtype is Dtype.F16 and n_q == 1 and n_cells >= _GGML_FROM_KEYS:
+                theirs = _ggml_errors(rig, sample)
+    what = f"{n_cells:,} keys, {logits}"
+    each = ", ".join(f"{dtype.name.lower()} {error:.1e}" for dtype, error in errors.items())
+    ours = Ratio(f"{what}, ours", each, "f64", max(errors.values()), BOUND, at_most=True)
+    others = [
+        Ratio(f"{what}, {side}", f"f16 {error:.1e}", "f64", error) for side, error in theirs.items()
+    ]
+    return [ours, *others]
+
+
+def _ggml_errors(rig: Rig, sample: Sample) -> dict[str, float]:
+    if rig.ggml_program is None:
+        return {}
+    errors = {}
+    with ggml(rig.ggml_program, sample, rig.threads) as theirs:
+        for side, flash in ((FLASH, True), (PLAIN, False)):
+            theirs.turn(flash=flash, repeats=1)
+            errors[side] = relative_error(sample, theirs.out, [0])
+    return errors
+
+
+def _problem(n_cells: int, n_q: int, dtype: Dtype, deviation: float) -> Problem:
+    return Problem(
+        n_head=10,
+        n_kv_head=2,
+        d_k=128,
+        d_v=128,
+        n_cells=n_cells,
+        n_q=n_q,
+        k_type=dtype,
+        v_type=dtype,
+        query_deviation=deviation,
+    )

@@ -1,0 +1,42 @@
+"""What this machine gives without attention: multiply-adds in registers, bytes read, copied."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DOUBLE, _INT, _SIZE, _ADDRESS = ctypes.c_double, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+
+
+class Peaks:
+    """csrc/bench/machine_peaks.cpp with `threads` threads. Rates per second, best of `repeats`."""
+
+    def __init__(self, library: Path, threads: int, repeats: int = 3) -> None:
+        self.threads, self.repeats = threads, repeats
+        loaded = ctypes.CDLL(str(library))
+        self._fma = loaded.pab_fma_flops
+        self._read = loaded.pab_read_rate
+        self._copy = loaded.pab_copy_rate
+        self._fma.argtypes = [ctypes.c_char_p, _INT, _INT]
+        self._read.argtypes = [_ADDRESS, _SIZE, _INT, _INT]
+        self._copy.argtypes = [_ADDRESS, _ADDRESS, _SIZE, _INT, _INT]
+        for function in (self._fma, self._read, self._copy):
+            function.restype = _DOUBLE
+
+    def fma_flops(self, isa: str) -> float:
+        """f32 operations; a multiply-add is two. 0 where this machine has not the `isa`, and for
+        `scalar`, which has no peak of its own.
+        """
+        return float(self._fma(isa.encode(), self.threads, self.repeats))
+
+    def read_bytes(self, data: NDArray[np.uint8]) -> float:
+        return float(self._read(data.ctypes.data, data.nbytes, self.threads, self.repeats))
+
+    def copy_bytes(self, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> float:
+        """Each byte is read once and written once, and counts once."""
+        size = min(target.nbytes, source.nbytes)
+        rate = self._copy(target.ctypes.data, source.ctypes.data, size, self.threads, self.repeats)
+        return float(rate)
