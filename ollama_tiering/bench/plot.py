@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +30,8 @@ def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio], *, log: boo
     values = [ratio.value for ratio in ratios]
     colours = [_PLAIN if r.bound is None else _MET if r.met else _MISSED for r in ratios]
     axes.barh(rows, values, color=colours, height=0.62)
-    ends = [*values, *(r.bound for r in ratios if r.bound is not None)]
-    widest = max(ends) * (_LOG_ROOM if log else 1.12)
+    ends = [*filter(math.isfinite, values), *(r.bound for r in ratios if r.bound is not None)]
+    widest = max(ends, default=1) * (_LOG_ROOM if log else 1.12)
     for row, ratio in enumerate(ratios):
         near = ratio.bound is not None and _near(ratio.value, ratio.bound, widest, log)
         at = ratio.bound if near and ratio.bound is not None else ratio.value

@@ -7,8 +7,7 @@ hides an accumulator's rounding.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 from ollama_tiering.kernels.cpu import reference
 from ollama_tiering.kernels.mask import PositionMask
 from ollama_tiering.kernels.quantise import quantise
-from ollama_tiering.kernels.shape import Dtype, Rows, Shape
+from ollama_tiering.kernels.rows import Rows
+from ollama_tiering.kernels.shape import Dtype, Shape
 
 DIFFUSE: Final = 1.0  # deviation of the queries: logits of deviation 1, every key has weight
 PEAKED: Final = 300.0  # one key has nearly all the weight, the others' is denormal or none
@@ -111,24 +111,30 @@ def make(problem: Problem) -> Sample:
     return Sample(problem, q, k, v, sinks)
 
 
-def relative_error(sample: Sample, out: NDArray[np.float32], queries: list[int]) -> float:
-    """L2 of the difference to f64 over L2 of the latter, over these queries and all heads."""
-    difference = size = 0.0
-    last = sample.problem.n_cells - sample.problem.n_q
+def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
+    """In f64, one query after another: [len(queries), n_head, d_v]."""
+    first_cells = sample.problem.n_cells - sample.problem.n_q + 1
+    parts = []
     for query in queries:
         one = slice(query, query + 1)
-        exact = reference(
-            sample.problem.shape,
-            sample.q[one],
-            sample.k,
-            sample.v,
-            n_cells=last + query + 1,
-            mask=sample.mask(one, last + query + 1),
-            sinks=sample.sinks,
+        parts.append(
+            reference(
+                sample.problem.shape,
+                sample.q[one],
+                sample.k,
+                sample.v,
+                n_cells=first_cells + query,
+                mask=sample.mask(one, first_cells + query),
+                sinks=sample.sinks,
+            )
         )
-        difference += float(np.square(out[one] - exact).sum())
-        size += float(np.square(exact).sum())
-    return math.sqrt(difference / size if size else difference)
+    return np.concatenate(parts)
+
+
+def relative_error(out: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
+    """L2 of the difference over L2 of what is exact; not a number where one of `out` is none."""
+    difference, size = float(np.linalg.norm(out - exact)), float(np.linalg.norm(exact))
+    return difference / size if size else difference
 
 
 def _rows(

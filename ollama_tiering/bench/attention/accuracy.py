@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ollama_tiering.bench.attention.rig import (
     FLASH,
     PLAIN,
@@ -14,7 +17,15 @@ from ollama_tiering.bench.attention.rig import (
 )
 from ollama_tiering.bench.attention.sides import ggml
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.kernels.samples import DIFFUSE, PEAKED, Problem, Sample, make, relative_error
+from ollama_tiering.kernels.samples import (
+    DIFFUSE,
+    PEAKED,
+    Problem,
+    Sample,
+    exact,
+    make,
+    relative_error,
+)
 from ollama_tiering.kernels.shape import Dtype
 
 BOUND: Final = 1e-5
@@ -49,27 +60,31 @@ def _ratios(rig: Rig, n_cells: int, logits: str, deviation: float) -> list[Ratio
     for dtype in DTYPES:
         for n_q in sorted({1, min(_PREFILL_QUERIES, n_cells)}):
             sample = make(_problem(n_cells, n_q, dtype, deviation))
-            error = relative_error(sample, run_ours(rig, sample), checked_queries(n_q))
-            errors[dtype] = max(errors.get(dtype, 0.0), error)
+            queries = checked_queries(n_q)
+            right = exact(sample, queries)
+            error = relative_error(run_ours(rig, sample)[queries], right)
+            errors[dtype] = float(np.maximum(error, errors.get(dtype, error)))
             if dtype is Dtype.F16 and n_q == 1 and n_cells >= _GGML_FROM_KEYS:
-                theirs = _ggml_errors(rig, sample)
-    what = f"{n_cells:,} keys, {logits}"
+                theirs = _ggml_errors(rig, sample, right)
+    what = f"{n_cells:,} {'key' if n_cells == 1 else 'keys'}, {logits}"
     each = ", ".join(f"{dtype.name.lower()} {error:.1e}" for dtype, error in errors.items())
-    ours = Ratio(f"{what}, ours", each, "f64", max(errors.values()), BOUND, at_most=True)
+    ours = Ratio(
+        f"{what}, ours", each, "f64", float(np.max(list(errors.values()))), BOUND, at_most=True
+    )
     others = [
         Ratio(f"{what}, {side}", f"f16 {error:.1e}", "f64", error) for side, error in theirs.items()
     ]
     return [ours, *others]
 
 
-def _ggml_errors(rig: Rig, sample: Sample) -> dict[str, float]:
+def _ggml_errors(rig: Rig, sample: Sample, right: NDArray[np.float64]) -> dict[str, float]:
     if rig.ggml_program is None:
         return {}
     errors = {}
     with ggml(rig.ggml_program, sample, rig.threads) as theirs:
         for side, flash in ((FLASH, True), (PLAIN, False)):
             theirs.turn(flash=flash, repeats=1)
-            errors[side] = relative_error(sample, theirs.out, [0])
+            errors[side] = relative_error(theirs.out, right)
     return errors
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_FMA_REPEATS: Final = 20  # of 2 ms each: one of them finds the cores undisturbed
 
 _DOUBLE, _INT, _SIZE, _ADDRESS = ctypes.c_double, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 
 
 class Peaks:
-    """csrc/bench/machine_peaks.cpp with `threads` threads. Rates per second, best of `repeats`."""
+    """csrc/bench/machine_peaks.cpp with `threads` threads. Rates per second, the best of
+    several runs (`repeats`, of those that read memory)."""
 
     def __init__(self, library: Path, threads: int, repeats: int = 3) -> None:
         self.threads, self.repeats = threads, repeats
@@ -30,7 +34,7 @@ class Peaks:
         """f32 operations; a multiply-add is two. 0 where this machine has not the `isa`, and for
         `scalar`, which has no peak of its own.
         """
-        return float(self._fma(isa.encode(), self.threads, self.repeats))
+        return float(self._fma(isa.encode(), self.threads, _FMA_REPEATS))
 
     def read_bytes(self, data: NDArray[np.uint8]) -> float:
         return float(self._read(data.ctypes.data, data.nbytes, self.threads, self.repeats))

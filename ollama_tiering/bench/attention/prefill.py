@@ -68,7 +68,7 @@ def _ratios(rig: Rig, comparison: Comparison) -> list[Ratio]:
                 f"{comparison.flops / 1e9:.0f} GFLOP/s, {measured}",
                 f"{peak / 1e9:.0f} GFLOP/s",
                 comparison.flops / peak,
-                OF_PEAK,
+                rig.bound(OF_PEAK, KEYS),
             )
         )
     for side in (FLASH, PLAIN):
@@ -78,7 +78,7 @@ def _ratios(rig: Rig, comparison: Comparison) -> list[Ratio]:
                 f"{theirs.best:.3f} s (median {theirs.median:.3f}), "
                 f"error {comparison.errors[side]:.1e}"
             )
-            bound = BOUNDS.get(rig.isa, {}).get(side)
+            bound = rig.bound(BOUNDS.get(rig.isa, {}).get(side), KEYS)
             value = theirs.best / ours.best
             ratios.append(Ratio(f"{name}, {side} ÷ ours", measured, against, value, bound))
     return ratios

@@ -16,7 +16,7 @@ from ollama_tiering.bench.attention.alternate import Series, Turn, alternate
 from ollama_tiering.bench.attention.peaks import Peaks
 from ollama_tiering.bench.attention.sides import Ours, ggml
 from ollama_tiering.kernels.cpu import CpuAttention
-from ollama_tiering.kernels.samples import Problem, Sample, make, relative_error
+from ollama_tiering.kernels.samples import Problem, Sample, exact, make, relative_error
 
 OURS, FLASH, PLAIN = "ours", "ggml flash", "ggml without flash"
 FMA, READ = "FMA peak", "read bandwidth"
@@ -41,6 +41,10 @@ class Rig:
     def keys(self, wanted: int) -> int:
         """No more than asked for with --keys."""
         return wanted if self.max_keys is None else min(wanted, self.max_keys)
+
+    def bound(self, value: float | None, keys: int) -> float | None:
+        """The bounds hold for a number of keys; with fewer there is none."""
+        return value if self.keys(keys) == keys else None
 
     @cached_property
     def read_buffer(self) -> NDArray[np.uint8]:
@@ -111,7 +115,8 @@ def compare(
         series = alternate(sides, rig.rounds)
         outputs[OURS] = ours.out
     queries = checked_queries(problem.n_q)
-    errors = {name: relative_error(sample, out, queries) for name, out in outputs.items()}
+    right = exact(sample, queries)
+    errors = {name: relative_error(out[queries], right) for name, out in outputs.items()}
     return Comparison(problem, series, errors)
 
 
