@@ -32,10 +32,12 @@ def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio], *, log: boo
     axes.barh(rows, values, color=colours, height=0.62)
     ends = [*filter(math.isfinite, values), *(r.bound for r in ratios if r.bound is not None)]
     widest = max(ends, default=1) * (_LOG_ROOM if log else 1.12)
+    left = min((end for end in ends if end > 0), default=1) / _LOG_ROOM if log else 0
     for row, ratio in enumerate(ratios):
         near = ratio.bound is not None and _near(ratio.value, ratio.bound, widest, log)
         at = ratio.bound if near and ratio.bound is not None else ratio.value
         label = f"{ratio.value:.3g}"
+        at = max(at, left)  # nothing is at 0 of a logarithmic axis
         axes.annotate(label, (at, row), (4, 0), textcoords="offset points", va="center")
         if ratio.bound is not None:
             axes.plot([ratio.bound] * 2, [row - 0.45, row + 0.45], color="black", linewidth=1.6)
@@ -43,9 +45,7 @@ def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio], *, log: boo
     axes.invert_yaxis()
     if log:
         axes.set_xscale("log")
-        axes.set_xlim(min((end for end in ends if end > 0), default=1) / _LOG_ROOM, widest)
-    else:
-        axes.set_xlim(0, widest)
+    axes.set_xlim(left, widest)
     axes.set_xlabel(axis)
     axes.set_title(title, loc="left")
     for side in ("top", "right"):

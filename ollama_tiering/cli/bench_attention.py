@@ -96,8 +96,10 @@ def _measure(part: str, rig: Rig) -> Section:
         from ollama_tiering.bench.attention import prefill
 
         return prefill.measure(rig)
-    from ollama_tiering.bench.attention import decode
-
     if part == "decode":
+        from ollama_tiering.bench.attention import decode
+
         return decode.measure(rig)
-    return decode.measure_quantised(rig) if part == "quant" else decode.measure_peaked(rig)
+    from ollama_tiering.bench.attention import variants
+
+    return variants.measure_quantised(rig) if part == "quant" else variants.measure_peaked(rig)

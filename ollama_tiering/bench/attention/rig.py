@@ -50,6 +50,13 @@ class Rig:
     def read_buffer(self) -> NDArray[np.uint8]:
         return np.ones(_READ_BYTES, np.uint8)
 
+    def peak_turns(self) -> dict[str, Turn]:
+        """FMA, where the instruction set has one, and READ: seconds per operation, per byte."""
+        turns: dict[str, Turn] = {READ: lambda: [1 / self.peaks.read_bytes(self.read_buffer)]}
+        if self.peaks.fma_flops(self.isa):
+            turns[FMA] = lambda: [1 / self.peaks.fma_flops(self.isa)]
+        return turns
+
     def notes(self) -> list[str]:
         return [] if self.ggml_program else [f"No line for ggml: {self.why_no_ggml}."]
 
@@ -86,20 +93,14 @@ class Comparison:
         return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
 
 
-def compare(
-    rig: Rig, problem: Problem, *, repeats: int, ggml_repeats: int, peak: str | None
-) -> Comparison:
-    """`repeats`: runs in one turn. `peak`: FMA or READ, measured in turns of its own."""
+def compare(rig: Rig, problem: Problem, *, repeats: int, ggml_repeats: int) -> Comparison:
+    """`repeats`: runs in one turn. The machine's peaks have turns of their own."""
     sample = make(problem)
     quantised = problem.v_type.block_values > 1
     with contextlib.ExitStack() as stack:
         ours = Ours(sample, rig.threads, rig.isa, repeats)
         stack.callback(ours.close)
-        sides: dict[str, Turn] = {OURS: ours.turn}
-        if peak == FMA and rig.peaks.fma_flops(rig.isa):
-            sides[FMA] = lambda: [1 / rig.peaks.fma_flops(rig.isa)]
-        if peak == READ:
-            sides[READ] = lambda: [1 / rig.peaks.read_bytes(rig.read_buffer)]
+        sides: dict[str, Turn] = {OURS: ours.turn, **rig.peak_turns()}
         outputs: dict[str, NDArray[np.float32]] = {}
         if rig.ggml_program is not None:
             theirs = stack.enter_context(ggml(rig.ggml_program, sample, rig.threads))
@@ -118,6 +119,15 @@ def compare(
     right = exact(sample, queries)
     errors = {name: relative_error(out[queries], right) for name, out in outputs.items()}
     return Comparison(problem, series, errors)
+
+
+def roofline(problem: Problem, series: Mapping[str, Series]) -> str:
+    """The least time that reading K and V once, or the multiply-adds alone, would take."""
+    limits = {"reading": problem.kv_bytes * series[READ].best}
+    if FMA in series:
+        limits["multiply-adds"] = problem.flops * series[FMA].best
+    limit = max(limits, key=limits.__getitem__)
+    return f"roofline {1e3 * limits[limit]:.3g} ms ({limit})"
 
 
 def running_isa(isa: str) -> str:

@@ -20,6 +20,7 @@ from ollama_tiering.bench.attention.rig import (
     Comparison,
     Rig,
     checked_queries,
+    roofline,
 )
 from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
@@ -56,7 +57,11 @@ def test_prefill_counts_the_causal_half_and_divides_their_time_by_ours() -> None
     pairs = 8192 * 8193 // 2
     assert problem.flops == pairs * 16 * 4 * 128
     comparison = compared(
-        problem, ours=problem.flops / 80e9, flash=20 * problem.flops / 80e9, fma=1 / 100e9
+        problem,
+        ours=problem.flops / 80e9,
+        flash=20 * problem.flops / 80e9,
+        fma=1 / 100e9,
+        read=1 / 10e9,
     )
     of_peak, flash = prefill._ratios(rig(), comparison)
     assert of_peak.value == pytest.approx(0.8)
@@ -68,14 +73,24 @@ def test_prefill_counts_the_causal_half_and_divides_their_time_by_ours() -> None
 
 
 def test_decode_counts_each_byte_once() -> None:
-    problem = decode._decode(65536)
+    problem = decode.decode_problem(65536)
     assert problem.kv_bytes == 65536 * 8 * 2 * 128 * 2
     comparison = compared(problem, ours=problem.kv_bytes / 9e9, plain=1.0, read=1 / 10e9)
     of_read, plain = decode._ratios(comparison)
     assert of_read.value == pytest.approx(0.9)
     assert (of_read.bound, plain.bound) == (0.8, 4.5)
-    short = compared(decode._decode(8192), ours=1e-3, read=1 / 10e9)
+    short = compared(decode.decode_problem(8192), ours=1e-3, read=1 / 10e9)
     assert [ratio.bound for ratio in decode._ratios(short)] == [None]
+
+
+def test_the_roofline_names_its_limit() -> None:
+    problem = decode.decode_problem(65536)
+    series = {READ: Series((1 / 10e9,)), FMA: Series((1 / 100e9,))}
+    assert problem.kv_bytes == 268435456
+    assert roofline(problem, series) == "roofline 26.8 ms (reading)"
+    slow = {READ: Series((1 / 10e9,)), FMA: Series((1 / 10e9,))}
+    assert problem.flops == 1342177280
+    assert roofline(problem, slow) == "roofline 134 ms (multiply-adds)"
 
 
 def test_fewer_keys_than_the_bounds_are_for_have_no_bound() -> None:
@@ -120,7 +135,7 @@ def test_every_part_runs_without_ggml_and_says_so(
     document = json.loads(result.stdout)
     parts = [section["section"] for section in document["results"]]
     assert parts == ["accuracy", "prefill", "decode", "quant", "peaked"]
-    assert len(document["results"][4]["seconds"]["decode, 40 keys, peaked"]) == 2 * decode._REPEATS
+    assert len(document["results"][4]["seconds"]["decode, 40 keys, peaked"]) == 2 * decode.REPEATS
     assert not any(
         "ggml" in ratio["what"] for one in document["results"] for ratio in one["ratios"]
     )
