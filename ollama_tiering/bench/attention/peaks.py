@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,11 @@ class Peaks:
     """csrc/bench/machine_peaks.cpp with `threads` threads. Rates per second, the best of
     several runs (`repeats`, of those that read memory)."""
 
-    def __init__(self, library: Path, threads: int, repeats: int = 3) -> None:
-        self.threads, self.repeats = threads, repeats
+    def __init__(
+        self, library: Path, threads: int, *, repeats: int = 3, memory_bytes: int = 512 << 20
+    ) -> None:
+        """`memory_bytes` are read: far more than a last-level cache holds."""
+        self.threads, self.repeats, self._memory_bytes = threads, repeats, memory_bytes
         loaded = ctypes.CDLL(str(library))
         self._fma = loaded.pab_fma_flops
         self._read = loaded.pab_read_rate
@@ -36,8 +40,14 @@ class Peaks:
         """
         return float(self._fma(isa.encode(), self.threads, _FMA_REPEATS))
 
-    def read_bytes(self, data: NDArray[np.uint8]) -> float:
+    def read_bytes(self) -> float:
+        data = self._memory
         return float(self._read(data.ctypes.data, data.nbytes, self.threads, self.repeats))
+
+    @cached_property
+    def _memory(self) -> NDArray[np.uint8]:
+        """Whose pages are there."""
+        return np.ones(self._memory_bytes, np.uint8)
 
     def copy_bytes(self, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> float:
         """Each byte is read once and written once, and counts once."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,6 @@ from ollama_tiering.kernels.samples import Problem, Sample, exact, make, relativ
 OURS, FLASH, PLAIN = "ours", "ggml flash", "ggml without flash"
 FMA, READ = "FMA peak", "read bandwidth"
 
-_READ_BYTES: Final = 512 << 20  # far more than a last-level cache
 _CHECKED_QUERIES: Final = 5
 
 
@@ -46,13 +44,9 @@ class Rig:
         """The bounds hold for a number of keys; with fewer there is none."""
         return value if self.keys(keys) == keys else None
 
-    @cached_property
-    def read_buffer(self) -> NDArray[np.uint8]:
-        return np.ones(_READ_BYTES, np.uint8)
-
     def peak_turns(self) -> dict[str, Turn]:
         """FMA, where the instruction set has one, and READ: seconds per operation, per byte."""
-        turns: dict[str, Turn] = {READ: lambda: [1 / self.peaks.read_bytes(self.read_buffer)]}
+        turns: dict[str, Turn] = {READ: lambda: [1 / self.peaks.read_bytes()]}
         if self.peaks.fma_flops(self.isa):
             turns[FMA] = lambda: [1 / self.peaks.fma_flops(self.isa)]
         return turns

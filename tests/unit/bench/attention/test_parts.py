@@ -36,7 +36,7 @@ class FixedPeaks(Peaks):
     def fma_flops(self, isa: str) -> float:
         return 0.0 if isa == "scalar" else 100e9
 
-    def read_bytes(self, data: object) -> float:
+    def read_bytes(self) -> float:
         return 10e9
 
 
