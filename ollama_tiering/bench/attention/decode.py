@@ -31,7 +31,7 @@ def measure(rig: Rig) -> Section:
     seconds = {}
     for n_cells in sorted({rig.keys(KEYS), rig.keys(SHORT_KEYS)}, reverse=True):
         rig.say(f"decode, {n_cells:,} keys")
-        comparison = compare(rig, decode_problem(n_cells), repeats=REPEATS, ggml_repeats=3)
+        comparison = compare(rig, decode_problem(n_cells), repeats=REPEATS)
         ratios += _ratios(comparison)
         seconds.update(comparison.seconds(f"{n_cells:,} keys"))
     notes = [

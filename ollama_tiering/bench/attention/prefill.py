@@ -32,7 +32,7 @@ def measure(rig: Rig) -> Section:
         n_cells = rig.keys(KEYS)
         problem = Problem(n_head, n_kv_head, 128, 128, n_cells, n_q=n_cells)
         rig.say(f"prefill, {n_cells:,} tokens, {heads(problem)}")
-        comparison = compare(rig, problem, repeats=3, ggml_repeats=1)
+        comparison = compare(rig, problem, repeats=1)
         ratios += _ratios(rig, comparison)
         seconds.update(comparison.seconds(heads(problem)))
     notes = [

@@ -87,8 +87,10 @@ class Comparison:
         return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
 
 
-def compare(rig: Rig, problem: Problem, *, repeats: int, ggml_repeats: int) -> Comparison:
-    """`repeats`: runs in one turn. The machine's peaks have turns of their own."""
+def compare(rig: Rig, problem: Problem, *, repeats: int) -> Comparison:
+    """`repeats`: runs in one turn, the same for all sides, since the best of more is better. The
+    machine's peaks have turns of their own.
+    """
     sample = make(problem)
     quantised = problem.v_type.block_values > 1
     with contextlib.ExitStack() as stack:
@@ -100,7 +102,7 @@ def compare(rig: Rig, problem: Problem, *, repeats: int, ggml_repeats: int) -> C
             theirs = stack.enter_context(ggml(rig.ggml_program, sample, rig.threads))
 
             def turn(name: str, flash: bool) -> Sequence[float]:
-                seconds = theirs.turn(flash=flash, repeats=ggml_repeats)
+                seconds = theirs.turn(flash=flash, repeats=repeats)
                 outputs[name] = theirs.out
                 return seconds
 
