@@ -6,11 +6,14 @@
 
 namespace testing {
 
-static Test *first = nullptr;
+static Test *first = nullptr, **end = &first;
 static int failures = 0; // of the running test
 constexpr int kShown = 5;
 
-Test::Test(const char *its_name, void (*its_body)()) : name(its_name), body(its_body), next(first) { first = this; }
+Test::Test(const char *its_name, void (*its_body)()) : name(its_name), body(its_body), next(nullptr) {
+    *end = this; // in the order of the file
+    end = &next;
+}
 
 bool failed(const char *file, int line, const char *condition) {
     if (++failures > kShown) return false;

@@ -36,6 +36,8 @@ class CpuAttention:
     """
 
     def __init__(self, shape: Shape, threads: int, isa: str = "auto") -> None:
+        if not -(2**31) <= threads < 2**31:
+            raise PaError(PaStatus.BAD_ARGUMENT, f"{threads} threads: 1 to 1024 are possible")
         self.shape = shape
         self._library = load()
         plan = ctypes.c_void_p()
@@ -134,11 +136,10 @@ def reference(
 def merge(a: State, b: State) -> State:
     """The state over the cells of both, which have none in common."""
     library = load()
-    d_v = a.o.shape[-1]
-    merged = State(*(_same(mine, mine, "a").copy(order="C") for mine in a))
-    others = [
-        np.ascontiguousarray(_same(theirs, mine, "b")) for theirs, mine in zip(b, a, strict=True)
-    ]
+    d_v = _check_state(a, "state a", a.o.shape)
+    _check_state(b, "state b", a.o.shape)
+    merged = State(*(part.copy(order="C") for part in a))
+    others = [np.ascontiguousarray(part) for part in b]
     check(
         library,
         library.pa_state_merge(
@@ -151,8 +152,11 @@ def merge(a: State, b: State) -> State:
 def finish(state: State, sinks: F32 | None = None) -> F32:
     """o / l, and 0 where nothing was seen. `sinks` [n_head] join first."""
     library = load()
-    m, l, o = (np.ascontiguousarray(x) for x in state)  # noqa: E741
-    spread = None if sinks is None else np.broadcast_to(sinks, m.shape).astype(np.float32)
+    _check_state(state, "the state", state.o.shape)
+    m, l, o = (np.ascontiguousarray(part) for part in state)  # noqa: E741
+    spread = None
+    if sinks is not None:
+        spread = np.ascontiguousarray(np.broadcast_to(f32(sinks, "sinks", m.shape[-1:]), m.shape))
     out = np.empty_like(o)
     check(
         library,
@@ -218,5 +222,14 @@ def _writable(values: F32) -> F32:
     return values
 
 
-def _same(values: F32, like: F32, name: str) -> F32:
-    return f32(values, f"state {name}", like.shape)
+def _check_state(state: State, name: str, axes: tuple[int, ...]) -> int:
+    """d_v. PaError unless o has these axes, and m and l all but the last of them."""
+    if not axes:
+        raise PaError(PaStatus.BAD_ARGUMENT, f"o of {name} has no axes")
+    for part, values, its_axes in (
+        ("o", state.o, axes),
+        ("m", state.m, axes[:-1]),
+        ("l", state.l, axes[:-1]),
+    ):
+        f32(values, f"{part} of {name}", its_axes)
+    return axes[-1]
