@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.kernels.binding import PaError, PaStatus
 from ollama_tiering.kernels.cpu import CpuAttention
-from ollama_tiering.kernels.samples import PEAKED, Problem, Sample, exact, make, relative_error
+from ollama_tiering.kernels.samples import SHARP, Problem, Sample, exact, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 
 CPU_BOUND: Final = 1e-5
@@ -29,7 +29,7 @@ PROBLEMS: Final = {
     "qwen3-0.6b, prefill": Problem(16, 8, 128, 128, 1024, n_q=64, batch=48),
     "qwen3-14b, decode": Problem(40, 8, 128, 128, 4096),
     "qwen3-14b, prefill": Problem(40, 8, 128, 128, 700, n_q=33),
-    "qwen3-14b, peaked": Problem(40, 8, 128, 128, 2000, n_q=5, query_deviation=PEAKED),
+    "qwen3-14b, sharp": Problem(40, 8, 128, 128, 2000, n_q=5, query_deviation=SHARP),
     "gemma3, window": Problem(8, 4, 256, 256, 3000, n_q=17, window=1024),
     "gpt-oss, sinks, window": Problem(64, 8, 64, 64, 1000, n_q=9, window=128, sinks=True),
     "gemma2, soft-cap": Problem(16, 8, 256, 256, 500, n_q=20, softcap=50.0),

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ollama_tiering.kernels.cpu import reference
 from ollama_tiering.kernels.mask import PositionMask
-from ollama_tiering.kernels.quantise import quantise
+from ollama_tiering.kernels.quantise import dequantise, quantise
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.shape import Dtype, Shape
 
 DIFFUSE: Final = 1.0  # deviation of the queries: logits of deviation 1, every key has weight
-PEAKED: Final = 300.0  # one key has nearly all the weight, the others' is denormal or none
+SHARP: Final = 40.0  # a few keys have the weight
+PEAKED: Final = 300.0  # one key has nearly all of it, the others' is denormal or none
 
 _AT_ONCE_CELLS: Final = 8192  # made in f32 at a time
 
@@ -131,7 +132,31 @@ def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def relative_error(out: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
+def with_rounded_logits(sample: Sample, query: int) -> NDArray[np.float64]:
+    """As `exact` for one query, but each logit is rounded to f32 once: what no kernel whose logits
+    are f32 can be expected to beat, and much where logits are large. [1, n_head, d_v].
+
+    Neither window, soft-cap nor sinks.
+    """
+    problem = sample.problem
+    n_cells = problem.n_cells - problem.n_q + query + 1
+    group = problem.n_head // problem.n_kv_head
+    keys, values = sample.k.cells(n_cells), sample.v.cells(n_cells)
+    out = np.empty((1, problem.n_head, problem.d_v))
+    for kv_head in range(problem.n_kv_head):
+        k = dequantise(keys[:, kv_head], problem.k_type).astype(np.float64)
+        v = dequantise(values[:, kv_head], problem.v_type).astype(np.float64)
+        heads = slice(kv_head * group, (kv_head + 1) * group)
+        logits = problem.shape.logit_scale * (sample.q[query, heads].astype(np.float64) @ k.T)
+        rounded = logits.astype(np.float32).astype(np.float64)
+        weights = np.exp(rounded - rounded.max(axis=1, keepdims=True))
+        out[0, heads] = weights @ v / weights.sum(axis=1, keepdims=True)
+    return out
+
+
+def relative_error(
+    out: NDArray[np.float32] | NDArray[np.float64], exact: NDArray[np.float64]
+) -> float:
     """L2 of the difference over L2 of what is exact; not a number where one of `out` is none."""
     difference, size = float(np.linalg.norm(out - exact)), float(np.linalg.norm(exact))
     return difference / size if size else difference
