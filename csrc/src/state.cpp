@@ -27,12 +27,10 @@ pa_status pa_state_finish(int64_t n, int32_t d_v, const float *m, const float *l
     if (n == 0) return PA_OK;
     if (!m || !l || !o || !out) return fail(PA_BAD_ARGUMENT, "a part of the state, or the output, is null");
     for (int64_t i = 0; i < n; i++) {
-        float *row = out + i * d_v;
-        float its_m = m[i], its_l = l[i];
-        for (int32_t c = 0; c < d_v; c++) row[c] = o[i * d_v + c];
-        if (sinks) paged_attn::merge_sink(its_m, its_l, row, d_v, sinks[i]);
-        const float share = paged_attn::inverse_or_zero(its_l);
-        for (int32_t c = 0; c < d_v; c++) row[c] *= share;
+        float factor = 1.0f, its_l = l[i];
+        if (sinks) paged_attn::merge_sink(factor, its_l, m[i], sinks[i]);
+        factor *= paged_attn::inverse_or_zero(its_l);
+        for (int32_t c = 0; c < d_v; c++) out[i * d_v + c] = o[i * d_v + c] * factor;
     }
     return PA_OK;
 }
