@@ -38,7 +38,8 @@ def measure(rig: Rig) -> Section:
         f"One query of {heads(decode_problem(1))}, D 128, f16, {rig.threads} threads, {rig.isa}. "
         "Bytes: K and V, each once. The call from Python is in our time.",
         "Read bandwidth: as many threads add up 512 MiB, the best of several ways to read it. A "
-        f"cache of {SHORT_KEYS:,} keys may stay in the processor's own: no bound there.",
+        f"cache of {SHORT_KEYS:,} keys may stay in the processor's own: no bound there. memcpy: "
+        f"{rig.peaks.copy_bytes() / 1e9:.1f} GB/s, each byte counted once.",
         *how(rig),
         *rig.notes(),
     ]

@@ -39,6 +39,9 @@ class FixedPeaks(Peaks):
     def read_bytes(self) -> float:
         return 10e9
 
+    def copy_bytes(self) -> float:
+        return 5e9
+
 
 def rig(**changes: object) -> Rig:
     settings: dict[str, object] = {"threads": 1, "isa": "avx512", "rounds": 1}
@@ -142,6 +145,7 @@ def test_every_part_runs_without_ggml_and_says_so(
     text = out.read_text(encoding="utf-8")
     assert text.count("No line for ggml") == 3
     assert "## CPU decode" in text
+    assert "memcpy: 5.0 GB/s" in text
     for part in parts:
         assert f"](attention-{part}.svg)" in text
         assert (tmp_path / f"attention-{part}.svg").is_file()
