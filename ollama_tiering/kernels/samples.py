@@ -132,25 +132,25 @@ def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def with_rounded_logits(sample: Sample, query: int) -> NDArray[np.float64]:
-    """As `exact` for one query, but each logit is rounded to f32 once: what no kernel whose logits
-    are f32 can be expected to beat, and much where logits are large. [1, n_head, d_v].
-
-    Neither window, soft-cap nor sinks.
+def with_rounded_logits(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
+    """As `exact`, but each logit is rounded to f32 once: what no kernel whose logits are f32 can
+    be expected to beat, and much where logits are large. Without window, soft-cap and sinks.
     """
     problem = sample.problem
-    n_cells = problem.n_cells - problem.n_q + query + 1
     group = problem.n_head // problem.n_kv_head
-    keys, values = sample.k.cells(n_cells), sample.v.cells(n_cells)
-    out = np.empty((1, problem.n_head, problem.d_v))
+    out = np.empty((len(queries), problem.n_head, problem.d_v))
+    keys, values = sample.k.cells(problem.n_cells), sample.v.cells(problem.n_cells)
     for kv_head in range(problem.n_kv_head):
         k = dequantise(keys[:, kv_head], problem.k_type).astype(np.float64)
         v = dequantise(values[:, kv_head], problem.v_type).astype(np.float64)
         heads = slice(kv_head * group, (kv_head + 1) * group)
-        logits = problem.shape.logit_scale * (sample.q[query, heads].astype(np.float64) @ k.T)
-        rounded = logits.astype(np.float32).astype(np.float64)
-        weights = np.exp(rounded - rounded.max(axis=1, keepdims=True))
-        out[0, heads] = weights @ v / weights.sum(axis=1, keepdims=True)
+        for row, query in enumerate(queries):
+            seen = problem.n_cells - problem.n_q + query + 1
+            q = sample.q[query, heads].astype(np.float64)
+            logits = problem.shape.logit_scale * (q @ k[:seen].T)
+            rounded = logits.astype(np.float32).astype(np.float64)
+            weights = np.exp(rounded - rounded.max(axis=1, keepdims=True))
+            out[row, heads] = weights @ v[:seen] / weights.sum(axis=1, keepdims=True)
     return out
 
 

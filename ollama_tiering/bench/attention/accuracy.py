@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ollama_tiering.bench.attention.rig import (
     FLASH,
+    OURS,
     PLAIN,
     Rig,
     checked_queries,
@@ -47,12 +47,12 @@ def measure(rig: Rig) -> Section:
             ratios += _ratios(rig, n_cells, logits, deviation)
     notes = [
         f"{heads(_problem(1, 1, Dtype.F16, DIFFUSE))}, D 128, V with mean 0.3, causal. Against an "
-        "f64 loop over the dequantised K and V. Ours: the worst of the data types, for the last "
-        f"query alone (decode) and for the last {_PREFILL_QUERIES} (prefill).",
+        "f64 loop over the dequantised K and V; the worst of the data types, of the last query "
+        f"alone (decode) and of some of the last {_PREFILL_QUERIES} (prefill). ggml in f16 only.",
         f"Logits of deviation {DIFFUSE:g} (diffuse), {SHARP:g} (sharp), {PEAKED:g} (peaked).",
-        f"ggml, and {ROUNDED}: the last query alone, in f16. The latter is what is lost "
-        "by rounding each logit once and nothing else: a logit of 1,000 in f32 is off by 3e-5, and "
-        "so is its weight. It shows where two keys share the weight.",
+        f"{ROUNDED.capitalize()}: what is lost by rounding each logit once and nothing else. A "
+        "logit of 1,000 in f32 is off by 3e-5, and so is its weight; it shows where two keys share "
+        "the weight.",
         *rig.notes(),
     ]
     title, axis = "Error against f64", "relative L2 error, logarithmic"
@@ -60,41 +60,42 @@ def measure(rig: Rig) -> Section:
 
 
 def _ratios(rig: Rig, n_cells: int, logits: str, deviation: float) -> list[Ratio]:
-    errors: dict[Dtype, float] = {}
-    others: dict[str, float] = {}
+    worst: dict[str, dict[str, float]] = {}  # by side and data type
     for dtype in DTYPES:
         for n_q in sorted({1, min(_PREFILL_QUERIES, n_cells)}):
             sample = make(_problem(n_cells, n_q, dtype, deviation))
-            queries = checked_queries(n_q)
-            right = exact(sample, queries)
-            error = relative_error(run_ours(rig, sample)[queries], right)
-            errors[dtype] = float(np.maximum(error, errors.get(dtype, error)))
-            if dtype is Dtype.F16 and n_q == 1 and n_cells >= _OTHERS_FROM_KEYS:
-                others = _ggml_errors(rig, sample, right)
-                others[ROUNDED] = relative_error(with_rounded_logits(sample, 0), right)
+            for side, error in _errors(rig, sample).items():
+                of_side = worst.setdefault(side, {})
+                name = dtype.name.lower()
+                of_side[name] = float(np.maximum(error, of_side.get(name, error)))  # nan stays
     what = f"{n_cells:,} {'key' if n_cells == 1 else 'keys'}, {logits}"
-    each = ", ".join(f"{dtype.name.lower()} {error:.1e}" for dtype, error in errors.items())
-    ours = Ratio(
-        f"{what}, ours", each, "f64", float(np.max(list(errors.values()))), BOUND, at_most=True
-    )
     return [
-        ours,
-        *(
-            Ratio(f"{what}, {side}", f"f16 {error:.1e}", "f64", error)
-            for side, error in others.items()
-        ),
+        Ratio(
+            f"{what}, {side}",
+            ", ".join(f"{name} {error:.1e}" for name, error in errors.items()),
+            "f64",
+            float(np.max(list(errors.values()))),
+            BOUND if side == OURS else None,
+            at_most=True,
+        )
+        for side, errors in worst.items()
     ]
 
 
-def _ggml_errors(rig: Rig, sample: Sample, right: NDArray[np.float64]) -> dict[str, float]:
-    if rig.ggml_program is None:
-        return {}
-    errors = {}
-    with ggml(rig.ggml_program, sample, rig.threads) as theirs:
-        for side, flash in ((FLASH, True), (PLAIN, False)):
-            theirs.turn(flash=flash, repeats=1)
-            errors[side] = relative_error(theirs.out, right)
-    return errors
+def _errors(rig: Rig, sample: Sample) -> dict[str, float]:
+    """By side, all over the same queries."""
+    problem = sample.problem
+    queries = checked_queries(problem.n_q)
+    right = exact(sample, queries)
+    errors = {OURS: relative_error(run_ours(rig, sample)[queries], right)}
+    if problem.n_cells < _OTHERS_FROM_KEYS:
+        return errors
+    if rig.ggml_program is not None and problem.k_type is Dtype.F16:
+        with ggml(rig.ggml_program, sample, rig.threads) as theirs:
+            for side, flash in ((FLASH, True), (PLAIN, False)):
+                theirs.turn(flash=flash, repeats=1)
+                errors[side] = relative_error(theirs.out[queries], right)
+    return errors | {ROUNDED: relative_error(with_rounded_logits(sample, queries), right)}
 
 
 def _problem(n_cells: int, n_q: int, dtype: Dtype, deviation: float) -> Problem:
