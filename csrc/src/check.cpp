@@ -11,7 +11,8 @@ namespace paged_attn {
 namespace {
 
 constexpr int32_t kMaxD = 1024;
-constexpr int64_t kMaxRows = int64_t{1} << 40; // query rows of one run: any scratch size stays below 2^63
+// The kernels count rows (query x head), cells and tiles of one by the other in 32 bits.
+constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxCells = int64_t{1} << 30, kMaxProducts = int64_t{1} << 40;
 
 struct Type {
     const char *name;
@@ -134,8 +135,10 @@ pa_status check_shape(const pa_shape *shape) noexcept {
         return fail(PA_BAD_ARGUMENT, "max_q is %d and max_cells %d, both have to be positive", shape->max_q,
                     shape->max_cells);
     }
-    if (int64_t{shape->max_q} * shape->n_head > kMaxRows) {
-        return fail(PA_OUT_OF_MEMORY, "%d queries of %d heads fit into no memory", shape->max_q, shape->n_head);
+    const int64_t rows = int64_t{shape->max_q} * shape->n_head;
+    if (rows > kMaxRows || shape->max_cells > kMaxCells || rows * shape->max_cells > kMaxProducts) {
+        return fail(PA_UNSUPPORTED, "%d queries of %d heads over %d cells are too many for one run", shape->max_q,
+                    shape->n_head, shape->max_cells);
     }
     if (!std::isfinite(shape->scale)) return fail(PA_BAD_ARGUMENT, "the scale is not a finite number");
     if (!std::isfinite(shape->softcap) || shape->softcap < 0.0f) {

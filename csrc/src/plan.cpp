@@ -28,20 +28,26 @@ constexpr std::align_val_t kScratchAlignment{4096};
 struct FreeScratch {
     void operator()(void *scratch) const { ::operator delete(scratch, kScratchAlignment); }
 };
+using Scratch = std::unique_ptr<void, FreeScratch>;
+
+Scratch zeroed(size_t bytes) { // touched now, so that the first run does not wait for the kernel's pages
+    Scratch scratch(::operator new(bytes, kScratchAlignment, std::nothrow)); // a sanitizer ends the program otherwise
+    if (!scratch) throw std::bad_alloc();
+    std::memset(scratch.get(), 0, bytes);
+    return scratch;
+}
 
 } // namespace
 
 struct pa_cpu_plan {
     pa_cpu_plan(const pa_shape &its_shape, const paged_attn::Kernel &its_kernel, int32_t n_threads)
         : shape(its_shape), kernel(its_kernel), scratch_bytes(kernel.scratch_bytes(shape, n_threads)),
-          scratch(::operator new(scratch_bytes, kScratchAlignment)), pool(n_threads), owner(process_id()) {
-        std::memset(scratch.get(), 0, scratch_bytes); // now, so that the first run does not wait for the kernel's pages
-    }
+          scratch(zeroed(scratch_bytes)), pool(n_threads), owner(process_id()) {}
 
     const pa_shape shape;
     const paged_attn::Kernel &kernel;
     const size_t scratch_bytes;
-    const std::unique_ptr<void, FreeScratch> scratch;
+    const Scratch scratch;
     paged_attn::Pool pool;
     const long owner; // the process that has the threads: a fork does not copy them
     std::atomic<bool> running{false};

@@ -77,7 +77,17 @@ TEST(shapes_that_no_kernel_serves) {
     expect_no_plan([](pa_shape &s) { s.d_k = 72; }, PA_UNSUPPORTED, "multiple of 16");
     expect_no_plan([](pa_shape &s) { s.v_type = PA_Q4_0, s.d_v = 80; }, PA_UNSUPPORTED, "multiple of 32");
     expect_no_plan([](pa_shape &s) { s.d_v = 2048; }, PA_UNSUPPORTED, "at most 1024");
-    expect_no_plan([](pa_shape &s) { s.max_q = INT32_MAX, s.n_head = 1 << 20, s.n_kv_head = 1; }, PA_OUT_OF_MEMORY, "memory");
+    expect_no_plan([](pa_shape &s) { s.max_q = INT32_MAX; }, PA_UNSUPPORTED, "too many for one run");
+    expect_no_plan([](pa_shape &s) { s.max_q = 1 << 20, s.n_head = 1 << 12; }, PA_UNSUPPORTED, "too many for one run");
+    expect_no_plan([](pa_shape &s) { s.max_cells = INT32_MAX; }, PA_UNSUPPORTED, "too many for one run");
+    expect_no_plan([](pa_shape &s) { s.max_q = 1 << 20, s.max_cells = 1 << 20; }, PA_UNSUPPORTED, "too many for one run");
+}
+
+TEST(a_plan_that_fits_into_no_memory) { // 2^48 bytes
+    expect_no_plan([](pa_shape &s) {
+        s.n_head = 1 << 30, s.n_kv_head = s.max_q = s.max_cells = 1;
+        s.d_k = s.d_v = 1024;
+    }, PA_OUT_OF_MEMORY, "no memory for a plan of");
 }
 
 TEST(plans_that_cannot_be_made) {

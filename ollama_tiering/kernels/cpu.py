@@ -184,7 +184,7 @@ def _arguments(
 ) -> PaArgs:
     """What C cannot see is checked here: the sizes and kinds of the arrays."""
     f32(q, "q", (q.shape[0] if q.ndim else 0, shape.n_head, shape.d_k))
-    if shape.d_k > 1 and q.strides[2] != 4:
+    if q.size and q.strides[2] != 4:
         raise PaError(PaStatus.BAD_ARGUMENT, "the values of a query's head are not contiguous")
     n_cells = k.n_cells if n_cells is None else n_cells
     _check_rows(k, "K", shape.k_type, (shape.n_kv_head, shape.k_type.row_bytes(shape.d_k)))

@@ -42,6 +42,7 @@ def attention() -> Iterator[CpuAttention]:
         (replace(SHAPE, d_v=72), PaStatus.UNSUPPORTED, "multiple of 16"),
         (replace(SHAPE, d_v=80, v_type=Dtype.Q8_0), PaStatus.UNSUPPORTED, "multiple of 32"),
         (replace(SHAPE, d_k=2048), PaStatus.UNSUPPORTED, "at most 1024"),
+        (replace(SHAPE, max_q=2**30), PaStatus.UNSUPPORTED, "too many for one run"),
         (replace(SHAPE, max_cells=0), PaStatus.BAD_ARGUMENT, "max_cells 0"),
         (replace(SHAPE, max_q=2**31), PaStatus.BAD_ARGUMENT, "max_q does not fit into 32 bits"),
         (replace(SHAPE, scale=float("nan")), PaStatus.BAD_ARGUMENT, "scale"),
@@ -55,8 +56,9 @@ def test_shapes(shape: Shape, status: PaStatus, says: str) -> None:
 
 
 def test_a_plan_that_fits_into_no_memory() -> None:
-    with pytest.raises(PaError, match="memory") as caught:
-        CpuAttention(replace(SHAPE, n_head=2**12, n_kv_head=1, max_q=2**28), threads=1)
+    shape = Shape(n_head=2**30, n_kv_head=1, d_k=1024, d_v=1024, max_q=1, max_cells=1)
+    with pytest.raises(PaError, match="no memory for a plan of") as caught:
+        CpuAttention(shape, threads=1)
     assert caught.value.status is PaStatus.OUT_OF_MEMORY
 
 
