@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ollama_tiering.kernels import samples
-from ollama_tiering.kernels.reference import reference_numpy
+from ollama_tiering.kernels import reference_numpy, samples
 from ollama_tiering.kernels.samples import Problem, exact, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 

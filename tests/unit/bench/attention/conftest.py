@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ollama_tiering.bench.attention import rig, sides
-from ollama_tiering.kernels import check, samples
+from ollama_tiering.kernels import check, reference_numpy, samples
 from ollama_tiering.kernels.binding import PaError, PaStatus
-from ollama_tiering.kernels.reference import reference_numpy
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.shape import Shape
 

@@ -13,7 +13,7 @@ from ollama_tiering.bench.attention.native import ggml_program, peaks_library
 from ollama_tiering.bench.attention.peaks import Peaks
 from ollama_tiering.bench.attention.sides import ggml
 from ollama_tiering.errors import BuildError, MissingTool, TieringError
-from ollama_tiering.kernels.reference import reference_numpy
+from ollama_tiering.kernels import reference_numpy
 from ollama_tiering.kernels.samples import Problem, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 from ollama_tiering.patchset.report import Report
