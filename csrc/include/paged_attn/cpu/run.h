@@ -21,6 +21,9 @@ inline const char *unsupported(const pa_shape &s) {
     if (s.d_k <= 0 || s.d_v <= 0 || s.d_k > 1024 || s.d_v > 1024) return "a head size outside 1 to 1024";
     if (s.d_k % step(s.k_type) != 0 || s.d_v % step(s.v_type) != 0)
         return "a head size that is no multiple of 16 (of 32 for q8_0 and q4_0)";
+    constexpr int64_t most = int64_t{1} << 30; // rows and cells are counted in 32 bits
+    if (s.max_q <= 0 || s.max_cells <= 0 || int64_t{s.max_q} * s.n_head > most || s.max_cells > most)
+        return "more queries or cells than are counted here";
     return nullptr;
 }
 
