@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
@@ -191,7 +191,7 @@ async def _serve(
         ],
     )
     with (
-        ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="block-io") as pool,
+        _pool() as pool,
         MetricsEndpoint(registry, config.metrics_port),
     ):
         rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), server)
@@ -215,6 +215,17 @@ async def _serve(
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[DaemonPool]:
+    """For calls that may touch a file. What hangs in one does not keep the sidecar from ending."""
+    pool = DaemonPool(_IO_THREADS, "block-io")
+    try:
+        yield pool
+    finally:
+        if not pool.close(_GRACE_SECONDS):
+            log.warning("calls hang, left behind")
 
 
 async def _watch_peers(guard: PeerGuard) -> None:

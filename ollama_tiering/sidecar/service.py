@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -74,7 +74,7 @@ _OUTCOMES: Final = {
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     """All calls on one event loop; `pool` serves what may block."""
 
-    def __init__(self, store: TieredStore, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, store: TieredStore, pool: Executor) -> None:
         self._store = store
         self._pool = pool
         self._admin = Administration(store, alone=False)

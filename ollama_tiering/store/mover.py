@@ -7,10 +7,8 @@ deletes anything; a damaged source is quarantined.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.copying import Copier, Failure, Filled
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
@@ -57,6 +56,7 @@ class Mover:
         self._trimming: set[int] = set()  # levels on their way from high to low
         self._copier = Copier(state)
         self.copy = self._copier.copy
+        self._threads = DaemonPool(_WRITES_AT_ONCE, "write-down")
         self._gave_back = state.clock()
         self._to_sync: set[int] = set()  # levels with names that are not durable yet
         self._synced = state.clock()
@@ -274,34 +274,15 @@ class Mover:
     def _fill(
         self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]
     ) -> list[Filled | None]:
-        """Several files at once: while the disk writes one another is read. In daemon threads: one
-        that hangs on a dead disk must not keep the process from ending, as a pool's would.
-        """
-        filled: list[Filled | None] = [None] * len(claims)
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(claims)):
-            todo.put(index)
+        """Several files at once: while the disk writes one another is read."""
 
-        def work() -> None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    index = todo.get_nowait()
-                    job = jobs[index]
-                    found = self._copier.fill(
-                        job.record, job.source, job.target, claims[index], Seconds()
-                    )
-                    filled[index] = None if isinstance(found, Failure) else found
+        def fill(job: Job, claim: Reservation[BlockKey]) -> Filled | None:
+            filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
+            return None if isinstance(filled, Failure) else filled
 
-        others = [
-            threading.Thread(target=work, name="write-down", daemon=True)
-            for _ in range(min(_WRITES_AT_ONCE, len(claims)) - 1)
-        ]
-        for thread in others:
-            thread.start()
-        work()
-        for thread in others:
-            thread.join()
-        return filled
+        if len(claims) < 2:
+            return [fill(job, claim) for job, claim in zip(jobs, claims, strict=False)]
+        return list(self._threads.map(fill, jobs[: len(claims)], claims))
 
     def sync_names(self) -> None:
         """A power cut costs what was named since; a block that is lost is a miss."""
@@ -314,6 +295,9 @@ class Mover:
             except OSError as error:
                 with state.lock:
                     state.failed(level, error, "sync")
+
+    def close(self) -> None:
+        self._threads.close()
 
     def promote_one(self) -> bool:
         """Copies a block that was asked for into RAM if that has room without evicting anything."""
