@@ -1,4 +1,4 @@
-"""The pool for file I/O: results and errors as of any executor, and no thread that holds an exit."""
+"""The pool for file I/O: an executor like any other, but no thread of it holds up an exit."""
 
 from __future__ import annotations
 
