@@ -1,4 +1,4 @@
-"""The pool for file I/O: an executor like any other, but no thread of it holds up an exit."""
+"""The pool for file I/O: an executor like any other, but none of its threads holds up an exit."""
 
 from __future__ import annotations
 
