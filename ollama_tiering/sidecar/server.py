@@ -27,6 +27,7 @@ from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.errors import ConfigError, ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
+from ollama_tiering.sidecar.gate import Gate
 from ollama_tiering.sidecar.metrics import MetricsEndpoint, make_registry
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
@@ -161,6 +162,13 @@ def claim_socket(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def make_gate(guard: PeerGuard, counting: CallMetrics | None = None) -> Gate:
+    """What every call goes through; services are added to it."""
+    counted = [counting.around] if counting is not None else []
+    layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
+    return Gate(guard, layers)
+
+
 async def _serve(
     config: SidecarConfig,
     store: TieredStore,
@@ -175,15 +183,9 @@ async def _serve(
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     registry = make_registry(store)
-    counting = [CallMetrics(registry)] if config.metrics_port else []
     guard = PeerGuard(config.socket_path)
+    gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
-        interceptors=[
-            RefusedRequests(SERVICE_NAME),
-            *counting,
-            _PeerInterceptor(guard),
-            WireFormat(SERVICE_NAME),
-        ],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -194,11 +196,12 @@ async def _serve(
         _pool() as pool,
         MetricsEndpoint(registry, config.metrics_port),
     ):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), server)
+        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection.enable_server_reflection(names, gate)  # type: ignore[arg-type]
+        server.add_generic_rpc_handlers((gate,))
         _bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):
@@ -240,20 +243,6 @@ def _allow_open_files() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    def __init__(self, guard: PeerGuard) -> None:
-        self._guard = guard
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        if self._guard.strangers():
-            return grpc.unary_unary_rpc_method_handler(_refuse_peer)
-        return await continuation(details)
-
-
-async def _refuse_peer(request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only the sidecar's user may call it")
 
 
 def _bind(server: Any, path: Path) -> None:
