@@ -202,7 +202,7 @@ async def _serve(
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, gate)  # type: ignore[arg-type]
         server.add_generic_rpc_handlers((gate,))
-        _bind(server, config.socket_path)
+        bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -245,7 +245,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _bind(server: Any, path: Path) -> None:
+def bind(server: Any, path: Path) -> None:
     """The socket is never open to others, not even between bind and chmod."""
     mask = os.umask(0o177)
     try:
