@@ -11,9 +11,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ollama_tiering.store import room
 from ollama_tiering.store.copying import Copier, Failure, Filled
@@ -26,11 +26,13 @@ from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
 _GIVE_BACK_SECONDS: Final = 10.0
-_WRITES_AT_ONCE: Final = 2  # threads
+_WRITES_AT_ONCE: Final = 4  # threads
 _BATCH_BYTES: Final = 32 << 20  # made durable together, but at least as many blocks as threads
 _BATCH_BLOCKS: Final = 32
 _SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more are to come
@@ -262,10 +264,11 @@ class Mover:
             claims.append(claim)
         begin = time.perf_counter()
         filled = self._fill(jobs, claims)
-        good = list(itertools.takewhile(lambda one: one is not None, filled))
-        batch = [one for one in good if one is not None]
-        self._copier.discard([one for one in filled[len(good) :] if one is not None])
-        done = self._copier.publish(batch)
+        batch = [one for one in itertools.takewhile(lambda one: one is not None, filled) if one]
+        sealed = self._each(self._copier.seal, batch)
+        good = len(list(itertools.takewhile(bool, sealed)))
+        self._copier.discard([*batch[good:], *(one for one in filled[len(batch) :] if one)])
+        done = self._copier.publish(batch[:good])
         seconds = time.perf_counter() - begin
         if done:
             jobs[0].target.speed.add_write(sum(one.file_bytes for one in batch[:done]), seconds)
@@ -280,9 +283,13 @@ class Mover:
             filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
             return None if isinstance(filled, Failure) else filled
 
-        if len(claims) < 2:
-            return [fill(job, claim) for job, claim in zip(jobs, claims, strict=False)]
-        return list(self._threads.map(fill, jobs[: len(claims)], claims))
+        return self._each(fill, jobs, claims)
+
+    def _each(self, call: Callable[..., T], *of: Sequence[Any]) -> list[T]:
+        """`map`, in the threads unless there is only one."""
+        if min(map(len, of)) < 2:
+            return list(map(call, *of))
+        return list(self._threads.map(call, *of))
 
     def sync_names(self) -> None:
         """A power cut costs what was named since; a block that is lost is a miss."""
