@@ -6,6 +6,7 @@ Thread-safe as the store is. Only dry runs, `list` and `verify` without repair c
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -58,12 +59,17 @@ class Administration:
         names = {line.namespace for line in chains} | {line.namespace for line in single}
         tree = self._state.tree
         ends = (record for line in chains if (record := tree.get(line.key)))
+        stored = census.everything()
+        if selection == EVERYTHING:
+            selected = dataclasses.replace(stored, chains=0) if blocks else stored
+        else:
+            selected = census.totals_of_blocks(single) if blocks else census.totals(ends)
         return Listing(
             chains=chains,
             blocks=single,
             descriptions={name: census.description(name) for name in names},
-            selected=census.totals_of_blocks(single) if blocks else census.totals(ends),
-            stored=census.totals(),
+            selected=selected,
+            stored=stored,
             id_digits=census.id_digits,
         )
 

@@ -331,13 +331,14 @@ class TieredStore:
         left = LeftOver(*only_in_ram(self._state))
         if finish.is_alive():
             log.warning("a disk hangs: what is open now ends with the process")
+            return left
+        for level in self._state.levels:
+            level.tier.close()
         return left
 
     def _finish(self, deadline: float) -> None:
-        """All that touches files, and may hang."""
+        """All that may hang."""
         with contextlib.ExitStack() as closing:
-            for level in self._state.levels:
-                closing.callback(level.tier.close)
             if self._index is not None:
                 closing.callback(self._index.close)
             closing.callback(self._daily.close)
