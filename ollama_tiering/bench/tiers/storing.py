@@ -99,7 +99,7 @@ def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
     end = time.perf_counter() + _MEASURING_SECONDS
     while time.perf_counter() < end:
         tiers = stub.Stat(pb.StatRequest(), timeout=30).tiers
-        if all(tier.read_bytes_per_second and tier.write_bytes_per_second for tier in tiers):
+        if all(tier.write_bytes_per_second for tier in tiers):
             return
         time.sleep(_POLL_SECONDS)
 
