@@ -184,8 +184,9 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                         await sent(context, response, in_seconds(patience_seconds))
         finally:
             if session is not None:
-                closing = self._pool.submit(self._store.close_session, session)
-                with contextlib.suppress(asyncio.CancelledError):
+                # RuntimeError: the sidecar ends, and the store closes what is open.
+                with contextlib.suppress(asyncio.CancelledError, RuntimeError):
+                    closing = self._pool.submit(self._store.close_session, session)
                     await asyncio.shield(asyncio.wrap_future(closing))
 
     async def _answer_get(

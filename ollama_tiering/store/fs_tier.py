@@ -12,6 +12,7 @@ state but physical bytes of quarantined files and of what is no block, and names
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -68,7 +69,9 @@ class FsTier:
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
-        self._unsynced: dict[tuple[str, ...], None] = {}  # directories with names not yet durable
+        # Directories with names that are not durable yet; a number that changes with every name.
+        self._unsynced: dict[tuple[str, ...], int] = {}
+        self._names = itertools.count()
         self._syncing = DaemonPool(_SYNCS_AT_ONCE, "sync")
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
@@ -180,7 +183,7 @@ class FsTier:
     def _to_sync(self, place: tuple[str, ...]) -> None:
         """A name in it is new, and not durable yet."""
         if not self.in_memory:
-            self._unsynced[place] = None
+            self._unsynced[place] = next(self._names)
 
     def _sync(self, places: Sequence[tuple[str, ...]]) -> None:
         """Those of them that need it. Several at once: one commit of a journal does for all."""
@@ -192,13 +195,11 @@ class FsTier:
                 done.result()
 
     def _sync_directory(self, place: tuple[str, ...]) -> None:
-        self._unsynced.pop(place, None)  # before: a name that comes meanwhile needs another one
-        try:
-            with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
-                os.fsync(below)
-        except BaseException:
-            self._unsynced[place] = None
-            raise
+        before = self._unsynced.get(place)
+        with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
+            os.fsync(below)
+        if self._unsynced.get(place) == before:  # else a name came meanwhile, and needs another one
+            self._unsynced.pop(place, None)
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)
