@@ -27,6 +27,9 @@ from ollama_tiering.store.tier import TierKind
 
 LINES_PER_MESSAGE: Final = 500
 MAX_IDS: Final = 10_000
+_NAMES: Final[dict[type[Any], list[str]]] = {
+    kind: [field.name for field in fields(kind)] for kind in (ChainLine, BlockLine)
+}
 
 
 def selection_message(selection: Selection) -> pb.Selection:
@@ -181,12 +184,12 @@ def printable(text: str) -> str:
 
 
 def _line(line: ChainLine | BlockLine) -> dict[str, Any]:
-    values = {field.name: getattr(line, field.name) for field in fields(line)}
+    values = {name: getattr(line, name) for name in _NAMES[type(line)]}
     return values | {"tiers": _uses_message(line.tiers)}
 
 
 def _values(message: pb.ChainLine | pb.BlockLine, kind: type[Any]) -> dict[str, Any]:
-    values = {field.name: getattr(message, field.name) for field in fields(kind)}
+    values = {name: getattr(message, name) for name in _NAMES[kind]}
     return values | {
         "key": BlockKey(message.key),
         "namespace": NamespaceId(message.namespace),

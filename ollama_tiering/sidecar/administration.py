@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -39,7 +39,7 @@ class AdministrationService:
 
     _admin: Administration
     _tools: Slots
-    _pool: ThreadPoolExecutor
+    _pool: Executor
 
     async def List(
         self, request: pb.ListRequest, context: Context

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
-import grpc.aio
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
@@ -23,8 +22,8 @@ _BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 _NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-class CallMetrics(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Used on one event loop. Goes first, so that calls which are refused are counted too."""
+class CallMetrics:
+    """Used on one event loop. Goes outside of what refuses calls, so that those are counted too."""
 
     def __init__(
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter
@@ -44,11 +43,8 @@ class CallMetrics(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             registry=registry,
         )
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None:  # no such method
-            return None
-        method = str(details.method).rpartition("/")[2]
+    def around(self, path: str, handler: Any) -> Any:
+        method = path.rpartition("/")[2]
         if handler.response_streaming:
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
             behaviour: Any = self._streaming(method, inner)

@@ -7,6 +7,8 @@ nothing. Whoever stores opens them as the sidecar does, only without a thread in
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -15,11 +17,16 @@ from typing import Final
 from ollama_tiering.config import SidecarConfig
 from ollama_tiering.sidecar.server import open_store
 from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.deadline import DeadlineThreads
+from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.frozen import ENDLESS_BYTES, FrozenIndex, FrozenTier
+from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
 from ollama_tiering.store.index import INDEX_NAME, BlockIndex
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+
+log = logging.getLogger(__name__)
 
 _DRAIN_SECONDS: Final = 600.0
 
@@ -34,17 +41,17 @@ class Purpose(Enum):
 def offline(config: SidecarConfig, purpose: Purpose) -> Iterator[Administration]:
     """ServiceError when a process uses a directory already."""
     if purpose is Purpose.STORE:
-        store = open_store(config, background=False)
+        store, all_seen = open_store(config, background=False), config.remote_dir is None
     else:
-        store = _open_frozen(config, thaw=purpose is Purpose.CHANGE)
+        store, all_seen = _open_frozen(config, thaw=purpose is Purpose.CHANGE)
     try:
-        yield Administration(store, alone=True)
+        yield Administration(store, alone=True, all_seen=all_seen)
     finally:
         store.close(drain_seconds=_DRAIN_SECONDS if purpose is Purpose.STORE else 0)
 
 
-def _open_frozen(config: SidecarConfig, *, thaw: bool) -> TieredStore:
-    """Only directories that are there: nothing is made."""
+def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, bool]:
+    """Only directories that are there: nothing is made. Whether every tier could be looked at."""
     wanted = (
         (TierKind.RAM, config.ram_dir, config.ram_budget_bytes),
         (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
@@ -58,6 +65,10 @@ def _open_frozen(config: SidecarConfig, *, thaw: bool) -> TieredStore:
                 tiers.append((FrozenTier(kind, directory), ENDLESS_BYTES))
                 budgets.append(budget_bytes)
                 lowest = directory
+        remote = _frozen_remote(config)
+        if remote is not None:
+            tiers.append((remote, ENDLESS_BYTES))
+            budgets.append(config.remote_budget_bytes)
         if not tiers:
             tiers.append((MemoryTier(TierKind.LOCAL), ENDLESS_BYTES))  # nothing was stored yet
         store = TieredStore(
@@ -77,4 +88,31 @@ def _open_frozen(config: SidecarConfig, *, thaw: bool) -> TieredStore:
         if thaw and isinstance(level.tier, FrozenTier):
             level.tier.thaw()
     store.pins.enforce()
-    return store
+    wanted_remote = config.remote_dir is not None and config.remote_budget_bytes > 0
+    return store, remote is not None or not wanted_remote
+
+
+def _frozen_remote(config: SidecarConfig) -> FrozenTier | None:
+    """The shared directory as it is now. Other sidecars go on using it: it is not locked, nothing
+    is announced, and what is removed is a miss for them. None where it cannot be seen.
+    """
+    directory = config.remote_dir
+    if directory is None or not config.remote_budget_bytes:
+        return None
+    threads = DeadlineThreads(
+        "remote-tier", limit=1, deadline_seconds=config.remote_deadline_seconds
+    )
+
+    def opened() -> FrozenTier:
+        if not (directory / VERSION_DIRECTORY).is_dir():  # opening it would make one
+            raise FileNotFoundError(errno.ENOENT, "nothing is stored there, or it is not mounted")
+        return FrozenTier(TierKind.REMOTE, directory, exclusive=False)
+
+    try:
+        return threads.call(opened)
+    except (OSError, UnsafeDirectory) as error:
+        reason = error.message if isinstance(error, UnsafeDirectory) else error.strerror or error
+        log.warning("remote tier not looked at: path=%s reason=%s", directory, reason)
+        return None
+    finally:
+        threads.close()

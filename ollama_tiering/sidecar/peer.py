@@ -3,8 +3,10 @@
 First line: the socket is 0600 in a directory 0700, so the kernel refuses anybody else at connect.
 Second line, should somebody loosen those modes: gRPC does not tell which connection a call came
 from, but the accepted sockets are descriptors of this process. PeerGuard asks each new one for
-SO_PEERCRED before a call is served, and cuts off strangers. It also keeps the number of connections
-bounded: each is a descriptor, and a store without descriptors cannot open its files.
+SO_PEERCRED before a call is served, and cuts off strangers; not as long as the socket's modes have
+been private without a break, for that takes a system call for each descriptor. It also keeps the
+number of connections bounded: each is a descriptor, and a store without descriptors cannot open its
+files.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -24,7 +27,11 @@ from ollama_tiering.store.seldom import Seldom
 MAX_CONNECTIONS: Final = 128
 
 _FD_DIRECTORY: Final = "/proc/self/fd"
+_SETTLED_NS: Final = 1_000_000_000  # far more than the grain of a file's time of change
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+_Inode = tuple[int, int, int, int]
 
 
 class _Socket(Enum):
@@ -42,6 +49,7 @@ class PeerGuard:
         self._allowed = {0, os.geteuid()}
         # Descriptor -> inode (a reused number is another socket), and what it is.
         self._checked: dict[int, tuple[int, _Socket]] = {}
+        self._private_since: _Inode | None = None  # the socket, as it was at the last look
         self._seldom = Seldom(logging.getLogger(__name__))
 
     def trim(self) -> None:
@@ -53,7 +61,23 @@ class PeerGuard:
 
     def strangers(self) -> int:
         """Looks at connections not seen before; how many strangers it cut off."""
-        return self._look_at_new(strangers_too=True)
+        now = self._private_socket()
+        if now is not None and now == self._private_since:
+            return 0
+        found = self._look_at_new(strangers_too=True)
+        self._private_since = now if not found else None  # theirs may yet be served
+        return found
+
+    def _private_socket(self) -> _Inode | None:
+        """What changes whenever its modes do. None while others could connect, or just could."""
+        try:
+            info = os.lstat(self._path)
+        except OSError:
+            return None
+        shared = info.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or info.st_uid != os.geteuid()
+        if shared or time.time_ns() - info.st_ctime_ns < _SETTLED_NS:
+            return None
+        return info.st_dev, info.st_ino, info.st_mode, info.st_ctime_ns
 
     def _look_at_new(self, *, strangers_too: bool) -> int:
         try:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +56,7 @@ class Reloader:
         """A signal handler. Several before the first is done are one."""
         self._wanted.set()
 
-    async def run(self, pool: ThreadPoolExecutor) -> None:
+    async def run(self, pool: Executor) -> None:
         """Until cancelled. Files are read and evicted in the pool, not on the event loop."""
         while True:
             await self._wanted.wait()

@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.errors import ConfigError, ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
+from ollama_tiering.sidecar.gate import Gate
 from ollama_tiering.sidecar.metrics import MetricsEndpoint, make_registry
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
@@ -37,6 +37,7 @@ from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
@@ -161,6 +162,13 @@ def claim_socket(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def make_gate(guard: PeerGuard, counting: CallMetrics | None = None) -> Gate:
+    """What every call goes through; services are added to it."""
+    counted = [counting.around] if counting is not None else []
+    layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
+    return Gate(guard, layers)
+
+
 async def _serve(
     config: SidecarConfig,
     store: TieredStore,
@@ -175,15 +183,9 @@ async def _serve(
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     registry = make_registry(store)
-    counting = [CallMetrics(registry)] if config.metrics_port else []
     guard = PeerGuard(config.socket_path)
+    gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
-        interceptors=[
-            RefusedRequests(SERVICE_NAME),
-            *counting,
-            _PeerInterceptor(guard),
-            WireFormat(SERVICE_NAME),
-        ],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -191,15 +193,16 @@ async def _serve(
         ],
     )
     with (
-        ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="block-io") as pool,
+        _pool() as pool,
         MetricsEndpoint(registry, config.metrics_port),
     ):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), server)
+        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        _bind(server, config.socket_path)
+        reflection.enable_server_reflection(names, gate)  # type: ignore[arg-type]
+        server.add_generic_rpc_handlers((gate,))
+        bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -217,6 +220,17 @@ async def _serve(
         await server.stop(_GRACE_SECONDS)
 
 
+@contextlib.contextmanager
+def _pool() -> Iterator[DaemonPool]:
+    """For calls that may touch a file. What hangs in one does not keep the sidecar from ending."""
+    pool = DaemonPool(_IO_THREADS, "block-io")
+    try:
+        yield pool
+    finally:
+        if not pool.close(_GRACE_SECONDS):
+            log.warning("calls hang, left behind")
+
+
 async def _watch_peers(guard: PeerGuard) -> None:
     while True:
         await asyncio.sleep(_PEER_SECONDS)
@@ -231,21 +245,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    def __init__(self, guard: PeerGuard) -> None:
-        self._guard = guard
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        if self._guard.strangers():
-            return grpc.unary_unary_rpc_method_handler(_refuse_peer)
-        return await continuation(details)
-
-
-async def _refuse_peer(request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only the sidecar's user may call it")
-
-
-def _bind(server: Any, path: Path) -> None:
+def bind(server: Any, path: Path) -> None:
     """The socket is never open to others, not even between bind and chmod."""
     mask = os.umask(0o177)
     try:

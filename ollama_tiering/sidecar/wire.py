@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
 
-class WireFormat(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class WireFormat:
     """What is no message is INVALID_ARGUMENT, as any other malformed request. Left to itself gRPC
     answers UNKNOWN and writes a traceback to the log. In a stream the service itself sees it.
     """
@@ -25,14 +25,14 @@ class WireFormat(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, service_name: str) -> None:
         self._prefix = f"/{service_name}/"
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None or handler.request_streaming or not _ours(details, self._prefix):
+    def around(self, path: str, handler: Any) -> Any:
+        plain = handler.request_deserializer is None
+        if plain or handler.request_streaming or not path.startswith(self._prefix):
             return handler
         return _remade(handler, _checked(handler), _decoder(handler.request_deserializer))
 
 
-class RefusedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class RefusedRequests:
     """Frees them at once. gRPC keeps the error that ends a call with the call, and the error's
     traceback keeps the frames, with the request in them: a circle that the interpreter's collector
     finds late, since it counts objects, not their 16 MiB each. To be the outermost one.
@@ -41,15 +41,10 @@ class RefusedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, service_name: str) -> None:
         self._prefix = f"/{service_name}/"
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None or not _ours(details, self._prefix):
+    def around(self, path: str, handler: Any) -> Any:
+        if not path.startswith(self._prefix):
             return handler
         return _remade(handler, _released(handler), handler.request_deserializer)
-
-
-def _ours(details: Any, prefix: str) -> bool:
-    return str(details.method).startswith(prefix)
 
 
 def _behaviour(handler: Any) -> Any:

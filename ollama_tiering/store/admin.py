@@ -6,6 +6,7 @@ Thread-safe as the store is. Only dry runs, `list` and `verify` without repair c
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -40,12 +41,15 @@ EVERYTHING: Final = Selection()
 
 
 class Administration:
-    """`alone`: nobody else writes into the store's directories while this one is used."""
+    """`alone`: nobody else writes into the store's own directories while this one is used. Unless
+    `all_seen`, a tier that may hold blocks could not be looked at.
+    """
 
-    def __init__(self, store: TieredStore, *, alone: bool) -> None:
+    def __init__(self, store: TieredStore, *, alone: bool, all_seen: bool = True) -> None:
         self._store = store
         self._state = store.state
         self._alone = alone
+        self._all_seen = all_seen
 
     def listing(self, selection: Selection = EVERYTHING, *, blocks: bool = False) -> Listing:
         """Chains, or single blocks. UnknownId, AmbiguousId, UsageError for an id."""
@@ -58,12 +62,17 @@ class Administration:
         names = {line.namespace for line in chains} | {line.namespace for line in single}
         tree = self._state.tree
         ends = (record for line in chains if (record := tree.get(line.key)))
+        stored = census.everything()
+        if selection == EVERYTHING:
+            selected = dataclasses.replace(stored, chains=0) if blocks else stored
+        else:
+            selected = census.totals_of_blocks(single) if blocks else census.totals(ends)
         return Listing(
             chains=chains,
             blocks=single,
             descriptions={name: census.description(name) for name in names},
-            selected=census.totals_of_blocks(single) if blocks else census.totals(ends),
-            stored=census.totals(),
+            selected=selected,
+            stored=stored,
             id_digits=census.id_digits,
         )
 
@@ -115,7 +124,7 @@ class Administration:
             if models is not None and census.gone_model(record.namespace, models)
         ]
         broken = []  # nothing, as long as its start may only be unseen yet
-        if all(level.known for level in self._state.levels):
+        if self._all_seen and all(level.known for level in self._state.levels):
             broken = [record for record in ends.values() if not census.chain(record).complete]
         result = []
         for kind, chosen in (
@@ -204,7 +213,7 @@ class Administration:
         found: set[NamespaceId] = set()
         stored_bytes = 0
         for level in self._state.levels:
-            if not isinstance(level.tier, FsTier) or level.tier.shared:
+            if not isinstance(level.tier, FsTier) or level.tier.kind is TierKind.REMOTE:
                 continue
             for namespace, one_bytes in vacant(level.tier.directory, in_use):
                 found.add(namespace)

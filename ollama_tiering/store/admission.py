@@ -129,10 +129,14 @@ class Admission:
         if self._too_short(record):
             self._refuse("too short")
             return
-        chain = [record, *state.tree.ancestors(record.parent)]
+        chain = [record] if record.key not in state.unsaved else []
+        for before in state.tree.ancestors(record.parent):
+            if before.key in state.unsaved or before.levels != record.levels:
+                break  # those before it are where they must be, or the mover finds out
+            chain.append(before)
         bound = self._bound_bytes(source)
         for one in reversed(chain):
-            if len(one.levels) != 1 or source.index not in one.levels or one.key in state.unsaved:
+            if len(one.levels) != 1 or source.index not in one.levels:
                 continue
             full = bound and state.unsaved.waiting_bytes + one.file_bytes > bound
             if bounded and full and len(state.unsaved):

@@ -152,12 +152,18 @@ class Census:
         """From the first stored block of the chain to this one."""
         return [record, *self._above(record)][::-1]
 
-    def totals(self, ends: Iterable[BlockRecord] | None = None) -> Totals:
-        """Of the chains that end so, or of everything that is stored."""
-        if ends is None:
-            tree = self._state.tree
-            chains = sum(not tree.child_count(record.key) for record in self.records)
-            return self._totals(self.records, chains)
+    def everything(self) -> Totals:
+        """Of all that is stored."""
+        child_count = self._state.tree.child_count
+        chains = sum(not child_count(record.key) for record in self.records)
+        file_bytes = sum(record.file_bytes for record in self.records)
+        with self._state.lock:  # the books have these sums
+            counts = [len(level.lru) for level in self._state.levels]
+            sizes = [level.lru.used_bytes for level in self._state.levels]
+        return Totals(chains, len(self.records), file_bytes, self._uses(counts, sizes))
+
+    def totals(self, ends: Iterable[BlockRecord]) -> Totals:
+        """Of the chains that end so."""
         seen: dict[BlockKey, BlockRecord] = {}
         chains = 0
         for end in ends:

@@ -1,8 +1,8 @@
 """Copies blocks into another tier, in that tier's encoding, every checksum compared on the way.
 
 A copy has three steps: room is reserved; the file is filled under a temporary name; it is made
-durable, gets its name and is entered into the books. The last one is best done for many files: a
-journal that is committed for the first of them has the others in it already.
+durable, gets its name and is entered into the books. The last one is best done for many files at
+once: one commit of a file system's journal then does for several.
 
 No OSError leaves this module, none deletes anything; a damaged source is quarantined. The caller
 has pinned the record and sees to it that nobody else copies it there.
@@ -169,17 +169,27 @@ class Copier:
             counts,
         )
 
+    def seal(self, one: Filled) -> bool:
+        """Makes the file's content durable; several at once take hardly longer than one. Left to
+        `publish` where it is not done before.
+        """
+        try:
+            one.target.tier.seal(one.temp)
+        except OSError as error:
+            with self._state.lock:
+                self._state.failed(one.target, error, "copy")
+            return False
+        return True
+
     def publish(self, batch: Sequence[Filled]) -> int:
-        """Makes the files durable, names them in order, and enters them into the books. Returns
-        how many, from the first on; the rest is discarded. `sync_names` is left to the caller.
+        """Names the files in order, durable first, and enters them into the books. Returns how
+        many, from the first on; the rest is discarded. `sync_names` is left to the caller.
         """
         state = self._state
         start = time.perf_counter()
         named: list[tuple[Filled, int]] = []
         at: Filled | None = None
         try:
-            for at in batch:
-                at.target.tier.seal(at.temp)
             for at in batch:
                 named.append((at, at.target.tier.publish(at.temp, durable=False)))
         except OSError as error:
@@ -213,7 +223,10 @@ class Copier:
             target.stats.write_seconds += one.spent.writing
             one.source.stats.read_bytes += one.meta.file_bytes
             one.source.stats.read_seconds += one.spent.reading
-        self._settle(one.source if target.index < one.source.index else target, record)
+        if target.index < one.source.index:
+            self._settle(one.source, record)
+        elif target.shared is not None:
+            self._settle(target, record)
 
     def _abandon(self, level: Level, temp: TempBlock | None, claim: Reservation[BlockKey]) -> None:
         """What reached the disk before it went wrong stays charged to the day."""

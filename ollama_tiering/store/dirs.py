@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,8 @@ from ollama_tiering.store.errors import UnsafeDirectory
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs")
+
+Made = Callable[[tuple[str, ...]], None]
 
 
 def secure_directory(path: Path) -> Path:
@@ -81,9 +83,22 @@ def lock_file(path: Path, purpose: str) -> int:
 @contextlib.contextmanager
 def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
     """Descriptor of root/parts…; links on the way are an error (ELOOP or ENOTDIR)."""
+    fd = walk_below(root, parts, create=create)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def walk_below(
+    root: Path, parts: tuple[str, ...], *, create: bool = False, made: Made | None = None
+) -> int:
+    """The same, for a caller that closes it. `made` hears of the parts that lead to a directory
+    with a new name in it, and sees to it that the name becomes durable; without it that is done.
+    """
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in parts:
+        for index, part in enumerate(parts):
             try:
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
             except FileNotFoundError:
@@ -91,13 +106,17 @@ def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> I
                     raise
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o700, dir_fd=fd)
-                    os.fsync(fd)
+                    if made is not None:
+                        made(parts[:index])
+                    else:
+                        os.fsync(fd)
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below
-        yield fd
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
 def in_memory(path: Path) -> bool:
@@ -124,12 +143,17 @@ def filesystem_type(path: Path) -> str:
 def regular_file(name: str, flags: int, below: int) -> Iterator[tuple[int, os.stat_result]]:
     fd = os.open(name, flags, dir_fd=below)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise FileNotFoundError(f"{name} is not a regular file")
-        yield fd, info
+        yield fd, checked_regular(fd, name)
     finally:
         os.close(fd)
+
+
+def checked_regular(fd: int, name: str) -> os.stat_result:
+    """FileNotFoundError when it is no regular file: nothing of ours is there."""
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise FileNotFoundError(f"{name} is not a regular file")
+    return info
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:

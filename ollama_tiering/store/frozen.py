@@ -20,7 +20,8 @@ from typing import Final
 from urllib.parse import quote
 
 from ollama_tiering.store.found_files import What, walk
-from ollama_tiering.store.fs_tier import FsTempBlock, FsTier
+from ollama_tiering.store.fs_files import FsTempBlock
+from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import BlockIndex, IndexRow, refuse_odd_files
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import StoredBlock

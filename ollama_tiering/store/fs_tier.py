@@ -12,6 +12,7 @@ state but physical bytes of quarantined files and of what is no block, and names
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -19,9 +20,10 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.dirs import (
     entries,
     in_memory,
@@ -29,17 +31,15 @@ from ollama_tiering.store.dirs import (
     open_below,
     regular_file,
     secure_directory,
+    walk_below,
 )
-from ollama_tiering.store.file_io import fd_reader, fill, writer
+from ollama_tiering.store.fs_files import READ, WRITE, FsOpenBlock, FsTempBlock
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
-from ollama_tiering.store.pagecache import forget, resident
+from ollama_tiering.store.pagecache import forget
 from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind, WriteAt
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
 
 log = logging.getLogger(__name__)
 
@@ -49,63 +49,12 @@ TMP_SUFFIX: Final = ".tmp"  # a block while it is being written
 LOCK_NAME: Final = ".lock"
 DESCRIPTION_NAME: Final = "namespace.json"
 
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
 _LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
+_SYNCS_AT_ONCE: Final = 4
 _TRIES: Final = 4  # another thread may remove a directory that was just found
 _SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _TOP: Final = ("",)  # place of the files beside the version directory
-
-
-class FsOpenBlock:
-    def __init__(self, fd: int, file_bytes: int, *, in_memory: bool) -> None:
-        self._fd = fd
-        self._in_memory = in_memory
-        self.file_bytes = file_bytes
-        self.read_at = fd_reader(fd)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        fill(self._fd, offset, buffer)
-
-    def resident(self) -> bool | None:
-        return True if self._in_memory else resident(self._fd, self.file_bytes)
-
-
-class FsTempBlock:
-    def __init__(
-        self,
-        tier: FsTier,
-        namespace: NamespaceId,
-        key: BlockKey,
-        file_bytes: int,
-        name: str,
-        grown_bytes: int,
-    ) -> None:
-        self._tier = tier
-        self.namespace = namespace
-        self.key = key
-        self.file_bytes = file_bytes
-        self.name = name
-        self.grown_bytes = grown_bytes
-        self.stored_bytes = 0  # once its content is durable
-        self.path: Path | None = tier.directory.joinpath(*shard(namespace, key), name)
-
-    def write_at(self, offset: int, data: Buffer) -> None:
-        with self.writer() as write:
-            write(offset, data)
-
-    @contextlib.contextmanager
-    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
-        # What goes to a disk here is read from RAM as long as it is there.
-        past_cache = pages and not self._tier.in_memory
-        with self._tier.opened(self.namespace, self.key, self.name, _WRITE) as (fd, _):
-            yield writer(fd, past_cache=past_cache)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[FsOpenBlock]:
-        with self._tier.opened(self.namespace, self.key, self.name, _READ) as (fd, info):
-            yield FsOpenBlock(fd, info.st_size, in_memory=self._tier.in_memory)
 
 
 class FsTier:
@@ -120,7 +69,10 @@ class FsTier:
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
-        self._unsynced: dict[tuple[str, ...], None] = {}  # directories with names not yet durable
+        # Directories with names that are not durable yet; a number that changes with every name.
+        self._unsynced: dict[tuple[str, ...], int] = {}
+        self._names = itertools.count()
+        self._syncing = DaemonPool(_SYNCS_AT_ONCE, "sync")
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive
@@ -157,18 +109,19 @@ class FsTier:
         name = f"{key.hex()}.{secrets.token_hex(4)}{TMP_SUFFIX}"
         for tries_left in reversed(range(_TRIES)):
             try:
-                grown = self._create(shard(namespace, key), name, file_bytes)
-                return FsTempBlock(self, namespace, key, file_bytes, name, grown)
+                return self._create(namespace, key, name, file_bytes)
             except FileNotFoundError:
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
 
-    def _create(self, place: tuple[str, ...], name: str, file_bytes: int) -> int:
-        """By how many bytes directories grew."""
-        grown = 0
-        with open_below(self.directory, place, create=True) as below:
-            fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
+    def _create(
+        self, namespace: NamespaceId, key: BlockKey, name: str, file_bytes: int
+    ) -> FsTempBlock:
+        place, grown = shard(namespace, key), 0
+        below = walk_below(self.directory, place, create=True, made=self._to_sync)
+        try:
+            fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
                 # Real space, not a hole: a client that fills the file through a mapping would be
                 # killed by SIGBUS where the file system has no page left for it.
@@ -182,42 +135,80 @@ class FsTier:
                     grown += self._note(place[:1], self._root)
                     grown += self._note(place[:2], self._root / place[1])
                 grown += self._other.note(place, physical_bytes(os.fstat(below)))
-        return grown
+        finally:
+            os.close(below)
+        return FsTempBlock(
+            self.directory,
+            place,
+            name,
+            namespace,
+            key,
+            file_bytes,
+            grown,
+            in_memory=self.in_memory,
+        )
 
     def seal(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)
-        with self.opened(temp.namespace, temp.key, temp.name, _READ) as (fd, _):
+        with temp.directory() as below:
+            self._seal(temp, below)
+
+    def _seal(self, temp: FsTempBlock, below: int) -> None:
+        with temp.file(below, READ) as fd:
             os.fchmod(fd, 0o400)
             if not self.in_memory:
                 os.fsync(fd)
+                forget(fd)  # who reads it soon reads it in RAM
             temp.stored_bytes = physical_bytes(os.fstat(fd))
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, FsTempBlock)
-        if not temp.stored_bytes:
-            self.seal(temp)
         place = shard(temp.namespace, temp.key)
-        with open_below(self.directory, place) as below:
+        with temp.directory() as below:
+            if not temp.stored_bytes:
+                self._seal(temp, below)
             os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
             if not self.in_memory and durable:
                 os.fsync(below)
-        if not self.in_memory and not durable:
-            self._unsynced[place] = None
+        temp.let_go()
+        if durable:
+            self._sync([place[:length] for length in range(len(place))])
+        else:
+            self._to_sync(place)
         return temp.stored_bytes
 
     def sync_names(self) -> None:
-        for place in list(self._unsynced):
-            with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
-                os.fsync(below)
+        self._sync(list(self._unsynced))
+
+    def _to_sync(self, place: tuple[str, ...]) -> None:
+        """A name in it is new, and not durable yet."""
+        if not self.in_memory:
+            self._unsynced[place] = next(self._names)
+
+    def _sync(self, places: Sequence[tuple[str, ...]]) -> None:
+        """Those of them that need it. Several at once: one commit of a journal does for all."""
+        wanted = [place for place in places if place in self._unsynced]
+        if len(wanted) == 1:
+            self._sync_directory(wanted[0])
+        elif wanted:
+            for done in [self._syncing.submit(self._sync_directory, place) for place in wanted]:
+                done.result()
+
+    def _sync_directory(self, place: tuple[str, ...]) -> None:
+        before = self._unsynced.get(place)
+        with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
+            os.fsync(below)
+        if self._unsynced.get(place) == before:  # else a name came meanwhile, and needs another one
             self._unsynced.pop(place, None)
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)
+        temp.let_go()
         self._unlink(temp.namespace, temp.key, temp.name)
 
     @contextlib.contextmanager
     def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[FsOpenBlock]:
-        with self.opened(namespace, key, file_name(key), _READ) as (fd, info):
+        with self.opened(namespace, key, file_name(key), READ) as (fd, info):
             try:
                 yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
             finally:
@@ -272,7 +263,7 @@ class FsTier:
             try:
                 os.stat(DESCRIPTION_NAME, dir_fd=below, follow_symlinks=False)
             except FileNotFoundError:
-                fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
+                fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
                 with os.fdopen(fd, "wb") as file:
                     file.write(text)
                 os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
@@ -291,10 +282,11 @@ class FsTier:
     def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:
             return
-        with self.opened(namespace, key, file_name(key), _READ) as (fd, _):
+        with self.opened(namespace, key, file_name(key), READ) as (fd, _):
             forget(fd)
 
     def close(self) -> None:
+        self._syncing.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -37,10 +37,16 @@ def match(
         state.admission.used(leaf_to_root)
         speeds = state.speeds()
         kinds = [level.tier.kind for level in state.levels]
+        per_block, per_byte = speeds[0]
         blocks = []
         matched = 0
         for record, rows in found:
-            nearest, seconds = state.nearest(record, speeds, resting)
+            file_bytes = stored_bytes = record.file_bytes
+            if 0 in record.levels and not record.encoded and not resting:  # by far the most
+                nearest, seconds = 0, per_block + file_bytes * per_byte
+            else:
+                nearest, seconds = state.nearest(record, speeds, resting)
+                stored_bytes = record.bytes_at(nearest)
             matched += rows
             blocks.append(
                 MatchedBlock(
@@ -48,8 +54,8 @@ def match(
                     rows,
                     record.rows,
                     kinds[nearest],
-                    record.bytes_at(nearest),
-                    record.file_bytes,
+                    stored_bytes,
+                    file_bytes,
                     seconds,
                 )
             )

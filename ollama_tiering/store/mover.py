@@ -7,18 +7,17 @@ deletes anything; a damaged source is quarantined.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ollama_tiering.store import room
 from ollama_tiering.store.copying import Copier, Failure, Filled
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
@@ -27,11 +26,13 @@ from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 1 << 20
 _GIVE_BACK_SECONDS: Final = 10.0
-_WRITES_AT_ONCE: Final = 2  # threads
+_WRITES_AT_ONCE: Final = 4  # threads
 _BATCH_BYTES: Final = 32 << 20  # made durable together, but at least as many blocks as threads
 _BATCH_BLOCKS: Final = 32
 _SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more are to come
@@ -57,6 +58,7 @@ class Mover:
         self._trimming: set[int] = set()  # levels on their way from high to low
         self._copier = Copier(state)
         self.copy = self._copier.copy
+        self._threads = DaemonPool(_WRITES_AT_ONCE, "write-down")
         self._gave_back = state.clock()
         self._to_sync: set[int] = set()  # levels with names that are not durable yet
         self._synced = state.clock()
@@ -262,10 +264,11 @@ class Mover:
             claims.append(claim)
         begin = time.perf_counter()
         filled = self._fill(jobs, claims)
-        good = list(itertools.takewhile(lambda one: one is not None, filled))
-        batch = [one for one in good if one is not None]
-        self._copier.discard([one for one in filled[len(good) :] if one is not None])
-        done = self._copier.publish(batch)
+        batch = [one for one in itertools.takewhile(lambda one: one is not None, filled) if one]
+        sealed = self._each(self._copier.seal, batch)
+        good = len(list(itertools.takewhile(bool, sealed)))
+        self._copier.discard([*batch[good:], *(one for one in filled[len(batch) :] if one)])
+        done = self._copier.publish(batch[:good])
         seconds = time.perf_counter() - begin
         if done:
             jobs[0].target.speed.add_write(sum(one.file_bytes for one in batch[:done]), seconds)
@@ -274,34 +277,19 @@ class Mover:
     def _fill(
         self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]
     ) -> list[Filled | None]:
-        """Several files at once: while the disk writes one another is read. In daemon threads: one
-        that hangs on a dead disk must not keep the process from ending, as a pool's would.
-        """
-        filled: list[Filled | None] = [None] * len(claims)
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(claims)):
-            todo.put(index)
+        """Several files at once: while the disk writes one another is read."""
 
-        def work() -> None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    index = todo.get_nowait()
-                    job = jobs[index]
-                    found = self._copier.fill(
-                        job.record, job.source, job.target, claims[index], Seconds()
-                    )
-                    filled[index] = None if isinstance(found, Failure) else found
+        def fill(job: Job, claim: Reservation[BlockKey]) -> Filled | None:
+            filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
+            return None if isinstance(filled, Failure) else filled
 
-        others = [
-            threading.Thread(target=work, name="write-down", daemon=True)
-            for _ in range(min(_WRITES_AT_ONCE, len(claims)) - 1)
-        ]
-        for thread in others:
-            thread.start()
-        work()
-        for thread in others:
-            thread.join()
-        return filled
+        return self._each(fill, jobs, claims)
+
+    def _each(self, call: Callable[..., T], *of: Sequence[Any]) -> list[T]:
+        """`map`, in the threads unless there is only one."""
+        if min(map(len, of)) < 2:
+            return list(map(call, *of))
+        return list(self._threads.map(call, *of))
 
     def sync_names(self) -> None:
         """A power cut costs what was named since; a block that is lost is a miss."""
@@ -314,6 +302,9 @@ class Mover:
             except OSError as error:
                 with state.lock:
                     state.failed(level, error, "sync")
+
+    def close(self) -> None:
+        self._threads.close()
 
     def promote_one(self) -> bool:
         """Copies a block that was asked for into RAM if that has room without evicting anything."""

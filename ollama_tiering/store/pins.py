@@ -10,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 
 log = logging.getLogger(__name__)
@@ -107,14 +109,22 @@ class PinTable:
 
 
 def load_pins(path: Path) -> list[Pin]:
-    """What the file says; nothing when there is none or it is damaged. OSError passes.
+    """What the file says; nothing when there is none or it is damaged. UnsafeDirectory for a link.
 
-    Not knowing the pins could cost a pinned block, so weather is no reason to go on without.
+    Not knowing the pins could cost a pinned block, so weather is no reason to go on without:
+    OSError passes.
     """
     try:
         return _parse(_content(path))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UnsafeDirectory(
+            f"{path} is a link: the store does not follow it, nor start without its pins",
+            hint="put the file itself there, or remove the link to start without pins",
+        ) from None
     except ValueError as error:
         log.error("pins unreadable, nothing is pinned: path=%s reason=%s", path, error)
         return []

@@ -111,6 +111,7 @@ class WriteSession:
     def commit(self, reservation_ids: Sequence[int]) -> list[CommitResult]:
         """Checks each filled file against its reservation and makes it visible."""
         results = []
+        claims: list[Claim] = []
         for reservation_id in reservation_ids:
             with self._state.lock:
                 pending = self._pending.pop(reservation_id, None)
@@ -118,6 +119,8 @@ class WriteSession:
                 results.append(CommitResult(False, "no such reservation, or it has expired"))
             else:
                 results.append(self._commit(pending, verify=False))
+                claims.append(pending.claim)
+        self._touch(claims)
         return results
 
     def put_inline(self, key: BlockKey, part: bytes, *, last: bool) -> CommitResult | None:
@@ -141,7 +144,9 @@ class WriteSession:
             if pending is None or inline.written_bytes != pending.claim.file_bytes:
                 raise InvalidBlock("the block ends before its header says")
             inline.pending = None
-            return self._commit(pending, verify=True)
+            result = self._commit(pending, verify=True)
+            self._touch([pending.claim])
+            return result
         except BaseException:
             self._inline = None
             if inline.pending is not None:
@@ -236,6 +241,15 @@ class WriteSession:
             return _Pending(claim, level, temp, reservation, deadline, claim.file_bytes)
         return outcome
 
+    def _touch(self, claims: Sequence[Claim]) -> None:
+        """Marks the chains as used that end with these, each once however many of its blocks."""
+        state = self._state
+        parents = {claim.parent for claim in claims}
+        with state.lock:
+            for claim in claims:
+                if claim.key not in parents:
+                    state.touch(state.tree.ancestors(claim.key))
+
     def _rooted(self, parent: bytes) -> bool:
         """Whether the block before is there or on its way. Lock held."""
         state = self._state
@@ -300,7 +314,6 @@ class WriteSession:
         if record.parent in state.writing:
             state.early.setdefault(record.parent, []).append(record.key)
         state.unpin(BlockKey(pending.claim.parent))
-        state.touch(state.tree.ancestors(record.key))
         doomed = self._superseded(record)
         state.admission.committed(record, level, tail=pending.claim.tail)
         state.counters.put_blocks += 1

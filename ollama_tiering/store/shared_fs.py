@@ -26,15 +26,8 @@ from typing import TYPE_CHECKING, Final
 from ollama_tiering.store.deadline import InUse
 from ollama_tiering.store.dirs import filesystem_type, open_below
 from ollama_tiering.store.file_io import write_all
-from ollama_tiering.store.fs_tier import (
-    _READ,
-    _WRITE,
-    TMP_SUFFIX,
-    FsTempBlock,
-    FsTier,
-    file_name,
-    shard,
-)
+from ollama_tiering.store.fs_files import READ, WRITE, FsTempBlock
+from ollama_tiering.store.fs_tier import TMP_SUFFIX, FsTier, file_name, shard
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.other_bytes import physical_bytes
 from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
@@ -61,14 +54,15 @@ class HeldTempBlock(FsTempBlock):
 
     def __init__(
         self,
-        tier: FsTier,
+        root: Path,
+        name: str,
         namespace: NamespaceId,
         key: BlockKey,
         file_bytes: int,
-        name: str,
         fd: int,
     ) -> None:
-        super().__init__(tier, namespace, key, file_bytes, name, grown_bytes=0)
+        place = shard(namespace, key)
+        super().__init__(root, place, name, namespace, key, file_bytes, 0, in_memory=False)
         self.path = None
         self.fd = fd
         self.in_use = InUse(lambda: os.close(fd))
@@ -127,14 +121,14 @@ class SharedFsTier(FsTier):
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> FsTempBlock:
         name = f"{key.hex()}.{self._owner}-{secrets.token_hex(4)}{TMP_SUFFIX}"
         with open_below(self.directory, shard(namespace, key), create=True) as below:
-            fd = os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
+            fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
                 os.posix_fallocate(fd, 0, file_bytes)  # emulated where the protocol has none
             except OSError:
                 os.close(fd)
                 os.unlink(name, dir_fd=below)
                 raise
-        return HeldTempBlock(self, namespace, key, file_bytes, name, fd)
+        return HeldTempBlock(self.directory, name, namespace, key, file_bytes, fd)
 
     def seal(self, temp: TempBlock) -> None:
         """`publish` does it: NFS writes back and waits whenever it is asked."""
@@ -199,7 +193,7 @@ class SharedFsTier(FsTier):
         path = self._announcement(self._owner)
         temporary = path.with_name(f"{path.name}{TMP_SUFFIX}")
         text = json.dumps({"generation": generation, "claim_bytes": claim_bytes})
-        flags = _WRITE | os.O_CREAT | os.O_TRUNC
+        flags = WRITE | os.O_CREAT | os.O_TRUNC
         fd = os.open(temporary, flags, 0o600)
         try:
             os.write(fd, text.encode())
@@ -231,7 +225,7 @@ class SharedFsTier(FsTier):
     def _read_announcement(self, owner: str) -> Neighbour | None:
         path = self._announcement(owner)
         try:
-            fd = os.open(path, _READ)  # opened, not only stat: NFS asks the server then
+            fd = os.open(path, READ)  # opened, not only stat: NFS asks the server then
         except OSError:
             return None  # gone meanwhile, or nothing to be read
         try:
@@ -269,7 +263,7 @@ class SharedFsTier(FsTier):
     @staticmethod
     def _touched(path: Path) -> float:
         """Sets the file's time by the server's clock, and tells it."""
-        fd = os.open(path, _WRITE | os.O_CREAT, 0o600)
+        fd = os.open(path, WRITE | os.O_CREAT, 0o600)
         try:
             os.utime(fd)
             return os.fstat(fd).st_mtime

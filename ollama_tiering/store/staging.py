@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
+from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tree import BlockRecord
@@ -39,7 +40,7 @@ class Stager:
         self._state = state
         self._copy = copy
         self._locate = locate
-        self._pool = ThreadPoolExecutor(STAGING_THREADS, thread_name_prefix="block-stage")
+        self._pool = DaemonPool(STAGING_THREADS, "block-stage")
 
     def possible(self, record: BlockRecord) -> bool:
         """Whether any copy can be tried now. No I/O; takes the lock."""
@@ -52,7 +53,7 @@ class Stager:
         return self._pool.submit(self._stage, record)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     def _stage(self, record: BlockRecord) -> LeasedBlock | None:
         state = self._state

@@ -7,6 +7,7 @@ nothing; a damaged block is a miss and is quarantined.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -322,27 +323,32 @@ class TieredStore:
                 thread.join(max(0.0, deadline - self._state.clock()))
         if self._remote is not None and not self._remote.finish(drain_seconds):
             self._remote = None
-        for session in list(self._sessions):
-            self.close_session(session)
         self._leaser.close()
-        finish = self._thread
-        if finish is None or not finish.is_alive():
-            finish = threading.Thread(target=self._finish, args=(deadline,), daemon=True)
-            finish.start()
-            finish.join(drain_seconds + _SAVE_SECONDS)
+        left_seconds = max(0.0, deadline - self._state.clock()) + _SAVE_SECONDS
+        finish = threading.Thread(target=self._finish, args=(deadline,), daemon=True)
+        finish.start()
+        finish.join(left_seconds)
         left = LeftOver(*only_in_ram(self._state))
-        if finish.is_alive():  # a disk hangs; what is open now ends with the process
+        if finish.is_alive():
+            log.warning("a disk hangs: what is open now ends with the process")
             return left
-        self._daily.close()
-        if self._index is not None:
-            self._index.close()
         for level in self._state.levels:
             level.tier.close()
         return left
 
     def _finish(self, deadline: float) -> None:
-        self._mover.drain(deadline)
-        self.flush_index()
+        """All that may hang."""
+        with contextlib.ExitStack() as closing:
+            if self._index is not None:
+                closing.callback(self._index.close)
+            closing.callback(self._daily.close)
+            closing.callback(self._mover.close)
+            for session in list(self._sessions):
+                self.close_session(session)
+            if self._thread is not None:
+                self._thread.join()
+            self._mover.drain(deadline)
+            self.flush_index()
 
     def _run(self) -> None:
         state = self._state

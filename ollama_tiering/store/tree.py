@@ -104,7 +104,10 @@ class BlockTree:
         return found if isinstance(found, list) else (found,)
 
     def child_count(self, key: bytes) -> int:
-        return len(self.children(key))
+        found = self._children.get(key)
+        if found is None:
+            return 0
+        return len(found) if isinstance(found, list) else 1
 
     def ancestors(self, key: bytes) -> Iterator[BlockRecord]:
         """From the block `key` up to the first one of its sequence, as far as they are stored."""

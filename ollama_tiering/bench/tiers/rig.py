@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
@@ -71,6 +72,32 @@ class Blocks:
             yield Claim(key, parent, len(data)), data
 
 
+@contextlib.contextmanager
+def bench_directories(disk: Path, total_bytes: int) -> Iterator[tuple[Path, Path, Path, int]]:
+    """(RAM tier, local tier below `disk`, a file beside that one, budget of each tier in bytes) for
+    so many bytes of blocks. They are removed at the end. UsageError where memory is too small.
+    """
+    budget_bytes = total_bytes + total_bytes // 4 + _HEADROOM_BYTES
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not in_memory(memory):
+        raise UsageError("/dev/shm is no tmpfs: there is no RAM tier to measure")
+    room = shutil.disk_usage(memory).free
+    if room < budget_bytes:
+        raise UsageError(
+            f"/dev/shm has {room >> 20} MiB, {budget_bytes >> 20} MiB are needed",
+            hint="use a smaller --mb",
+        )
+    with contextlib.ExitStack() as left:
+        ram_dir = Path(tempfile.mkdtemp(dir=memory, prefix="tiering-bench-"))
+        left.callback(shutil.rmtree, ram_dir, ignore_errors=True)
+        local_dir = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
+        left.callback(shutil.rmtree, local_dir, ignore_errors=True)
+        # Beside the tier, not in it: all that lies in there counts against its budget.
+        other_file = local_dir.with_name(local_dir.name + "-sequential")
+        left.callback(other_file.unlink, missing_ok=True)
+        yield ram_dir, local_dir, other_file, budget_bytes
+
+
 class Rig:
     """RAM tier on tmpfs over a local tier below `disk`; both are removed at the end."""
 
@@ -84,20 +111,9 @@ class Rig:
     ) -> None:
         self._background = background
         self._remote = remote
-        self._budget_bytes = total_bytes + total_bytes // 4 + _HEADROOM_BYTES
-        memory = Path("/dev/shm")
-        if not memory.is_dir() or not in_memory(memory):
-            raise UsageError("/dev/shm is no tmpfs: there is no RAM tier to measure")
-        room = shutil.disk_usage(memory).free
-        if room < self._budget_bytes:
-            raise UsageError(
-                f"/dev/shm has {room >> 20} MiB, {self._budget_bytes >> 20} MiB are needed",
-                hint="use a smaller --mb",
-            )
-        self.ram_dir = Path(tempfile.mkdtemp(dir=memory, prefix="tiering-bench-"))
-        self.local_dir = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
-        # Beside the tier, not in it: all that lies in there counts against its budget.
-        self.other_file = self.local_dir.with_name(self.local_dir.name + "-sequential")
+        self._left = contextlib.ExitStack()
+        made = self._left.enter_context(bench_directories(disk, total_bytes))
+        self.ram_dir, self.local_dir, self.other_file, self._budget_bytes = made
         self.open()
 
     def open(self) -> None:
@@ -138,9 +154,7 @@ class Rig:
 
     def close(self) -> None:
         self.store.close()
-        shutil.rmtree(self.ram_dir, ignore_errors=True)
-        shutil.rmtree(self.local_dir, ignore_errors=True)
-        self.other_file.unlink(missing_ok=True)
+        self._left.close()
 
 
 def mapped(block: LeasedBlock) -> mmap.mmap:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +28,7 @@ from ollama_tiering.bench.tiers.looking_up import (
     has_request,
     prompts,
 )
+from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.client import BlockClient
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
@@ -129,25 +128,13 @@ def _make_files(directory: Path, blocks: int) -> None:
 @contextlib.contextmanager
 def _sidecar(root: Path, files: int) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
     """(seconds until it is ready, the process, its socket); all files are known by then."""
-    with tempfile.TemporaryDirectory() as run:
-        socket = f"{run}/s"
-        command = [sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", socket]
-        command += ["--ram-gb", "0", "--local", str(root / "local"), "--local-gb", "1024"]
-        begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            seconds = time.perf_counter() - begin
-            if "ready" not in line:
-                raise RuntimeError(f"the sidecar did not start: {line.strip()}")
-            with grpc.insecure_channel(f"unix:{socket}") as channel:
-                stub = rpc.BlockStoreStub(channel)
-                while stub.Stat(pb.StatRequest(), timeout=30).tiers[0].blocks < files:
-                    time.sleep(0.1)
-            yield seconds, process, socket
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+    options = ["--ram-gb", "0", "--local", str(root / "local"), "--local-gb", "1024"]
+    with sidecar(options) as (seconds, process, socket):
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            stub = rpc.BlockStoreStub(channel)
+            while stub.Stat(pb.StatRequest(), timeout=30).tiers[0].blocks < files:
+                time.sleep(0.1)
+        yield seconds, process, socket
 
 
 def _look_up(socket: str, files: int) -> None:

@@ -1,22 +1,40 @@
-"""Storing: from the first reservation until everything is on the disk, against one direct write."""
+"""Storing: from the first reservation until everything is on the disk, against one direct write.
+
+The sidecar is a process of its own, as it always is: a client's work is not done on its time.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from ollama_tiering.bench.table import rate
 from ollama_tiering.bench.tiers.hardware import sequential_write_seconds
+from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import Blocks, Rig
+from ollama_tiering.bench.tiers.rig import ROWS, Blocks, bench_directories
+from ollama_tiering.errors import UsageError
+from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.sidecar.stream import Exchange
+from ollama_tiering.store.file_io import write_all
+from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim
+from ollama_tiering.store.tier import TierKind
 
 REPEATS: Final = 3
-_POLL_SECONDS: Final = 0.001
+BATCH_BYTES: Final = 32 << 20  # reserved, filled and committed at a time, a block at least
+_POLL_SECONDS: Final = 0.002
 _MOST_SECONDS: Final = 600.0
+_MEASURING_SECONDS: Final = 10.0
+_SETTINGS: Final = "min_tokens = 1\ntail_seconds = 0\nmin_free_percent = 0\ndaily_write = 0"
+
+File = tuple[Claim, bytes]
 
 
 def measure(
@@ -37,38 +55,98 @@ def measure(
             plain.append(bare)
         seconds, bare = statistics.median(taken), statistics.median(plain)
         against = f"sequential direct write, {rate(total / bare)}"
-        measured = f"{rate(total / seconds)} (client done at {rate(total / _median(accepted))})"
+        client = statistics.median(accepted)
+        measured = f"{rate(total / seconds)} (client done at {rate(total / client)})"
         ratios.append(Ratio(f"put, {name}", measured, against, bare / seconds, 0.85))
     notes = [
         f"{total_bytes >> 20} MiB for every size of block; medians of {REPEATS} runs, what it is "
         "measured against in between.",
         "From the client's first reservation until every block is on the disk, synced and under "
-        "its name. The client's own share, the writing into the RAM tier, is in it.",
+        "its name. The client is a process of its own and writes into the RAM tier; its share is "
+        f"in it. It reserves, fills and commits {BATCH_BYTES >> 20} MiB at a time.",
         "Against one file of as many bytes, direct, in requests of 8 MiB, synced once at its end.",
     ]
     return Section("put", "Storing", "÷ direct write", ratios, notes)
 
 
 def _once(
-    disk: Path, blocks: Blocks, files: Sequence[tuple[Claim, bytes]], total: int
+    disk: Path, blocks: Blocks, files: Sequence[File], total: int
 ) -> tuple[float, float, float]:
     """Seconds until the client is done, until all is on the disk, and of the plain write."""
-    rig = Rig(disk, total, background=True)
-    try:
-        start = time.perf_counter()
-        rig.put(blocks, files)
-        client = time.perf_counter() - start
-        level = rig.store.state.levels[-1]
-        while len(level.lru) < len(files):
-            if time.perf_counter() - start > _MOST_SECONDS:
-                raise RuntimeError(f"{len(level.lru)} of {len(files)} blocks were written down")
-            time.sleep(_POLL_SECONDS)
-        whole = time.perf_counter() - start
-        other = rig.other_file
-        return client, whole, sequential_write_seconds(other, total)
-    finally:
-        rig.close()
+    with bench_directories(disk, total) as (ram_dir, local_dir, other_file, budget_bytes):
+        gigabytes = str(budget_bytes / 1e9)
+        options = ["--ram-dir", str(ram_dir), "--ram-gb", gigabytes]
+        options += ["--local", str(local_dir), "--local-gb", gigabytes]
+        with (
+            sidecar(options, _SETTINGS) as (_, _, socket),
+            grpc.insecure_channel(f"unix:{socket}") as channel,
+        ):
+            stub = rpc.BlockStoreStub(channel)
+            _wait_until_measured(stub)
+            start = time.perf_counter()
+            _put(stub, blocks, files)
+            client = time.perf_counter() - start
+            while _blocks_on_disk(stub) < len(files):
+                if time.perf_counter() - start > _MOST_SECONDS:
+                    raise RuntimeError("the blocks were not written down")
+                time.sleep(_POLL_SECONDS)
+            whole = time.perf_counter() - start
+        return client, whole, sequential_write_seconds(other_file, total)
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
+    """A sidecar's first seconds go into measuring its tiers."""
+    end = time.perf_counter() + _MEASURING_SECONDS
+    while time.perf_counter() < end:
+        tiers = stub.Stat(pb.StatRequest(), timeout=30).tiers
+        if all(tier.write_bytes_per_second for tier in tiers):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _put(stub: rpc.BlockStoreStub, blocks: Blocks, files: Sequence[File]) -> None:
+    fields = [pb.NamespaceField(name=name, value=value) for name, value in blocks.ns.fields()]
+    with Exchange(stub.Put, _MOST_SECONDS) as exchange:
+        exchange.send(
+            pb.PutRequest(
+                open=pb.PutOpen(
+                    namespace=blocks.ns.digest(),
+                    description=pb.Namespace(fields=fields),
+                    block_tokens=ROWS,
+                )
+            )
+        )
+        for batch in _batches(files):
+            claims = [
+                pb.BlockClaim(key=c.key, parent=c.parent, file_bytes=c.file_bytes) for c, _ in batch
+            ]
+            answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+            ids = []
+            for (_, data), reserved in zip(batch, answer.reserved.reservations, strict=True):
+                if not reserved.path:
+                    raise UsageError("the store has no room")
+                fd = os.open(reserved.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    write_all(fd, 0, data)
+                finally:
+                    os.close(fd)
+                ids.append(reserved.id)
+            answer = exchange.call(pb.PutRequest(commit=pb.PutCommit(reservation_ids=ids)))
+            for result in answer.committed.results:
+                if not result.stored:
+                    raise UsageError(f"the store refused a block: {result.reason}")
+
+
+def _batches(files: Sequence[File]) -> Iterator[list[File]]:
+    batch: list[File] = []
+    for claim, data in files:
+        if batch and sum(len(one) for _, one in batch) + len(data) > BATCH_BYTES:
+            yield batch
+            batch = []
+        batch.append((claim, data))
+    yield batch
+
+
+def _blocks_on_disk(stub: rpc.BlockStoreStub) -> int:
+    tiers = stub.Stat(pb.StatRequest(), timeout=30).tiers
+    return sum(tier.blocks for tier in tiers if tier.tier == TierKind.LOCAL.value)

@@ -63,6 +63,7 @@ def test_what_is_read_from_a_cold_disk_is_not_in_ram(tmp_path: Path) -> None:
 
 
 @needs_tmpfs
+@pytest.mark.timeout(600)  # starts five processes, one after the other
 def test_the_report_has_a_table_and_a_plot_for_every_part(tmp_path: Path) -> None:
     out = tmp_path / "store.md"
     command = ["store", "--dir", str(tmp_path), "--mb", "64", "--block-mb", "4", "--out", str(out)]

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ollama_tiering import cli
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.dirs import lock_file
+from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
 from tests.contract.daemon import Daemon, PutStream
 
 MODEL = "sha256-" + "ab" * 32
@@ -424,6 +426,68 @@ def test_offline_looking_leaves_what_a_start_would_clean_up(
     assert code == 8
     assert "header checksum does not match (repaired)" in out
     assert place.run("verify")[0] == 0
+
+
+@pytest.fixture
+def remote(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that was stored lies in a remote tier, and nowhere else."""
+    directory = place.root / "remote"
+    directory.mkdir(mode=0o700)
+    (place.daemon.local_dir / VERSION_DIRECTORY).rename(directory / VERSION_DIRECTORY)
+    shutil.rmtree(place.daemon.ram_dir / VERSION_DIRECTORY)
+    monkeypatch.setenv("OLLAMA_KV_TIER_REMOTE", str(directory))
+    return directory
+
+
+@pytest.mark.parametrize("place", ["files"], indirect=True)
+def test_offline_tools_see_a_remote_tier_and_leave_it_as_it_is(place: Place, remote: Path) -> None:
+    place.ok("ls")  # makes directories for the tiers where there are none
+    before = everything(place.root)
+    assert place.ids() == place.ids("--tier", "remote") == {ident(b) for b in (ONE, TWO, THREE)}
+    assert place.ids("--tier", "local") == set()
+    assert place.ok("verify").startswith("read ")
+    place.ok("gc", "--dry-run")
+    place.ok("rm", "--all", "--dry-run")
+    assert everything(place.root) == before
+    assert not list(remote.glob(".*"))  # neither locked nor announced to other sidecars
+
+
+@pytest.mark.parametrize("place", ["files"], indirect=True)
+def test_offline_tools_change_in_a_remote_tier_what_they_are_asked_for(
+    place: Place, remote: Path
+) -> None:
+    place.flip(THREE[0], "remote")
+    code, out, _ = place.run("verify", "--repair")
+    assert code == 8
+    assert "does not match (repaired)" in out
+    assert [path.stem for path in remote.rglob("*.bad")] == [f"{THREE[0].key.hex()}.kvb"]
+    place.ok("rm", ident(TWO), "--yes")
+    left = {path.stem for path in remote.rglob("*.kvb")}
+    assert left == {block.key.hex() for block in [*ONE, *THREE[1:]]}
+    (young,) = remote.glob(f"{VERSION_DIRECTORY}/{NS.digest().hex()}/{ONE[0].key.hex()[:2]}")
+    (young / f"{ONE[0].key.hex()}.00.tmp").write_bytes(b"another sidecar is writing it")
+    place.ok("gc")
+    assert [path.name for path in remote.rglob("*.tmp")] == [f"{ONE[0].key.hex()}.00.tmp"]
+    assert {path.stem for path in remote.rglob("*.kvb")} == {block.key.hex() for block in ONE}
+
+
+@pytest.mark.parametrize("place", ["files"], indirect=True)
+def test_offline_a_chain_is_not_broken_while_a_remote_tier_is_out_of_sight(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tier in ("ram", "local"):
+        for path in (place.root / tier).rglob(f"{THREE[0].key.hex()}.kvb"):
+            path.unlink()
+
+    def unreachable() -> int:
+        waste = place.json("gc", "--dry-run")["waste"]
+        (files,) = [one["files"] for one in waste if one["kind"] == "unreachable"]
+        return int(files)
+
+    assert unreachable() == len(THREE) - 1
+    monkeypatch.setenv("OLLAMA_KV_TIER_REMOTE", str(place.root / "gone"))
+    assert unreachable() == 0
+    assert not (place.root / "gone").exists()
 
 
 def everything(root: Path) -> dict[str, bytes]:

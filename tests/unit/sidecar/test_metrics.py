@@ -257,22 +257,14 @@ class FakeContext:
         return self._code
 
 
-class FakeDetails:
-    method = "/p.Service/Do"
-
-
 def counted(handler: Any, context: FakeContext, use: Any) -> Scrape:
-    """Runs one call through the interceptor; its clock moves a second at each look."""
+    """Runs one call through what counts it; its clock moves a second at each look."""
     registry = CollectorRegistry()
     seconds = iter(range(100))
     metrics = CallMetrics(registry, clock=lambda: float(next(seconds)))
 
     async def go() -> None:
-        async def continuation(_: Any) -> Any:
-            return handler
-
-        wrapped = await metrics.intercept_service(continuation, FakeDetails())
-        await use(wrapped, context)
+        await use(metrics.around("/p.Service/Do", handler), context)
 
     asyncio.run(go())
     return of_registry(registry)

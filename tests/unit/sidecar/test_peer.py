@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,53 @@ def test_the_guard_asks_a_connection_once_and_lets_its_own_user_in(tmp_path: Pat
             guard._allowed = set()
             assert guard.strangers() == 0  # known already
             assert PeerGuard(path).strangers() == 0
+
+
+def test_connections_to_a_socket_that_stayed_private_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    guard = PeerGuard(path)
+    looks = []
+    monkeypatch.setattr(guard, "_look_at_new", lambda *, strangers_too: looks.append(1) or 0)
+
+    def looked() -> bool:
+        looks.clear()
+        assert guard.strangers() == 0
+        return bool(looks)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        assert [looked(), looked()] == [True, True]  # only just private
+        settled = time.time_ns() + 2_000_000_000
+        monkeypatch.setattr("ollama_tiering.sidecar.peer.time.time_ns", lambda: settled)
+        assert [looked(), looked(), looked()] == [True, False, False]
+        path.chmod(0o666)
+        assert [looked(), looked()] == [True, True]
+        path.chmod(0o600)  # somebody may have connected meanwhile
+        assert [looked(), looked()] == [True, False]
+        path.unlink()
+        assert [looked(), looked()] == [True, True]
+
+
+def test_a_stranger_is_refused_again_however_private_the_socket_is_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    guard = PeerGuard(path)
+    guard._allowed = {12345}
+    settled = time.time_ns() + 60_000_000_000
+    monkeypatch.setattr("ollama_tiering.sidecar.peer.time.time_ns", lambda: settled)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(path))
+        listener.listen()
+        client.connect(str(path))
+        path.chmod(0o600)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert [guard.strangers(), guard.strangers()] == [1, 1]
+        assert guard.strangers() == 0
 
 
 def test_the_guard_cuts_off_a_stranger(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 
+from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 
 SERVICE = "x.Service"
@@ -77,10 +79,10 @@ async def _ask(socket: Path, method: str, data: bytes) -> grpc.StatusCode:
 
 
 async def _serve_and_ask(socket: Path, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
-    server = grpc.aio.server(interceptors=[RefusedRequests(SERVICE), WireFormat(SERVICE)])
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, HANDLERS),),
-    )
+    server = grpc.aio.server()
+    gate = Gate(PeerGuard(socket), [WireFormat(SERVICE).around, RefusedRequests(SERVICE).around])
+    gate.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, HANDLERS)])
+    server.add_generic_rpc_handlers((gate,))
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     gc.collect()
