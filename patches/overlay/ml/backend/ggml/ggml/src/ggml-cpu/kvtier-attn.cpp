@@ -43,6 +43,13 @@ constexpr int MAX_REASONS = 8;
 std::atomic<const char *> told[MAX_REASONS]; // reasons are literals: an address is an identity
 std::atomic<const char *> last_reason{nullptr};
 
+void tell_exact() {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true, std::memory_order_relaxed)) {
+        GGML_LOG_INFO("kv tiering: attention on the CPU is exact (%s)\n", KVTIER_NAME(PA_ISA));
+    }
+}
+
 void tell(const char * why, const ggml_tensor * dst) {
     last_reason.store(why, std::memory_order_relaxed);
     for (auto & slot : told) {
@@ -148,6 +155,9 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
             tell(why, dst);
         }
         return false;
+    }
+    if (params->ith == 0) {
+        tell_exact();
     }
     const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2], * mask = dst->src[3], * sinks = dst->src[4];
     const void * k_page = k->data;
