@@ -37,12 +37,12 @@ PA_HD void merge(float &m_a, float &l_a, float *o_a, float m_b, float l_b, const
     for (int i = 0; i < n; i++) o_a[i] = o_a[i] * w.a + o_b[i] * w.b;
 }
 
-// A sink is a state of its own: m = its logit in base 2, l = 1, o = 0. It joins once, at the end.
-PA_HD void merge_sink(float &m, float &l, float *o, int n, float sink) {
+// A sink is a state of its own: m = its logit in base 2, l = 1, o = 0. It joins once, at the end. `factor` is multiplied
+// by what o has to be multiplied by.
+PA_HD void merge_sink(float &factor, float &l, float m, float sink) {
     const MergeWeights w = merge_weights(m, sink * kLog2e);
-    m = w.m;
+    factor *= w.a;
     l = l * w.a + w.b;
-    for (int i = 0; i < n; i++) o[i] *= w.a;
 }
 
 PA_HD float inverse_or_zero(float l) { return l > 0.0f ? 1.0f / l : 0.0f; }

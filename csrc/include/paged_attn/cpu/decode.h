@@ -1,0 +1,283 @@
+// Decode: few queries against many cells. One task = a chunk of live cells and a part of the K/V heads; it leaves one
+// state (m, l, o) per query and head. A tile is kDecodeTile cells of all heads of the part, so the cache is read in the
+// order it lies; all G heads of a group share each widened row.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "paged_attn/attn_state.h"
+#include "paged_attn/cpu/work.h"
+
+namespace paged_attn::cpu::PA_ISA {
+
+constexpr float kRise = 16.0f; // the reference moves only when a logit is above it by more than this (base 2)
+
+// Rows of the tile after this one, prefetched a row per step. Steps run over (head, cell) in the order of the tile,
+// rows are handed out in the order of memory: cell by cell, head by head.
+class Ahead {
+  public:
+    Ahead(const uint8_t *const *rows, int n, int heads, int64_t head_stride, int64_t bytes)
+        : row_(rows), left_(n * heads), heads_(heads), stride_(head_stride), bytes_(bytes) {}
+    void step() {
+        if (left_ <= 0) return;
+        const uint8_t *p = *row_ + head_ * stride_;
+        for (int64_t i = 0; i < bytes_; i += 64) prefetch(p + i);
+        left_--;
+        if (++head_ == heads_) {
+            head_ = 0;
+            row_++;
+        }
+    }
+
+  private:
+    const uint8_t *const *row_;
+    int left_, heads_, head_ = 0;
+    int64_t stride_, bytes_;
+};
+
+// s[g][k] = q[g] . K[k] for all kDecodeTile rows. q: [G][d] floats; rows: addresses of this head's rows.
+template <pa_dtype T, int G>
+inline void scores(const float *q, int d, const uint8_t *const *rows, int64_t at, float (*s)[kDecodeTile], Ahead &ahead) {
+    constexpr bool many = kRegisters == 32;
+    constexpr int K0 = many ? (G <= 2 ? 8 : G <= 5 ? 4 : 2) : (G <= 2 ? 4 : G <= 6 ? 2 : 1);
+    constexpr int K = K0 < W ? K0 : W; // keys at a time
+    for (int k0 = 0; k0 < kDecodeTile; k0 += W) {
+        Vec part[G][W];
+        for (int k1 = 0; k1 < W; k1 += K) {
+            Vec a[K][G];
+            const uint8_t *row[K];
+            PA_UNROLL
+            for (int k = 0; k < K; k++) {
+                row[k] = rows[k0 + k1 + k] + at;
+                ahead.step();
+                PA_UNROLL
+                for (int g = 0; g < G; g++) a[k][g] = vzero();
+            }
+            if constexpr (Row<T>::quantised) {
+                for (int b = 0; b < d; b += kQuantBlock) {
+                    Vec scale[K];
+                    PA_UNROLL
+                    for (int k = 0; k < K; k++) scale[k] = vset(Row<T>::scale(row[k], b));
+                    PA_UNROLL
+                    for (int i = 0; i < kQuantBlock; i += W) {
+                        Vec value[K];
+                        PA_UNROLL
+                        for (int k = 0; k < K; k++) value[k] = vmul(scale[k], Row<T>::value(row[k], b + i));
+                        PA_UNROLL
+                        for (int g = 0; g < G; g++) {
+                            const Vec qv = vload(q + g * d + b + i);
+                            PA_UNROLL
+                            for (int k = 0; k < K; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
+                        }
+                    }
+                }
+            } else {
+                for (int i = 0; i < d; i += W) {
+                    Vec value[K];
+                    PA_UNROLL
+                    for (int k = 0; k < K; k++) value[k] = Row<T>::value(row[k], i);
+                    PA_UNROLL
+                    for (int g = 0; g < G; g++) {
+                        const Vec qv = vload(q + g * d + i);
+                        PA_UNROLL
+                        for (int k = 0; k < K; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
+                    }
+                }
+            }
+            PA_UNROLL
+            for (int g = 0; g < G; g++)
+                PA_UNROLL
+                for (int k = 0; k < K; k++) part[g][k1 + k] = a[k][g];
+        }
+        for (int g = 0; g < G; g++) vstore(s[g] + k0, vsum_each(part[g]));
+    }
+}
+
+// cap * tanh(x / cap) with x and cap in base 2: cap * (1 - 2 / (1 + e^(2 x / cap))).
+inline Vec soft_capped(Vec x, float cap2) {
+    const Vec y = vmul(vset(2.0f * kLog2e / cap2), x);
+    const Vec e = vexp2(vselect_gt(y, vset(60.0f), vset(60.0f), y)); // tanh is 1 long before 2^60
+    return vmul(vset(cap2), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(vset(1.0f), e))));
+}
+
+// One row of logits: softcap, bias, reference, 2^(s - m) in place. Returns what the state so far is multiplied by.
+inline float soften(float *s, const float *bias, float cap2, float &m, float &l) {
+    Vec top = vset(kHidden);
+    for (int k = 0; k < kDecodeTile; k += W) {
+        Vec x = vload(s + k);
+        if (cap2 != 0.0f) x = soft_capped(x, cap2);
+        const Vec b = vload(bias + k);
+        x = vselect_gt(b, vset(kHiddenLimit), vadd(x, b), vset(kHidden));
+        vstore(s + k, x);
+        top = vmax(x, top);
+    }
+    const float highest = vmax_lane(top);
+    float shrink = 1.0f;
+    if (highest > kHiddenLimit && (m == kEmptyM || highest > m + kRise)) {
+        shrink = m == kEmptyM ? 0.0f : exp2f(m - highest);
+        m = highest;
+    }
+    const Vec reference = vset(m == kEmptyM ? 0.0f : m);
+    Vec sum = vzero();
+    for (int k = 0; k < kDecodeTile; k += W) {
+        const Vec p = vexp2(vsub(vload(s + k), reference));
+        sum = vadd(sum, p);
+        vstore(s + k, p);
+    }
+    l = l * shrink + vsum(sum);
+    return shrink;
+}
+
+// o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k]. p carries the block's scale where V is quantised.
+template <pa_dtype T, int G, int C>
+inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const float (*p)[kDecodeTile],
+                          const float *shrink, float *o, int d_v, Ahead &ahead) {
+    Vec a[G][C];
+    PA_UNROLL
+    for (int g = 0; g < G; g++)
+        PA_UNROLL
+        for (int c = 0; c < C; c++) a[g][c] = vzero();
+    for (int k = 0; k < n; k++) {
+        Vec v[C];
+        PA_UNROLL
+        for (int c = 0; c < C; c++) v[c] = Row<T>::value(rows[k] + at, d + c * W);
+        ahead.step();
+        PA_UNROLL
+        for (int g = 0; g < G; g++) {
+            const Vec weight = vset(p[g][k]);
+            PA_UNROLL
+            for (int c = 0; c < C; c++) a[g][c] = vfma(weight, v[c], a[g][c]);
+        }
+    }
+    PA_UNROLL
+    for (int g = 0; g < G; g++) {
+        const Vec f = vset(shrink[g]);
+        PA_UNROLL
+        for (int c = 0; c < C; c++) {
+            float *to = o + g * d_v + d + c * W;
+            vstore(to, vfma(f, vload(to), a[g][c]));
+        }
+    }
+}
+
+// Columns [first, last) with C vectors at a time, then fewer.
+template <pa_dtype T, int G, int C>
+inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first, int last, const float (*p)[kDecodeTile],
+                        const float *shrink, float *o, int d_v, Ahead &ahead) {
+    int d = first;
+    for (; d + C * W <= last; d += C * W) value_columns<T, G, C>(rows, at, n, d, p, shrink, o, d_v, ahead);
+    if constexpr (C > 1) {
+        if (d < last) value_range<T, G, C / 2>(rows, at, n, d, last, p, shrink, o, d_v, ahead);
+    }
+}
+
+template <pa_dtype T, int G>
+inline void values(const uint8_t *const *rows, int64_t at, int n, float (*p)[kDecodeTile], const float *shrink, float *o,
+                   int d_v, Ahead &ahead) {
+    constexpr bool many = kRegisters == 32;
+    constexpr int C = many ? (G <= 2 ? 8 : G <= 5 ? 4 : 2) : (G == 1 ? 8 : G <= 3 ? 4 : G <= 6 ? 2 : 1);
+    if constexpr (Row<T>::quantised) {
+        constexpr int vectors = kQuantBlock / W;
+        constexpr int B = C < vectors ? C : vectors;
+        alignas(64) float scaled[G][kDecodeTile], scale[kDecodeTile] = {};
+        for (int d = 0; d < d_v; d += kQuantBlock) { // the block's scale goes into p: once per row, not once per value
+            for (int k = 0; k < n; k++) scale[k] = Row<T>::scale(rows[k] + at, d);
+            for (int k = 0; k < kDecodeTile; k += W) {
+                const Vec f = vload(scale + k);
+                PA_UNROLL
+                for (int g = 0; g < G; g++) vstore(scaled[g] + k, vmul(f, vload(p[g] + k)));
+            }
+            value_range<T, G, B>(rows, at, n, d, d + kQuantBlock, scaled, shrink, o, d_v, ahead);
+        }
+    } else {
+        value_range<T, G, C>(rows, at, n, 0, d_v, p, shrink, o, d_v, ahead);
+    }
+}
+
+// A tile of cells as the kernels take it.
+struct DecodeTile {
+    const uint8_t *k[kDecodeTile], *v[kDecodeTile]; // first head's rows; the last one repeated when n < kDecodeTile
+    int n;
+
+    DecodeTile(const pa_args &a, const int32_t *cells, int count) : n(count) {
+        for (int i = 0; i < kDecodeTile; i++) {
+            const int32_t cell = cells[std::min(i, count - 1)];
+            k[i] = cell_row(a.k, cell);
+            v[i] = cell_row(a.v, cell);
+        }
+    }
+};
+
+// One group of G heads over one tile: (m, l, o) move on. q: [G][d_k], m, l: [G], o: [G][d_v].
+template <int G>
+inline void decode_group(const pa_shape &s, const pa_args &a, const DecodeTile &tile, int kv_head, const float *q,
+                         const float *bias, float *m, float *l, float *o, Ahead &next_k, Ahead &next_v) {
+    alignas(64) float p[G][kDecodeTile];
+    float shrink[G];
+    with_type(s.k_type, [&](auto t) { scores<t(), G>(q, s.d_k, tile.k, kv_head * a.k.head_stride, p, next_k); });
+    const float cap2 = s.softcap * kLog2e;
+    for (int g = 0; g < G; g++) shrink[g] = soften(p[g], bias, cap2, m[g], l[g]);
+    with_type(s.v_type, [&](auto t) {
+        values<t(), G>(tile.v, kv_head * a.v.head_stride, tile.n, p, shrink, o, s.d_v, next_v);
+    });
+}
+
+using DecodeGroup = void (*)(const pa_shape &, const pa_args &, const DecodeTile &, int, const float *, const float *,
+                             float *, float *, float *, Ahead &, Ahead &);
+
+inline DecodeGroup decode_group_of(int heads) {
+    static constexpr DecodeGroup of[] = {decode_group<1>, decode_group<2>, decode_group<3>, decode_group<4>,
+                                         decode_group<5>, decode_group<6>, decode_group<7>, decode_group<8>};
+    return of[heads - 1];
+}
+
+// Task `index` of cut.chunks * cut.parts: writes states of its chunk and heads for every query.
+inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &shared, const DecodeCut &cut, int index,
+                        const States &states) {
+    const int chunk = index / cut.parts, part = index % cut.parts;
+    const int head0 = s.n_kv_head * part / cut.parts, head1 = s.n_kv_head * (part + 1) / cut.parts;
+    const int group = s.n_head / s.n_kv_head, tiles = ceil_div(shared.n_live, kDecodeTile);
+    const int begin = chunk * cut.chunk_cells, end = std::min(begin + cut.chunk_cells, shared.n_live);
+    const Mask mask(a);
+    for (int q = 0; q < a.n_q; q++)
+        for (int h = head0 * group; h < head1 * group; h++) {
+            const int row = q * s.n_head + h;
+            *states.m_of(chunk, row) = kEmptyM;
+            *states.l_of(chunk, row) = 0.0f;
+            std::fill_n(states.o_of(chunk, row), s.d_v, 0.0f);
+        }
+    const int64_t k_bytes = row_bytes(s.k_type, s.d_k), v_bytes = row_bytes(s.v_type, s.d_v);
+    alignas(64) float bias[kDecodeTile];
+    DecodeTile tile(a, shared.live + begin, std::min(kDecodeTile, end - begin));
+    for (int c = begin; c < end; c += kDecodeTile) {
+        const int after = std::min(c + kDecodeTile, end);
+        // The last tile of a chunk fetches the beginning of the next chunk; another thread may have it by then.
+        const DecodeTile next(a, shared.live + std::min(after, shared.n_live - 1),
+                              std::clamp(shared.n_live - after, 1, kDecodeTile));
+        const int ahead = after < shared.n_live ? next.n : 0;
+        const uint8_t *next_k[kDecodeTile], *next_v[kDecodeTile];
+        for (int i = 0; i < kDecodeTile; i++) {
+            next_k[i] = next.k[i] + head0 * a.k.head_stride;
+            next_v[i] = next.v[i] + head0 * a.v.head_stride;
+        }
+        Ahead k_ahead(next_k, ahead, head1 - head0, a.k.head_stride, k_bytes);
+        Ahead v_ahead(next_v, ahead, head1 - head0, a.v.head_stride, v_bytes);
+        for (int q = 0; q < a.n_q; q++) {
+            const View view = shared.views[q * tiles + c / kDecodeTile];
+            if (view.kind == View::none) continue;
+            for (int i = 0; i < kDecodeTile; i++)
+                bias[i] = i >= tile.n ? kHidden : view.kind == View::all ? 0.0f : mask.bias2(q, shared.live[c + i]);
+            for (int kv = head0; kv < head1; kv++)
+                for (int g = 0, wide; g < group; g += wide) { // at most 8 heads at a time, in equal parts
+                    wide = ceil_div(group - g, ceil_div(group - g, 8));
+                    const int row = q * s.n_head + kv * group + g;
+                    decode_group_of(wide)(s, a, tile, kv, shared.q + int64_t{row} * s.d_k, bias, states.m_of(chunk, row),
+                                          states.l_of(chunk, row), states.o_of(chunk, row), k_ahead, v_ahead);
+                }
+        }
+        tile = next;
+    }
+}
+
+} // namespace paged_attn::cpu::PA_ISA

@@ -1,0 +1,85 @@
+// Vectors of 8 floats: AVX2, FMA, F16C.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace paged_attn::cpu::PA_ISA {
+
+using Vec = __m256;
+constexpr int W = 8;
+constexpr int kTileRows = 6; // 6 x 2 accumulators of 16 registers
+constexpr int kTileVecs = 2;
+constexpr int kRegisters = 16;
+
+inline Vec vload(const float *p) { return _mm256_loadu_ps(p); }
+inline void vstore(float *p, Vec a) { _mm256_storeu_ps(p, a); }
+inline Vec vset(float a) { return _mm256_set1_ps(a); }
+inline Vec vzero() { return _mm256_setzero_ps(); }
+inline Vec vadd(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec vsub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec vmul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec vdiv(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec vfma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec vmax(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline bool vany_gt(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+inline Vec vselect_gt(Vec a, Vec b, Vec x, Vec y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+inline float vsum(Vec a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float vmax_lane(Vec a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+// 2^x for any x <= 127, 0 below -126. Rounds x to an integer, which is added to the exponent; degree 5 on [-0.5, 0.5].
+inline Vec vexp2(Vec x) {
+    const Vec magic = vset(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const Vec low = vset(-126.0f);
+    const Vec clamped = _mm256_max_ps(low, x); // NaN stays NaN: the second operand wins
+    const Vec t = vadd(clamped, magic);
+    const Vec r = vsub(clamped, vsub(t, magic));
+    Vec p = vset(1.327647177e-3f);
+    p = vfma(p, r, vset(9.675541333e-3f));
+    p = vfma(p, r, vset(5.550713274e-2f));
+    p = vfma(p, r, vset(2.402211972e-1f));
+    p = vfma(p, r, vset(6.931469671e-1f));
+    p = vfma(p, r, vset(1.000000072f));
+    const Vec e = _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    return _mm256_and_ps(e, _mm256_cmp_ps(x, low, _CMP_NLE_UQ));
+}
+
+inline Vec from_f16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline Vec from_bf16(const uint16_t *p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Vec from_i8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+// Eight nibbles less 8 of a q4_0 block's 16 bytes; first: 0, 8 (low halves), 16, 24 (high halves).
+inline Vec from_nibbles(const uint8_t *block, int first) {
+    __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + first % 16));
+    if (first >= 16) bytes = _mm_srli_epi16(bytes, 4);
+    bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i less8 = _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_shuffle_epi8(less8, bytes)));
+}
+inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+
+// Lane i of the result is the sum over the lanes of x[i].
+inline Vec vsum_each(const Vec *x) {
+    const Vec a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const Vec b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return vadd(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+} // namespace paged_attn::cpu::PA_ISA
+
+#include "paged_attn/cpu/simd_x86.h"

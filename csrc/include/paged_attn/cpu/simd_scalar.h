@@ -1,0 +1,134 @@
+// Vectors of 4 floats in the compiler's own vector type: any machine that GCC or Clang serves (on x86-64 this is SSE2).
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace paged_attn::cpu::PA_ISA {
+
+typedef float Vec __attribute__((vector_size(16)));
+typedef int32_t IntVec __attribute__((vector_size(16)));
+constexpr int W = 4;
+constexpr int kTileRows = 6; // 6 x 2 accumulators of 16 registers
+constexpr int kTileVecs = 2;
+constexpr int kRegisters = 16;
+
+inline Vec vload(const float *p) {
+    Vec a;
+    std::memcpy(&a, p, sizeof a);
+    return a;
+}
+inline void vstore(float *p, Vec a) { std::memcpy(p, &a, sizeof a); }
+inline Vec vset(float a) { return Vec{a, a, a, a}; }
+inline Vec vzero() { return vset(0.0f); }
+inline Vec vadd(Vec a, Vec b) { return a + b; }
+inline Vec vsub(Vec a, Vec b) { return a - b; }
+inline Vec vmul(Vec a, Vec b) { return a * b; }
+inline Vec vdiv(Vec a, Vec b) { return a / b; }
+inline Vec vfma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec vselect_gt(Vec a, Vec b, Vec x, Vec y) {
+    const IntVec mask = a > b;
+    IntVec xi, yi;
+    std::memcpy(&xi, &x, sizeof xi);
+    std::memcpy(&yi, &y, sizeof yi);
+    const IntVec r = (xi & mask) | (yi & ~mask);
+    Vec out;
+    std::memcpy(&out, &r, sizeof out);
+    return out;
+}
+inline Vec vmax(Vec a, Vec b) { return vselect_gt(a, b, a, b); }
+inline bool vany_gt(Vec a, Vec b) {
+    const IntVec mask = a > b;
+    return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+}
+inline float vsum(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+inline float vmax_lane(Vec a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+
+// As simd_avx2.h.
+inline Vec vexp2(Vec x) {
+    const Vec low = vset(-126.0f), magic = vset(12582912.0f);
+    const Vec clamped = vselect_gt(low, x, low, x); // NaN stays NaN
+    const Vec t = clamped + magic;
+    const Vec r = clamped - (t - magic);
+    Vec p = vset(1.327647177e-3f);
+    p = vfma(p, r, vset(9.675541333e-3f));
+    p = vfma(p, r, vset(5.550713274e-2f));
+    p = vfma(p, r, vset(2.402211972e-1f));
+    p = vfma(p, r, vset(6.931469671e-1f));
+    p = vfma(p, r, vset(1.000000072f));
+    typedef uint32_t Bits __attribute__((vector_size(16)));
+    Bits pi, ti;
+    std::memcpy(&pi, &p, sizeof pi);
+    std::memcpy(&ti, &t, sizeof ti);
+    const Bits e = pi + (ti << 23);
+    Vec out;
+    std::memcpy(&out, &e, sizeof out);
+    return vselect_gt(low, x, vzero(), out);
+}
+
+// IEEE half to single by shifting the exponent; halves below 2^-14 by a product.
+inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    uint32_t bits;
+    float f;
+    if (rest >= 0x7c00u) {
+        bits = sign | 0x7f800000u | ((rest & 0x3ffu) << 13);
+    } else if (rest >= 0x400u) {
+        bits = sign | ((rest << 13) + 0x38000000u);
+    } else {
+        f = static_cast<float>(rest) * 0x1p-24f;
+        std::memcpy(&bits, &f, sizeof bits);
+        bits |= sign;
+    }
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+inline Vec from_f16(const uint16_t *p) {
+    return Vec{f16_to_f32(p[0]), f16_to_f32(p[1]), f16_to_f32(p[2]), f16_to_f32(p[3])};
+}
+inline Vec from_bf16(const uint16_t *p) {
+    const IntVec wide = {static_cast<int32_t>(static_cast<uint32_t>(p[0]) << 16),
+                         static_cast<int32_t>(static_cast<uint32_t>(p[1]) << 16),
+                         static_cast<int32_t>(static_cast<uint32_t>(p[2]) << 16),
+                         static_cast<int32_t>(static_cast<uint32_t>(p[3]) << 16)};
+    Vec out;
+    std::memcpy(&out, &wide, sizeof out);
+    return out;
+}
+inline Vec from_i8(const int8_t *p) {
+    return Vec{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
+}
+// Four nibbles less 8 of a q4_0 block's 16 bytes; first: a multiple of 4 below 32, high halves from 16 on.
+inline Vec from_nibbles(const uint8_t *block, int first) {
+    const uint8_t *p = block + first % 16;
+    const int shift = first >= 16 ? 4 : 0;
+    return Vec{static_cast<float>((p[0] >> shift & 15) - 8), static_cast<float>((p[1] >> shift & 15) - 8),
+               static_cast<float>((p[2] >> shift & 15) - 8), static_cast<float>((p[3] >> shift & 15) - 8)};
+}
+
+inline Vec vsum_each(const Vec *x) { return Vec{vsum(x[0]), vsum(x[1]), vsum(x[2]), vsum(x[3])}; }
+
+inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+
+inline void transpose8(const float *from, size_t from_stride, float *to, size_t to_stride) {
+    for (size_t r = 0; r < 8; r++)
+        for (size_t c = 0; c < 8; c++) to[c * to_stride + r] = from[r * from_stride + c];
+}
+
+#if defined(__SSE2__)
+// As simd_x86.h; the bits have been there since SSE.
+struct FlushDenormals {
+    unsigned saved = __builtin_ia32_stmxcsr();
+    FlushDenormals() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
+    ~FlushDenormals() { __builtin_ia32_ldmxcsr(saved); }
+    FlushDenormals(const FlushDenormals &) = delete;
+    FlushDenormals &operator=(const FlushDenormals &) = delete;
+};
+#else
+struct FlushDenormals { // no switch known for this machine: slower with peaked logits, not wrong
+    FlushDenormals() {}
+};
+#endif
+
+} // namespace paged_attn::cpu::PA_ISA
