@@ -81,9 +81,8 @@ def _cold(server: Server, prompt: str) -> list[object]:
     return [answer.text, answer.logprobs]
 
 
-@pytest.mark.parametrize(
-    "times", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_same_request_gives_the_same_bits_each_time_and_with_every_number_of_threads(
     binary: Path, models: Path, tmp_path: Path, times: int
 ) -> None:
