@@ -75,6 +75,26 @@ def test_every_shape_is_served_and_answers_as_stock_without_flash_attention(
         assert mine[token] == pytest.approx(theirs[token], abs=0.05), token
 
 
+@pytest.mark.parametrize(("cache", "apart"), [("q8_0", 0.1), ("q4_0", 1.0)])
+def test_quantised_caches_are_served(
+    binary: Path, models: Path, tmp_path: Path, cache: str, apart: float
+) -> None:
+    """`apart`: how far a log probability may be from that with rows in f16; rounding, not sums."""
+    prompt = text(300, cache)
+    first = {}
+    for kind in ("f16", cache):
+        env = EXACT | {"OLLAMA_KV_CACHE_TYPE": kind}
+        with Server(binary, tmp_path / kind, models, env=env) as server:
+            first[kind] = server.generate("g2", prompt).logprobs[0]
+            log = server.log_text()
+        assert SAYS_EXACT in log
+        assert SAYS_STOCK not in log
+    assert first[cache] != first["f16"]
+    assert dict(first[cache].top)[first["f16"].token] == pytest.approx(
+        first["f16"].logprob, abs=apart
+    )
+
+
 def _cold(server: Server, prompt: str) -> list[object]:
     answer = in_memory(server, "g2", prompt, 0)
     assert answer.resumed == 0
