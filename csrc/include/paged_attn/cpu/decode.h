@@ -36,62 +36,53 @@ class Ahead {
     int64_t stride_, bytes_;
 };
 
-// s[g][k] = q[g] . K[k] for all kDecodeTile rows. q: [G][d] floats; rows: addresses of this head's rows.
+// Heads of a group that are done together: 4 keys x kHeads accumulators fit the registers.
+constexpr int kHeads = kRegisters == 32 ? 5 : 3;
+
+// s[g][k] = q[g] . K[k] for all kDecodeTile rows. q: [G][d] floats; rows: addresses of the first head's rows.
 template <pa_dtype T, int G>
-inline void scores(const float *q, int d, const uint8_t *const *rows, int64_t at, float (*s)[kDecodeTile], Ahead &ahead) {
-    constexpr bool many = kRegisters == 32;
-    constexpr int K0 = many ? (G <= 2 ? 8 : G <= 5 ? 4 : 2) : (G <= 2 ? 4 : G <= 6 ? 2 : 1);
-    constexpr int K = K0 < W ? K0 : W; // keys at a time
+inline void scores(const float *q, int d, const uint8_t *const *rows, int64_t at, float (*s)[kDecodeTile], Ahead &next) {
+    Ahead ahead = next; // a copy stays in registers
+    constexpr int step = Row<T>::quantised ? kQuantBlock : W; // values that share a scale, or one vector
     for (int k0 = 0; k0 < kDecodeTile; k0 += W) {
-        Vec part[G][W];
-        for (int k1 = 0; k1 < W; k1 += K) {
-            Vec a[K][G];
-            const uint8_t *row[K];
+        Vec folded[G][W / 4];
+        for (int k1 = 0; k1 < W; k1 += 4) {
+            Vec a[4][G];
+            const uint8_t *row[4];
             PA_UNROLL
-            for (int k = 0; k < K; k++) {
+            for (int k = 0; k < 4; k++) {
                 row[k] = rows[k0 + k1 + k] + at;
                 ahead.step();
                 PA_UNROLL
                 for (int g = 0; g < G; g++) a[k][g] = vzero();
             }
-            if constexpr (Row<T>::quantised) {
-                for (int b = 0; b < d; b += kQuantBlock) {
-                    Vec scale[K];
+            for (int i = 0; i < d; i += step) {
+                Vec scale[4];
+                PA_UNROLL
+                for (int k = 0; k < 4; k++) scale[k] = vset(Row<T>::scale(row[k], i));
+                PA_UNROLL
+                for (int j = i; j < i + step; j += W) {
+                    Vec value[4];
                     PA_UNROLL
-                    for (int k = 0; k < K; k++) scale[k] = vset(Row<T>::scale(row[k], b));
-                    PA_UNROLL
-                    for (int i = 0; i < kQuantBlock; i += W) {
-                        Vec value[K];
-                        PA_UNROLL
-                        for (int k = 0; k < K; k++) value[k] = vmul(scale[k], Row<T>::value(row[k], b + i));
-                        PA_UNROLL
-                        for (int g = 0; g < G; g++) {
-                            const Vec qv = vload(q + g * d + b + i);
-                            PA_UNROLL
-                            for (int k = 0; k < K; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
-                        }
+                    for (int k = 0; k < 4; k++) {
+                        value[k] = Row<T>::value(row[k], j);
+                        if constexpr (Row<T>::quantised) value[k] = vmul(scale[k], value[k]);
                     }
-                }
-            } else {
-                for (int i = 0; i < d; i += W) {
-                    Vec value[K];
-                    PA_UNROLL
-                    for (int k = 0; k < K; k++) value[k] = Row<T>::value(row[k], i);
                     PA_UNROLL
                     for (int g = 0; g < G; g++) {
-                        const Vec qv = vload(q + g * d + i);
+                        Vec qv = vload(q + g * d + j);
+                        hold(qv);
                         PA_UNROLL
-                        for (int k = 0; k < K; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
+                        for (int k = 0; k < 4; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
                     }
                 }
             }
             PA_UNROLL
-            for (int g = 0; g < G; g++)
-                PA_UNROLL
-                for (int k = 0; k < K; k++) part[g][k1 + k] = a[k][g];
+            for (int g = 0; g < G; g++) folded[g][k1 / 4] = vfold4(a[0][g], a[1][g], a[2][g], a[3][g]);
         }
-        for (int g = 0; g < G; g++) vstore(s[g] + k0, vsum_each(part[g]));
+        for (int g = 0; g < G; g++) vstore(s[g] + k0, vjoin(folded[g]));
     }
+    next = ahead;
 }
 
 // cap * tanh(x / cap) with x and cap in base 2: cap * (1 - 2 / (1 + e^(2 x / cap))).
@@ -101,38 +92,54 @@ inline Vec soft_capped(Vec x, float cap2) {
     return vmul(vset(cap2), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(vset(1.0f), e))));
 }
 
-// One row of logits: softcap, bias, reference, 2^(s - m) in place. Returns what the state so far is multiplied by.
-inline float soften(float *s, const float *bias, float cap2, float &m, float &l) {
-    Vec top = vset(kHidden);
-    for (int k = 0; k < kDecodeTile; k += W) {
-        Vec x = vload(s + k);
-        if (cap2 != 0.0f) x = soft_capped(x, cap2);
-        const Vec b = vload(bias + k);
-        x = vselect_gt(b, vset(kHiddenLimit), vadd(x, b), vset(kHidden));
-        vstore(s + k, x);
-        top = vmax(x, top);
+// G rows of logits: softcap, bias (null: none), reference, 2^(s - m) in place. shrink[g]: what the state so far is to be
+// multiplied by. The rows go side by side: each alone is one long chain of dependent steps.
+template <int G>
+inline void soften(float (*s)[kDecodeTile], const float *bias, float cap2, float *m, float *l, float *shrink) {
+    float highest[G];
+    PA_UNROLL
+    for (int g = 0; g < G; g++) {
+        Vec top = vset(kHidden);
+        for (int k = 0; k < kDecodeTile; k += W) {
+            Vec x = vload(s[g] + k);
+            if (cap2 != 0.0f) x = soft_capped(x, cap2);
+            if (bias != nullptr) {
+                const Vec b = vload(bias + k);
+                x = vselect_gt(b, vset(kHiddenLimit), vadd(x, b), vset(kHidden));
+            }
+            if (cap2 != 0.0f || bias != nullptr) vstore(s[g] + k, x);
+            top = vmax(x, top);
+        }
+        highest[g] = vmax_lane(top);
     }
-    const float highest = vmax_lane(top);
-    float shrink = 1.0f;
-    if (highest > kHiddenLimit && (m == kEmptyM || highest > m + kRise)) {
-        shrink = m == kEmptyM ? 0.0f : exp2f(m - highest);
-        m = highest;
+    float reference[G];
+    PA_UNROLL
+    for (int g = 0; g < G; g++) {
+        shrink[g] = 1.0f;
+        if (__builtin_expect(highest[g] > kHiddenLimit && (m[g] == kEmptyM || highest[g] > m[g] + kRise), 0)) {
+            shrink[g] = m[g] == kEmptyM ? 0.0f : exp2f(m[g] - highest[g]);
+            m[g] = highest[g];
+        }
+        reference[g] = m[g] == kEmptyM ? 0.0f : m[g];
     }
-    const Vec reference = vset(m == kEmptyM ? 0.0f : m);
-    Vec sum = vzero();
-    for (int k = 0; k < kDecodeTile; k += W) {
-        const Vec p = vexp2(vsub(vload(s + k), reference));
-        sum = vadd(sum, p);
-        vstore(s + k, p);
+    PA_UNROLL
+    for (int g = 0; g < G; g++) {
+        const Vec r = vset(reference[g]);
+        Vec sum = vzero();
+        for (int k = 0; k < kDecodeTile; k += W) {
+            const Vec p = vexp2(vsub(vload(s[g] + k), r));
+            sum = vadd(sum, p);
+            vstore(s[g] + k, p);
+        }
+        l[g] = l[g] * shrink[g] + vsum(sum);
     }
-    l = l * shrink + vsum(sum);
-    return shrink;
 }
 
 // o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k]. p carries the block's scale where V is quantised.
 template <pa_dtype T, int G, int C>
 inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const float (*p)[kDecodeTile],
-                          const float *shrink, float *o, int d_v, Ahead &ahead) {
+                          const float *shrink, float *o, int d_v, Ahead &next) {
+    Ahead ahead = next;
     Vec a[G][C];
     PA_UNROLL
     for (int g = 0; g < G; g++)
@@ -145,7 +152,8 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
         ahead.step();
         PA_UNROLL
         for (int g = 0; g < G; g++) {
-            const Vec weight = vset(p[g][k]);
+            Vec weight = vset(p[g][k]);
+            hold(weight);
             PA_UNROLL
             for (int c = 0; c < C; c++) a[g][c] = vfma(weight, v[c], a[g][c]);
         }
@@ -159,6 +167,7 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
             vstore(to, vfma(f, vload(to), a[g][c]));
         }
     }
+    next = ahead;
 }
 
 // Columns [first, last) with C vectors at a time, then fewer.
@@ -175,8 +184,7 @@ inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first
 template <pa_dtype T, int G>
 inline void values(const uint8_t *const *rows, int64_t at, int n, float (*p)[kDecodeTile], const float *shrink, float *o,
                    int d_v, Ahead &ahead) {
-    constexpr bool many = kRegisters == 32;
-    constexpr int C = many ? (G <= 2 ? 8 : G <= 5 ? 4 : 2) : (G == 1 ? 8 : G <= 3 ? 4 : G <= 6 ? 2 : 1);
+    constexpr int C = kRegisters == 32 ? (G <= 2 ? 8 : 4) : G == 1 ? 8 : 4; // vectors of V at a time
     if constexpr (Row<T>::quantised) {
         constexpr int vectors = kQuantBlock / W;
         constexpr int B = C < vectors ? C : vectors;
@@ -217,7 +225,7 @@ inline void decode_group(const pa_shape &s, const pa_args &a, const DecodeTile &
     float shrink[G];
     with_type(s.k_type, [&](auto t) { scores<t(), G>(q, s.d_k, tile.k, kv_head * a.k.head_stride, p, next_k); });
     const float cap2 = s.softcap * kLog2e;
-    for (int g = 0; g < G; g++) shrink[g] = soften(p[g], bias, cap2, m[g], l[g]);
+    soften<G>(p, bias, cap2, m, l, shrink);
     with_type(s.v_type, [&](auto t) {
         values<t(), G>(tile.v, kv_head * a.v.head_stride, tile.n, p, shrink, o, s.d_v, next_v);
     });
@@ -227,8 +235,8 @@ using DecodeGroup = void (*)(const pa_shape &, const pa_args &, const DecodeTile
                              float *, float *, float *, Ahead &, Ahead &);
 
 inline DecodeGroup decode_group_of(int heads) {
-    static constexpr DecodeGroup of[] = {decode_group<1>, decode_group<2>, decode_group<3>, decode_group<4>,
-                                         decode_group<5>, decode_group<6>, decode_group<7>, decode_group<8>};
+    static constexpr DecodeGroup of[] = {decode_group<1>, decode_group<2>, decode_group<3>,
+                                         decode_group<kRegisters == 32 ? 4 : 3>, decode_group<kHeads>};
     return of[heads - 1];
 }
 
@@ -266,13 +274,14 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
         for (int q = 0; q < a.n_q; q++) {
             const View view = shared.views[q * tiles + c / kDecodeTile];
             if (view.kind == View::none) continue;
-            for (int i = 0; i < kDecodeTile; i++)
+            const bool plain = view.kind == View::all && tile.n == kDecodeTile;
+            for (int i = 0; i < kDecodeTile && !plain; i++)
                 bias[i] = i >= tile.n ? kHidden : view.kind == View::all ? 0.0f : mask.bias2(q, shared.live[c + i]);
             for (int kv = head0; kv < head1; kv++)
-                for (int g = 0, wide; g < group; g += wide) { // at most 8 heads at a time, in equal parts
-                    wide = ceil_div(group - g, ceil_div(group - g, 8));
+                for (int g = 0, wide; g < group; g += wide) { // in parts as equal as may be
+                    wide = ceil_div(group - g, ceil_div(group - g, kHeads));
                     const int row = q * s.n_head + kv * group + g;
-                    decode_group_of(wide)(s, a, tile, kv, shared.q + int64_t{row} * s.d_k, bias, states.m_of(chunk, row),
+                    decode_group_of(wide)(s, a, tile, kv, shared.q + int64_t{row} * s.d_k, plain ? nullptr : bias, states.m_of(chunk, row),
                                           states.l_of(chunk, row), states.o_of(chunk, row), k_ahead, v_ahead);
                 }
         }

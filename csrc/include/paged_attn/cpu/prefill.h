@@ -67,7 +67,7 @@ inline __attribute__((noinline)) void raise_reference(Panel &panel, float *p, in
 
 // P^T of one panel over n keys (rounded up to kTileRows): p[j][kPanel] = 2^(K[j] . Q - m), l += their sum.
 // bias: [keys][kPanel] in base 2, or null where every row sees every key.
-template <bool Softcap>
+template <int Stride, bool Softcap>
 inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, const float *bias, float cap2, Ahead &next_k,
                        Ahead &next_v, int ahead) {
     alignas(64) float l_tile[kPanel] = {};
@@ -83,14 +83,14 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
             PA_UNROLL
             for (int r = 0; r < kTileRows; r++) a[r][c] = start;
         }
-        const float *key = k + block * d, *q = panel.qt;
+        const float *key = k + block * Stride, *q = panel.qt;
         for (int i = 0; i < d; i++, key++, q += kPanel) {
             Vec qv[kTileVecs];
             PA_UNROLL
             for (int c = 0; c < kTileVecs; c++) qv[c] = vload(q + c * W);
             PA_UNROLL
             for (int r = 0; r < kTileRows; r++) {
-                const Vec kv = vset(key[r * d]);
+                const Vec kv = vset(key[r * Stride]);
                 PA_UNROLL
                 for (int c = 0; c < kTileVecs; c++) a[r][c] = vfma(kv, qv[c], a[r][c]);
             }
@@ -145,6 +145,20 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
     for (int c = 0; c < kPanel; c += W) vstore(panel.l + c, vadd(vload(panel.l + c), vload(l_tile + c)));
 }
 
+using ScoreTile = void (*)(const float *, int, Panel &, float *, int, const float *, float, Ahead &, Ahead &, int);
+
+// The stride is a constant in the code: with one in a register the block's twelve addresses cost more than its products.
+inline ScoreTile score_tile_of(int stride, bool softcap) {
+    switch (stride) {
+    case kStrides[0]: return softcap ? score_tile<kStrides[0], true> : score_tile<kStrides[0], false>;
+    case kStrides[1]: return softcap ? score_tile<kStrides[1], true> : score_tile<kStrides[1], false>;
+    case kStrides[2]: return softcap ? score_tile<kStrides[2], true> : score_tile<kStrides[2], false>;
+    case kStrides[3]: return softcap ? score_tile<kStrides[3], true> : score_tile<kStrides[3], false>;
+    case kStrides[4]: return softcap ? score_tile<kStrides[4], true> : score_tile<kStrides[4], false>;
+    default: return softcap ? score_tile<kStrides[5], true> : score_tile<kStrides[5], false>;
+    }
+}
+
 // O^T[d .. d+R) = O^T * shrink + V^T P^T over n keys.
 template <int R> inline void value_rows(const float *v, int v_stride, const float *p, Panel &panel, int d, int n) {
     Vec a[R][kTileVecs];
@@ -186,19 +200,25 @@ template <int R> inline void value_rows(const float *v, int v_stride, const floa
     }
 }
 
-// O^T += V^T P^T for all of d_v: blocks of 6 rows of O^T; the rest, 2 or 4 rows of a multiple of 16, in blocks of 4 or 5.
+// O^T += V^T P^T for all of d_v, a multiple of 16: blocks of kTileRows rows of O^T, and what is left in two smaller ones
+// or one, so that no block is so small that its additions wait for one another.
 inline void value_tile(const float *v, int v_stride, const float *p, Panel &panel, int d_v, int n) {
-    static_assert(kTileRows == 6, "the cut below is for 6");
-    const int rest = d_v % 6; // 0, 2 or 4
-    const int sixes = rest == 0 ? d_v / 6 : d_v / 6 - 1;
+    constexpr int R = kTileRows;
+    static_assert(R == 6 || R == 12, "the rest below is that of a multiple of 16 divided by 6 or 12");
+    constexpr int third = R / 3, small = R - third; // rest 2 or 4 of 6 (4 or 8 of 12): 6 + 2 = 4 + 4, 6 + 4 = 5 + 5
+    const int rest = d_v % R;
+    const bool lone = R == 12 && rest == 2 * third;
+    const int whole = rest == 0 || lone ? d_v / R : d_v / R - 1;
     int d = 0;
-    for (int i = 0; i < sixes; i++, d += 6) value_rows<6>(v, v_stride, p, panel, d, n);
-    if (rest == 2) {
-        value_rows<4>(v, v_stride, p, panel, d, n);
-        value_rows<4>(v, v_stride, p, panel, d + 4, n);
-    } else if (rest == 4) {
-        value_rows<5>(v, v_stride, p, panel, d, n);
-        value_rows<5>(v, v_stride, p, panel, d + 5, n);
+    for (int i = 0; i < whole; i++, d += R) value_rows<R>(v, v_stride, p, panel, d, n);
+    if (lone) {
+        value_rows<small>(v, v_stride, p, panel, d, n);
+    } else if (rest == third) {
+        value_rows<small>(v, v_stride, p, panel, d, n);
+        value_rows<small>(v, v_stride, p, panel, d + small, n);
+    } else if (rest != 0) {
+        value_rows<R - third / 2>(v, v_stride, p, panel, d, n);
+        value_rows<R - third / 2>(v, v_stride, p, panel, d + R - third / 2, n);
     }
     if (panel.shrunk) std::fill_n(panel.shrink, kPanel, 1.0f);
     panel.shrunk = false;
@@ -270,7 +290,7 @@ inline void prefill_task(const pa_shape &s, const pa_args &a, const Shared &shar
     const int group = s.n_head / s.n_kv_head, rows = a.n_q * group;
     const int panel0 = group_index * cut.group_panels, n_panels = std::min(cut.group_panels, cut.panels - panel0);
     const Mask mask(a);
-    const bool capped = s.softcap != 0.0f;
+    const ScoreTile score = score_tile_of(scratch.k_stride, s.softcap != 0.0f);
     for (int i = 0; i < n_panels; i++) {
         Panel &panel = scratch.panel[i];
         panel.first_row = (panel0 + i) * kPanel;
@@ -313,10 +333,7 @@ inline void prefill_task(const pa_shape &s, const pa_args &a, const Shared &shar
             if (biased) load_bias(mask, panel, group, cells, first, view.last, first + blocks, scratch.bias);
             const float *k = scratch.k + first * scratch.k_stride, *v = scratch.v + first * scratch.v_stride;
             const float *bias = biased ? scratch.bias : nullptr;
-            if (capped)
-                score_tile<true>(k, s.d_k, panel, scratch.p, keys, bias, s.softcap * kLog2e, k_ahead, v_ahead, steps);
-            else
-                score_tile<false>(k, s.d_k, panel, scratch.p, keys, bias, 0.0f, k_ahead, v_ahead, steps);
+            score(k, s.d_k, panel, scratch.p, keys, bias, s.softcap * kLog2e, k_ahead, v_ahead, steps);
             value_tile(v, scratch.v_stride, scratch.p, panel, s.d_v, keys);
         }
     }

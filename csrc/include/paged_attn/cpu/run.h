@@ -130,7 +130,7 @@ inline void run(const pa_shape &s, const pa_args &a, void *scratch, const Team &
         team.barrier(team.self);
         merge_rows(s, a, states, cut.chunks, share.first, share.last);
     } else {
-        const PrefillCut cut(s, a.n_q, here.n_live);
+        const PrefillCut cut(s, a.n_q, here.n_live, team.size);
         const int tile = tile_cells(s), tiles = ceil_div(here.n_live, tile), group = s.n_head / s.n_kv_head;
         const Share share(team, cut.panels);
         for (int p = share.first; p < share.last; p++) {

@@ -73,11 +73,14 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
-// Lane i of the result is the sum over the lanes of x[i].
-inline Vec vsum_each(const Vec *x) {
-    const Vec a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    const Vec b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return vadd(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+// As simd_avx512.h.
+inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) {
+    const Vec t0 = vadd(_mm256_unpacklo_ps(a, c), _mm256_unpackhi_ps(a, c));
+    const Vec t1 = vadd(_mm256_unpacklo_ps(b, d), _mm256_unpackhi_ps(b, d));
+    return vadd(_mm256_unpacklo_ps(t0, t1), _mm256_unpackhi_ps(t0, t1));
+}
+inline Vec vjoin(const Vec *f) {
+    return vadd(_mm256_permute2f128_ps(f[0], f[1], 0x20), _mm256_permute2f128_ps(f[0], f[1], 0x31));
 }
 
 } // namespace paged_attn::cpu::PA_ISA

@@ -12,8 +12,8 @@ namespace paged_attn::cpu::PA_ISA {
 
 using Vec = __m512;
 constexpr int W = 16;        // floats in a vector
-constexpr int kTileRows = 6; // keys (or values of d) a product block holds: 6 x 4 accumulators of 32 registers
-constexpr int kTileVecs = 4;
+constexpr int kTileRows = 12; // keys (or values of d) a product block holds: 12 x 2 accumulators of 32 registers;
+constexpr int kTileVecs = 2;  // a panel of Q (D 128) then fills half of a 32 KB first-level cache
 constexpr int kRegisters = 32;
 
 inline Vec vload(const float *p) { return _mm512_loadu_ps(p); }
@@ -78,15 +78,17 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
-// Lane i of the result is the sum over the lanes of x[i]: a transposition that adds on the way.
-inline Vec vsum_each(const Vec *x) {
-    Vec a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++) a[i] = vadd(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
-    for (int i = 0; i < 4; i++) b[i] = vadd(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
-    for (int i = 0; i < 2; i++)
-        c[i] = vadd(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xDD));
-    const Vec e = vadd(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15), e);
+// Sums of four vectors, not yet joined over the 128-bit lanes: lane 4 i + j holds a part of the sum of argument j.
+inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) {
+    const Vec t0 = vadd(_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c));
+    const Vec t1 = vadd(_mm512_unpacklo_ps(b, d), _mm512_unpackhi_ps(b, d));
+    return vadd(_mm512_unpacklo_ps(t0, t1), _mm512_unpackhi_ps(t0, t1));
+}
+// W/4 folds -> the W sums, in order.
+inline Vec vjoin(const Vec *f) {
+    const Vec a = vadd(_mm512_shuffle_f32x4(f[0], f[1], 0x88), _mm512_shuffle_f32x4(f[0], f[1], 0xDD));
+    const Vec b = vadd(_mm512_shuffle_f32x4(f[2], f[3], 0x88), _mm512_shuffle_f32x4(f[2], f[3], 0xDD));
+    return vadd(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
 }
 
 } // namespace paged_attn::cpu::PA_ISA

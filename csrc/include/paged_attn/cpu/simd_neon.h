@@ -63,8 +63,11 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0); }
 
-inline Vec vsum_each(const Vec *x) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
+// As simd_avx512.h; with one 128-bit lane there is nothing left to join.
+inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) { return vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)); }
+inline Vec vjoin(const Vec *f) { return f[0]; }
 
+inline void hold(Vec &) {} // as simd_x86.h: here a product takes registers only
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 // As simd_x86.h: the FZ bit of FPCR.

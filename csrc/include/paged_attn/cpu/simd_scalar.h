@@ -107,8 +107,11 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
                static_cast<float>((p[2] >> shift & 15) - 8), static_cast<float>((p[3] >> shift & 15) - 8)};
 }
 
-inline Vec vsum_each(const Vec *x) { return Vec{vsum(x[0]), vsum(x[1]), vsum(x[2]), vsum(x[3])}; }
+// As simd_avx512.h; with one 128-bit lane there is nothing left to join.
+inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) { return Vec{vsum(a), vsum(b), vsum(c), vsum(d)}; }
+inline Vec vjoin(const Vec *f) { return f[0]; }
 
+inline void hold(Vec &) {} // as simd_x86.h: here a product takes registers only
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 inline void transpose8(const float *from, size_t from_stride, float *to, size_t to_stride) {

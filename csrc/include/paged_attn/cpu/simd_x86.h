@@ -6,6 +6,16 @@
 
 namespace paged_attn::cpu::PA_ISA {
 
+// Keeps a loaded value in a register. Else the compiler may fold the load into each product that uses it, and the
+// loads become the limit: Zen 4 loads one vector of 64 bytes a cycle.
+inline void hold(Vec &a) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(a));
+#else
+    __asm__("" : "+x"(a));
+#endif
+}
+
 inline void prefetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1); }
 
 // Denormals as zero, for as long as it lives. With peaked logits 2^x underflows, and each product with a denormal

@@ -14,8 +14,8 @@ constexpr int kPanel = kTileVecs * W;   // rows (query x head of the group) of a
 constexpr int kDecodeTile = 32;         // cells of a decode tile
 constexpr int kDecodeQueries = 16;      // most queries the decode kernel is asked for
 constexpr int kDecodeStates = 64;       // most partial states of one head over all queries and chunks
-constexpr int kTasks = 64;              // tasks wanted, so that a machine's cores end together
-constexpr int kMaxPanels = 8;           // of one prefill task: they share a widened K/V tile
+constexpr int kTasks = 32;              // tasks that states may be kept for, so that many cores find work
+constexpr int kMaxPanels = 16;          // of one prefill task: they share a widened K/V tile
 constexpr int kMinSplitTiles = 4;       // tiles of K/V below which a prefill is not split further
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -26,6 +26,15 @@ inline int tile_cells(const pa_shape &s) {
     return d <= 128 ? 96 : d <= 256 ? 48 : 24;
 }
 
+// Floats from one widened row of K to the next: the smallest of these that holds d_k. The large ones are odd multiples of
+// a line, so that rows do not fall into the same cache sets.
+constexpr int kStrides[] = {64, 128, 208, 272, 592, 1040};
+inline int key_stride(int d_k) {
+    for (const int stride : kStrides)
+        if (d_k <= stride) return stride;
+    return 0; // unsupported() has refused it
+}
+
 struct DecodeCut {
     int chunk_cells, chunks; // chunks of live cells ...
     int parts;               // ... times parts of the K/V heads = tasks
@@ -34,7 +43,7 @@ struct DecodeCut {
         const int most = std::max(kDecodeStates / n_q, kDecodeStates / kDecodeQueries);
         chunk_cells = std::max(2 * kDecodeTile, ceil_div(ceil_div(n_live, most), kDecodeTile) * kDecodeTile);
         chunks = ceil_div(n_live, chunk_cells);
-        parts = std::clamp(kTasks / 2 / std::max(chunks, 1), 1, s.n_kv_head);
+        parts = std::clamp(kTasks / std::max(chunks, 1), 1, s.n_kv_head);
     }
 };
 
@@ -45,14 +54,14 @@ struct PrefillCut {
     int splits;       // of the live cells, in whole tiles
     int split_tiles;
 
-    PrefillCut(const pa_shape &s, int n_q, int n_live) {
+    // Which panels go together changes no bit, so it may follow the number of threads; the splits may not.
+    PrefillCut(const pa_shape &s, int n_q, int n_live, int n_threads) {
         const int tiles = ceil_div(n_live, tile_cells(s));
         panels = ceil_div(n_q * (s.n_head / s.n_kv_head), kPanel);
         group_panels = kMaxPanels;
-        while (group_panels > 1 && s.n_kv_head * ceil_div(panels, group_panels) < kTasks) group_panels /= 2;
+        while (group_panels > 1 && s.n_kv_head * ceil_div(panels, group_panels) < 4 * n_threads) group_panels /= 2;
         groups = ceil_div(panels, group_panels);
-        const int tasks = s.n_kv_head * groups;
-        splits = std::clamp(kTasks / 2 / tasks, 1, std::max(tiles / kMinSplitTiles, 1));
+        splits = std::clamp(kTasks / (s.n_kv_head * panels), 1, std::max(tiles / kMinSplitTiles, 1));
         split_tiles = ceil_div(std::max(tiles, 1), splits);
         splits = ceil_div(std::max(tiles, 1), split_tiles);
     }
@@ -120,9 +129,9 @@ struct PrefillScratch {
     PrefillScratch(const pa_shape &s, Carver &carver) {
         const auto tile = static_cast<size_t>(tile_cells(s) + kTileRows);
         const auto d_k = static_cast<size_t>(s.d_k), d_v = static_cast<size_t>(s.d_v);
-        k_stride = s.d_k;
+        k_stride = key_stride(s.d_k);
         v_stride = s.d_v + 16; // rows one after another would fall into the same cache sets
-        k = carver.take<float>(tile * d_k);
+        k = carver.take<float>(tile * static_cast<size_t>(k_stride));
         v = carver.take<float>(tile * (d_v + 16));
         p = carver.take<float>(tile * kPanel);
         bias = carver.take<float>(tile * kPanel);
@@ -151,7 +160,7 @@ inline size_t carve(const pa_shape &s, int n_threads, void *base, Shared &shared
     shared.views = carver.take<View>(std::max(few * (cells / kDecodeTile + 1),
                                               panels * (cells / static_cast<size_t>(tile_cells(s)) + 1)));
     shared.q = carver.take<float>(few * head * d_k);
-    const size_t states = std::max(kDecodeStates * head, size_t{kTasks / 2} * kPanel);
+    const size_t states = std::max(kDecodeStates * head, size_t{kTasks} * kPanel);
     shared.partial = carver.take<float>(states * (d_v + 2) + 64);
     Carver own(nullptr);
     PrefillScratch scratch(s, own);
