@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ollama_tiering import config
@@ -175,6 +176,7 @@ def retrieving(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 def _retrieve(server: Server, needle_at: int, seed: int) -> None:
     prompt, answer = retrieval.prompt(NEEDLE_TOKENS, needle_at, seed)
+    server.http.timeout = httpx.Timeout(900)  # seconds; a busy machine, two cores
     options = {"num_ctx": retrieval.CTX, "predict": 1}
     (step,) = server.generate("retrieval", prompt, **options).logprobs
     expected = retrieval.reference(prompt)
