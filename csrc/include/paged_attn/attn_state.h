@@ -45,6 +45,6 @@ PA_HD void merge_sink(float &factor, float &l, float m, float sink) {
     l = l * w.a + w.b;
 }
 
-PA_HD float inverse_or_zero(float l) { return l > 0.0f ? 1.0f / l : 0.0f; }
+PA_HD float inverse_or_zero(float l) { return l == 0.0f ? 0.0f : 1.0f / l; } // NaN stays NaN
 
 } // namespace paged_attn

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "paged_attn/attn_state.h"
 #include "paged_attn/cpu/work.h"
@@ -135,10 +136,35 @@ inline void soften(float (*s)[kDecodeTile], const float *bias, float cap2, float
     }
 }
 
-// o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k]. p carries the block's scale where V is quantised.
+// Scales of the rows of V, block by block: [d / 32][kDecodeTile]. Converted many at a time; the products then take them
+// as broadcasts from memory. (Folding them into p instead costs a broadcast per block and head: no faster.)
+constexpr int kMaxBlocks = 1024 / kQuantBlock;
+template <pa_dtype T> struct Scales {
+    Scales(const uint8_t *const *, int64_t, int) {}
+    float of(int, int) const { return 1.0f; }
+};
+template <int BlockBytes> struct BlockScales {
+    alignas(64) float f[kMaxBlocks][kDecodeTile];
+    BlockScales(const uint8_t *const *rows, int64_t at, int d) {
+        alignas(64) uint16_t half[kDecodeTile];
+        for (int b = 0; b < d / kQuantBlock; b++) {
+            for (int k = 0; k < kDecodeTile; k++) std::memcpy(&half[k], rows[k] + at + b * BlockBytes, 2);
+            for (int k = 0; k < kDecodeTile; k += W) vstore(f[b] + k, from_f16(half + k));
+        }
+    }
+    float of(int d, int k) const { return f[d / kQuantBlock][k]; }
+};
+template <> struct Scales<PA_Q8_0> : BlockScales<34> {
+    using BlockScales::BlockScales;
+};
+template <> struct Scales<PA_Q4_0> : BlockScales<18> {
+    using BlockScales::BlockScales;
+};
+
+// o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k].
 template <pa_dtype T, int G, int C>
-inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const float (*p)[kDecodeTile],
-                          const float *shrink, float *o, int d_v, Ahead &next) {
+inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const Scales<T> &scales,
+                          const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &next) {
     Ahead ahead = next;
     Vec a[G][C];
     PA_UNROLL
@@ -148,7 +174,10 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
     for (int k = 0; k < n; k++) {
         Vec v[C];
         PA_UNROLL
-        for (int c = 0; c < C; c++) v[c] = Row<T>::value(rows[k] + at, d + c * W);
+        for (int c = 0; c < C; c++) {
+            v[c] = Row<T>::value(rows[k] + at, d + c * W);
+            if constexpr (Row<T>::quantised) v[c] = vmul(vset(scales.of(d + c * W, k)), v[c]);
+        }
         ahead.step();
         PA_UNROLL
         for (int g = 0; g < G; g++) {
@@ -170,14 +199,14 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
     next = ahead;
 }
 
-// Columns [first, last) with C vectors at a time, then fewer.
+// Columns from `first` on with C vectors at a time, then fewer.
 template <pa_dtype T, int G, int C>
-inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first, int last, const float (*p)[kDecodeTile],
-                        const float *shrink, float *o, int d_v, Ahead &ahead) {
+inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first, const Scales<T> &scales,
+                        const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &ahead) {
     int d = first;
-    for (; d + C * W <= last; d += C * W) value_columns<T, G, C>(rows, at, n, d, p, shrink, o, d_v, ahead);
+    for (; d + C * W <= d_v; d += C * W) value_columns<T, G, C>(rows, at, n, d, scales, p, shrink, o, d_v, ahead);
     if constexpr (C > 1) {
-        if (d < last) value_range<T, G, C / 2>(rows, at, n, d, last, p, shrink, o, d_v, ahead);
+        if (d < d_v) value_range<T, G, C / 2>(rows, at, n, d, scales, p, shrink, o, d_v, ahead);
     }
 }
 
@@ -185,22 +214,7 @@ template <pa_dtype T, int G>
 inline void values(const uint8_t *const *rows, int64_t at, int n, float (*p)[kDecodeTile], const float *shrink, float *o,
                    int d_v, Ahead &ahead) {
     constexpr int C = kRegisters == 32 ? (G <= 2 ? 8 : 4) : G == 1 ? 8 : 4; // vectors of V at a time
-    if constexpr (Row<T>::quantised) {
-        constexpr int vectors = kQuantBlock / W;
-        constexpr int B = C < vectors ? C : vectors;
-        alignas(64) float scaled[G][kDecodeTile], scale[kDecodeTile] = {};
-        for (int d = 0; d < d_v; d += kQuantBlock) { // the block's scale goes into p: once per row, not once per value
-            for (int k = 0; k < n; k++) scale[k] = Row<T>::scale(rows[k] + at, d);
-            for (int k = 0; k < kDecodeTile; k += W) {
-                const Vec f = vload(scale + k);
-                PA_UNROLL
-                for (int g = 0; g < G; g++) vstore(scaled[g] + k, vmul(f, vload(p[g] + k)));
-            }
-            value_range<T, G, B>(rows, at, n, d, d + kQuantBlock, scaled, shrink, o, d_v, ahead);
-        }
-    } else {
-        value_range<T, G, C>(rows, at, n, 0, d_v, p, shrink, o, d_v, ahead);
-    }
+    value_range<T, G, C>(rows, at, n, 0, Scales<T>(rows, at, d_v), p, shrink, o, d_v, ahead);
 }
 
 // A tile of cells as the kernels take it.
@@ -208,11 +222,35 @@ struct DecodeTile {
     const uint8_t *k[kDecodeTile], *v[kDecodeTile]; // first head's rows; the last one repeated when n < kDecodeTile
     int n;
 
+    DecodeTile() = default;
     DecodeTile(const pa_args &a, const int32_t *cells, int count) : n(count) {
         for (int i = 0; i < kDecodeTile; i++) {
             const int32_t cell = cells[std::min(i, count - 1)];
             k[i] = cell_row(a.k, cell);
             v[i] = cell_row(a.v, cell);
+        }
+    }
+};
+
+// The cells of a tile that query q sees, with what the mask adds. Hidden ones are left out, not weighed with 0: what lies
+// in them may be infinite.
+struct SeenTile {
+    DecodeTile tile;
+    alignas(64) float bias[kDecodeTile];
+
+    void select(const DecodeTile &all, const Mask &mask, int q, const int32_t *cells) {
+        int n = 0;
+        for (int i = 0; i < all.n; i++) {
+            bias[n] = mask.bias2(q, cells[i]);
+            tile.k[n] = all.k[i];
+            tile.v[n] = all.v[i];
+            n += bias[n] > kHiddenLimit;
+        }
+        tile.n = n;
+        for (int i = n; i < kDecodeTile; i++) {
+            bias[i] = kHidden;
+            tile.k[i] = tile.k[n - 1];
+            tile.v[i] = tile.v[n - 1];
         }
     }
 };
@@ -256,7 +294,6 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
             std::fill_n(states.o_of(chunk, row), s.d_v, 0.0f);
         }
     const int64_t k_bytes = row_bytes(s.k_type, s.d_k), v_bytes = row_bytes(s.v_type, s.d_v);
-    alignas(64) float bias[kDecodeTile];
     DecodeTile tile(a, shared.live + begin, std::min(kDecodeTile, end - begin));
     for (int c = begin; c < end; c += kDecodeTile) {
         const int after = std::min(c + kDecodeTile, end);
@@ -273,15 +310,16 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
         Ahead v_ahead(next_v, ahead, head1 - head0, a.v.head_stride, v_bytes);
         for (int q = 0; q < a.n_q; q++) {
             const View view = shared.views[q * tiles + c / kDecodeTile];
-            if (view.kind == View::none) continue;
+            if (view.kind == View::none) continue; // so at least one cell is seen
             const bool plain = view.kind == View::all && tile.n == kDecodeTile;
-            for (int i = 0; i < kDecodeTile && !plain; i++)
-                bias[i] = i >= tile.n ? kHidden : view.kind == View::all ? 0.0f : mask.bias2(q, shared.live[c + i]);
+            SeenTile seen;
+            if (!plain) seen.select(tile, mask, q, shared.live + c);
+            const DecodeTile &these = plain ? tile : seen.tile;
             for (int kv = head0; kv < head1; kv++)
                 for (int g = 0, wide; g < group; g += wide) { // in parts as equal as may be
                     wide = ceil_div(group - g, ceil_div(group - g, kHeads));
                     const int row = q * s.n_head + kv * group + g;
-                    decode_group_of(wide)(s, a, tile, kv, shared.q + int64_t{row} * s.d_k, plain ? nullptr : bias, states.m_of(chunk, row),
+                    decode_group_of(wide)(s, a, these, kv, shared.q + int64_t{row} * s.d_k, plain ? nullptr : seen.bias, states.m_of(chunk, row),
                                           states.l_of(chunk, row), states.o_of(chunk, row), k_ahead, v_ahead);
                 }
         }

@@ -7,6 +7,7 @@
 // cancels any reference). Sums run over one tile at a time before they join the total: less rounding over 10^5 cells.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "paged_attn/attn_state.h"
@@ -242,6 +243,22 @@ inline void load_bias(const Mask &mask, const Panel &panel, int group, const int
     }
 }
 
+// V of some cell is infinite or NaN (a model whose activations left f16 does that). Rows that see it get NaN, as they must;
+// but 0 times infinity is NaN too, so its V is set to 0 lest it reach rows that do not see it: another conversation's, or
+// earlier tokens.
+inline __attribute__((noinline)) void contain_poison(const pa_shape &s, const Mask &mask, const int32_t *cells, int n,
+                                                     PrefillScratch &scratch, Panel &panel, bool last) {
+    const int group = s.n_head / s.n_kv_head;
+    for (int j = 0; j < n; j++) {
+        float *v = scratch.v + j * scratch.v_stride, sum = 0.0f;
+        for (int d = 0; d < s.d_v; d++) sum += v[d] * 0.0f;
+        if (sum == 0.0f) continue;
+        for (int r = 0; r < panel.rows; r++)
+            if (mask.bias2((panel.first_row + r) / group, cells[j]) > kHiddenLimit) panel.l[r] = NAN;
+        if (last) std::fill_n(v, s.d_v, 0.0f);
+    }
+}
+
 // Writes the panel's rows: the output, or states of `part` where states is given.
 inline void store_panel(const pa_shape &s, const pa_args &a, int kv_head, Panel &panel, float *rows8, const States *states,
                         int part) {
@@ -310,13 +327,19 @@ inline void prefill_task(const pa_shape &s, const pa_args &a, const Shared &shar
         if (!sees(t)) continue;
         const int32_t *cells = shared.live + t * tile;
         const int n = std::min(tile, shared.n_live - t * tile), padded = ceil_div(n, kTileRows) * kTileRows;
+        Vec poison = vzero();
         with_type(s.k_type, [&](auto type) {
-            for (int j = 0; j < n; j++) widen<type()>(cell_row(a.k, cells[j]) + k_at, s.d_k, scratch.k + j * scratch.k_stride);
+            for (int j = 0; j < n; j++)
+                widen<type()>(cell_row(a.k, cells[j]) + k_at, s.d_k, scratch.k + j * scratch.k_stride, poison);
         });
         std::fill_n(scratch.k + n * scratch.k_stride, (padded - n) * scratch.k_stride, 0.0f);
+        poison = vzero(); // a K that is not finite spoils only the logits of rows that see it
         with_type(s.v_type, [&](auto type) {
-            for (int j = 0; j < n; j++) widen<type()>(cell_row(a.v, cells[j]) + v_at, s.d_v, scratch.v + j * scratch.v_stride);
+            for (int j = 0; j < n; j++)
+                widen<type()>(cell_row(a.v, cells[j]) + v_at, s.d_v, scratch.v + j * scratch.v_stride, poison);
         });
+        if (__builtin_expect(poisoned(poison), 0))
+            for (int i = 0; i < n_panels; i++) contain_poison(s, mask, cells, n, scratch, scratch.panel[i], i + 1 == n_panels);
         const int n_next = t + 1 < tile_end && sees(t + 1) ? std::min(tile, shared.n_live - (t + 1) * tile) : 0;
         for (int j = 0; j < n_next; j++) {
             next_k[j] = cell_row(a.k, cells[tile + j]) + k_at;

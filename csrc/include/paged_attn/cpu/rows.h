@@ -51,18 +51,21 @@ template <> struct Row<PA_Q4_0> : QuantRow<18> {
     static Vec value(const uint8_t *row, int d) { return from_nibbles(block(row, d) + 2, d % kQuantBlock); }
 };
 
-// n values of a row as floats, scales multiplied in.
-template <pa_dtype T> inline void widen(const uint8_t *row, int n, float *out) {
-    if constexpr (Row<T>::quantised) {
-        for (int d = 0; d < n; d += kQuantBlock) {
-            const Vec scale = vset(Row<T>::scale(row, d));
-            PA_UNROLL
-            for (int i = 0; i < kQuantBlock; i += W) vstore(out + d + i, vmul(scale, Row<T>::value(row, d + i)));
+// n values of a row as floats, scales multiplied in. A lane of `poison` becomes NaN where a value is not finite.
+template <pa_dtype T> inline void widen(const uint8_t *row, int n, float *out, Vec &poison) {
+    constexpr int step = Row<T>::quantised ? kQuantBlock : W;
+    for (int d = 0; d < n; d += step) {
+        const Vec scale = vset(Row<T>::scale(row, d));
+        PA_UNROLL
+        for (int i = d; i < d + step; i += W) {
+            Vec value = Row<T>::value(row, i);
+            if constexpr (Row<T>::quantised) value = vmul(scale, value);
+            poison = vfma(value, vzero(), poison);
+            vstore(out + i, value);
         }
-    } else {
-        for (int d = 0; d < n; d += W) vstore(out + d, Row<T>::value(row, d));
     }
 }
+inline bool poisoned(Vec poison) { return vsum(poison) != 0.0f; } // NaN; finite values leave 0
 
 inline int64_t row_bytes(pa_dtype type, int d) {
     switch (type) {
