@@ -7,8 +7,8 @@ trained. `reference` computes the same model with attention in f64 over K and V 
 them (f16).
 
 The residual stream has three parts of PART channels: the own token, its predecessor, the answer.
-A head's rotary pairs (i, i + HALF) are those of position for i < FAST; the rest barely turn within
-any prompt, and hold tokens.
+A head's rotary pairs (i, i + HALF) are those of position for i < FAST; the last STILL do not turn
+within any prompt (1e-12 radians a token), and hold a letter in each half.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ollama_tiering.models.shapes import Shape, Tensor
 
 Array = NDArray[np.float64]
 
-PART, HEAD, HALF, FAST = 128, 128, 64, 8
+PART, HEAD, HALF, FAST, STILL = 128, 128, 64, 8, 31
 CTX = 17408
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 PREVIOUS_SHARPNESS = 100.0  # of the first layer: its scores fall steeply beside the one position
@@ -36,13 +36,12 @@ SHAPE = Shape("retrieval", "qwen3", 2, 3 * PART, 2, 1, HEAD, 32, CTX, "f32", 1e2
 
 
 def _channel(letter: int) -> int:
-    """Where a head holds that letter: channels whose rotary pair does not turn."""
-    still = HALF - FAST
-    return FAST + letter if letter < still else HALF + FAST + letter - still
+    half, pair = divmod(letter, STILL)
+    return (1 + half) * HALF - STILL + pair
 
 
 def _tokens_to_head(part: int) -> NDArray[np.float32]:
-    """[HEAD, 3 PART]: one part of the residual stream into the still channels of a head."""
+    """[HEAD, 3 PART]: one part of the residual stream into the channels of a head that hold it."""
     out = np.zeros((HEAD, 3 * PART), np.float32)
     for letter in range(len(LETTERS)):
         out[_channel(letter), part * PART + letter] = 1
