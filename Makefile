@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test soak chaos fuzz flips locks proto clean
+.PHONY: default lint format test soak chaos fuzz fuzz-csrc flips locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -14,6 +14,8 @@ chaos:
 	TIERING_CHAOS=1000 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/fault/test_chaos.py
 fuzz:
 	TIERING_FUZZ=1000000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz --ignore tests/fuzz/test_flips.py
+fuzz-csrc:
+	./scripts/test-csrc fuzz 1000000
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
 locks:

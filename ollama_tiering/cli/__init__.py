@@ -56,6 +56,7 @@ COMMANDS = {
     ),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
+    "kernel": ("ollama_tiering.cli.kernel:kernel", "Check this machine's attention kernels."),
     "bench": (
         "ollama_tiering.cli.bench:bench",
         "Measure; every number against one of the same run.",

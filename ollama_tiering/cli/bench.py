@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.bench_attention import attention
 from ollama_tiering.cli.bench_store import store
 from ollama_tiering.errors import UsageError
 
@@ -215,6 +216,7 @@ def cpu_attention(
 
 
 bench.add_command(store)
+bench.add_command(attention)
 
 
 @bench.command()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ollama_tiering.cli.bench_sections import chosen, publish
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def store(
     Each number stands beside what this machine gives without the store, measured in between.
     Whatever is written lies in directories of its own and is removed again.
     """
-    parts = _chosen(only)
+    parts = chosen(only, _PARTS)
     sizes = [mib << 20 for mib in _sizes(block_mb)]
     disk = directory or _disk_of_the_local_tier()
 
@@ -73,7 +71,7 @@ def store(
     sections = [
         _measure(part, disk, sizes, mb << 20, records, files, soak, trained, say) for part in parts
     ]
-    _publish(sections, as_json=as_json, out=out)
+    publish("The store, measured", sections, as_json=as_json, out=out)
 
 
 def _measure(
@@ -110,44 +108,6 @@ def _measure(
     from ollama_tiering.bench.tiers import weather
 
     return weather.measure(disk, say)
-
-
-def _publish(sections: list[Section], *, as_json: bool, out: Path | None) -> None:
-    from ollama_tiering.bench.machine import this_machine
-    from ollama_tiering.bench.table import page
-
-    machine = this_machine()
-    command = shlex.join(["tiering", *sys.argv[1:]])
-    plots = [
-        out.with_name(f"{out.stem}-{section.name}.svg") if out else None for section in sections
-    ]
-    tables = [
-        (section.table(), plot.name if plot else None)
-        for section, plot in zip(sections, plots, strict=True)
-    ]
-    text = page("The store, measured", machine, command, tables)
-    if out:
-        from ollama_tiering.bench.plot import bars
-
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-        for section, plot in zip(sections, plots, strict=True):
-            if plot:
-                bars(plot, section.title, section.axis, section.ratios)
-    if as_json:
-        document = {"machine": machine.as_json(), "command": command}
-        results = [section.as_json() for section in sections]
-        click.echo(json.dumps(document | {"results": results}, indent=1))
-    else:
-        click.echo(text, nl=False)
-
-
-def _chosen(only: str) -> list[str]:
-    parts = [part.strip() for part in only.split(",")]
-    unknown = [part for part in parts if part not in _PARTS]
-    if unknown or not parts:
-        raise UsageError(f"--only {only}: no part {unknown}", hint=f"parts are {', '.join(_PARTS)}")
-    return [part for part in _PARTS if part in parts]
 
 
 def _sizes(text: str) -> list[int]:

@@ -25,7 +25,7 @@ PARTS = ("*.h", "cpu/**/*.h")
 def default_include(root: Path) -> Path:
     """`csrc/include` beside `patches/` of a checkout, or the copy an installed package carries."""
     checkout = root.parent / "csrc/include"
-    return checkout if checkout.is_dir() else root.parent / "_csrc_include"
+    return checkout if checkout.is_dir() else root.parent / "_csrc/include"
 
 
 def overlay(include: Path) -> dict[str, bytes]:

@@ -1,9 +1,9 @@
-"""One number of the store beside what it was measured against."""
+"""One number beside what it was measured against."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ollama_tiering.bench.table import Table
@@ -46,9 +46,17 @@ class Section:
     axis: str
     ratios: Sequence[Ratio]
     notes: Sequence[str] = ()
+    log_axis: bool = False  # of the plot: the ratios are of different orders
+    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)  # every run, by side
 
     def table(self) -> Table:
         return Table(self.title, HEADINGS, [ratio.row() for ratio in self.ratios], self.notes)
 
     def as_json(self) -> dict[str, Any]:
-        return {"section": self.name, "ratios": [ratio.as_json() for ratio in self.ratios]}
+        document: dict[str, Any] = {
+            "section": self.name,
+            "ratios": [ratio.as_json() for ratio in self.ratios],
+        }
+        if self.seconds:
+            document["seconds"] = {name: list(values) for name, values in self.seconds.items()}
+        return document

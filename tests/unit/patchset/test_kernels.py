@@ -66,7 +66,7 @@ def test_a_changed_kernel_is_another_patch_set(patches: Path) -> None:
 
 def test_an_installed_package_carries_the_headers(tmp_path: Path) -> None:
     package = tmp_path / "ollama_tiering"
-    assert kernels.default_include(package / "_patches") == package / "_csrc_include"
+    assert kernels.default_include(package / "_patches") == package / "_csrc/include"
 
 
 def test_the_adapter_includes_the_stamp() -> None:

@@ -1,0 +1,155 @@
+"""What all parts of `bench attention` share, and one problem run by all sides in turns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ollama_tiering.bench.attention.alternate import Series, Turn, alternate
+from ollama_tiering.bench.attention.peaks import Peaks
+from ollama_tiering.bench.attention.sides import Ours, ggml
+from ollama_tiering.kernels.cpu import CpuAttention
+from ollama_tiering.kernels.samples import Problem, Sample, exact, make, relative_error
+
+OURS, FLASH, PLAIN = "ours", "ggml flash", "ggml without flash"
+FMA, READ = "FMA peak", "read bandwidth"
+
+_CHECKED_QUERIES: Final = 5
+
+
+@dataclass(frozen=True)
+class Rig:
+    """`isa` is the one that runs, not "auto". `ggml_program` None: `why_no_ggml` says why."""
+
+    threads: int
+    isa: str
+    rounds: int
+    peaks: Peaks
+    ggml_program: Path | None
+    why_no_ggml: str = ""
+    max_keys: int | None = None
+    say: Callable[[str], None] = field(default=lambda _text: None)
+
+    def keys(self, wanted: int) -> int:
+        """No more than asked for with --keys."""
+        return wanted if self.max_keys is None else min(wanted, self.max_keys)
+
+    def bound(self, value: float | None, keys: int) -> float | None:
+        """The bounds hold for a number of keys; with fewer there is none."""
+        return value if self.keys(keys) == keys else None
+
+    def peak_turns(self) -> dict[str, Turn]:
+        """FMA, where the instruction set has one, and READ: seconds per operation, per byte."""
+        turns: dict[str, Turn] = {READ: lambda: [1 / self.peaks.read_bytes()]}
+        if self.peaks.fma_flops(self.isa):
+            turns[FMA] = lambda: [1 / self.peaks.fma_flops(self.isa)]
+        return turns
+
+    def notes(self) -> list[str]:
+        return [] if self.ggml_program else [f"No line for ggml: {self.why_no_ggml}."]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All sides of one problem: seconds, and relative L2 error against f64 by side.
+
+    The series of FMA and READ are seconds per operation and per byte.
+    """
+
+    problem: Problem
+    series: Mapping[str, Series]
+    errors: Mapping[str, float]
+
+    def best(self, side: str) -> float:
+        return self.series[side].best
+
+    def rate(self, side: str) -> float:
+        """Of a machine's peak: its best, per second."""
+        return 1 / self.series[side].best
+
+    @property
+    def flops(self) -> float:
+        return self.problem.flops / self.best(OURS)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.problem.kv_bytes / self.best(OURS)
+
+    def seconds(self, name: str) -> dict[str, Sequence[float]]:
+        """Every run of attention, for the JSON document."""
+        sides = (OURS, FLASH, PLAIN)
+        return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
+
+
+def compare(rig: Rig, problem: Problem, *, repeats: int) -> Comparison:
+    """`repeats`: runs in one turn, the same for all sides, since the best of more is better. The
+    machine's peaks have turns of their own.
+    """
+    sample = make(problem)
+    quantised = problem.v_type.block_values > 1
+    with contextlib.ExitStack() as stack:
+        ours = Ours(sample, rig.threads, rig.isa, repeats)
+        stack.callback(ours.close)
+        sides: dict[str, Turn] = {OURS: ours.turn, **rig.peak_turns()}
+        outputs: dict[str, NDArray[np.float32]] = {}
+        if rig.ggml_program is not None:
+            theirs = stack.enter_context(ggml(rig.ggml_program, sample, rig.threads))
+
+            def turn(name: str, flash: bool) -> Sequence[float]:
+                seconds = theirs.turn(flash=flash, repeats=repeats)
+                outputs[name] = theirs.out
+                return seconds
+
+            sides[FLASH] = lambda: turn(FLASH, True)
+            if not quantised:  # Ollama refuses a quantised V without flash attention
+                sides[PLAIN] = lambda: turn(PLAIN, False)
+        series = alternate(sides, rig.rounds)
+        outputs[OURS] = ours.out
+    queries = checked_queries(problem.n_q)
+    right = exact(sample, queries)
+    errors = {name: relative_error(out[queries], right) for name, out in outputs.items()}
+    return Comparison(problem, series, errors)
+
+
+def roofline(problem: Problem, series: Mapping[str, Series]) -> str:
+    """The least time that reading K and V once, or the multiply-adds alone, would take."""
+    limits = {"reading": problem.kv_bytes * series[READ].best}
+    if FMA in series:
+        limits["multiply-adds"] = problem.flops * series[FMA].best
+    limit = max(limits, key=limits.__getitem__)
+    return f"roofline {1e3 * limits[limit]:.3g} ms ({limit})"
+
+
+def running_isa(isa: str) -> str:
+    """What "auto" is on this machine. PaError where it has not the one asked for."""
+    with CpuAttention(Problem(1, 1, 64, 64, 1).shape, 1, isa) as plan:
+        return plan.isa
+
+
+def checked_queries(n_q: int) -> list[int]:
+    """A few of them, first and last included: f64 is slow."""
+    return sorted({round(i * (n_q - 1) / (_CHECKED_QUERIES - 1)) for i in range(_CHECKED_QUERIES)})
+
+
+def run_ours(rig: Rig, sample: Sample) -> NDArray[np.float32]:
+    """The output of one turn."""
+    ours = Ours(sample, rig.threads, rig.isa, 1)
+    try:
+        ours.turn()
+        return ours.out
+    finally:
+        ours.close()
+
+
+def heads(problem: Problem) -> str:
+    return f"{problem.n_head}/{problem.n_kv_head} heads"
+
+
+def milliseconds(series: Series) -> str:
+    return f"{1e3 * series.best:.4g} ms (median {1e3 * series.median:.4g})"

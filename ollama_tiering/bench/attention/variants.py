@@ -1,0 +1,108 @@
+"""Rows 4 and 10: decode with quantised caches against f16, peaked logits against diffuse ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ollama_tiering.bench.attention.alternate import Series, alternate
+from ollama_tiering.bench.attention.decode import (
+    KEYS,
+    REPEATS,
+    SHORT_KEYS,
+    decode_problem,
+    how,
+)
+from ollama_tiering.bench.attention.rig import Rig, heads, milliseconds, roofline
+from ollama_tiering.bench.attention.sides import Ours
+from ollama_tiering.bench.tiers.results import Ratio, Section
+from ollama_tiering.kernels.samples import PEAKED, Problem, make
+from ollama_tiering.kernels.shape import Dtype
+
+QUANT_BOUNDS: Final = {Dtype.Q8_0: 0.75, Dtype.Q4_0: 0.65}
+PEAKED_BOUND: Final = 1.2
+
+
+def measure_quantised(rig: Rig) -> Section:
+    n_cells = rig.keys(KEYS)
+    rig.say(f"quantised K and V, {n_cells:,} keys")
+    problems = {
+        dtype.name.lower(): replace(decode_problem(n_cells), k_type=dtype, v_type=dtype)
+        for dtype in (Dtype.F16, *QUANT_BOUNDS)
+    }
+    series = _in_turns(rig, problems, REPEATS)
+    described = {
+        name: f"{milliseconds(series[name])}, {_rate(problem, series[name])}, "
+        f"{roofline(problem, series)}"
+        for name, problem in problems.items()
+    }
+    ratios = [
+        Ratio(
+            f"decode, {n_cells:,} keys, {dtype.name.lower()} ÷ f16",
+            described[dtype.name.lower()],
+            described["f16"],
+            series[dtype.name.lower()].best / series["f16"].best,
+            rig.bound(bound, KEYS),
+            at_most=True,
+        )
+        for dtype, bound in QUANT_BOUNDS.items()
+    ]
+    bytes_of = {name: problem.kv_bytes for name, problem in problems.items()}
+    notes = [
+        f"One query of {heads(problems['f16'])}, D 128, K and V alike, {rig.threads} threads, "
+        f"{rig.isa}. By bytes alone q8_0 would be {bytes_of['q8_0'] / bytes_of['f16']:.2f} and "
+        f"q4_0 {bytes_of['q4_0'] / bytes_of['f16']:.2f}; what is above is the widening's, which no "
+        "roofline counts.",
+        *how(rig),
+    ]
+    seconds = {name: series[name].seconds for name in problems}
+    return Section("quant", "Quantised caches", "time ÷ f16", ratios, notes, seconds=seconds)
+
+
+def measure_peaked(rig: Rig) -> Section:
+    tokens = rig.keys(SHORT_KEYS)
+    cases = {
+        f"decode, {rig.keys(KEYS):,} keys": (decode_problem(rig.keys(KEYS)), REPEATS),
+        f"prefill, {tokens:,} tokens": (Problem(16, 8, 128, 128, tokens, n_q=tokens), 2),
+    }
+    ratios, seconds = [], {}
+    for name, (problem, repeats) in cases.items():
+        rig.say(f"peaked logits, {name}")
+        pair = {"diffuse": problem, "peaked": replace(problem, query_deviation=PEAKED)}
+        series = _in_turns(rig, pair, repeats)
+        diffuse, peaked = series["diffuse"], series["peaked"]
+        ratios.append(
+            Ratio(
+                f"{name}, {heads(problem)}, peaked ÷ diffuse",
+                milliseconds(peaked),
+                milliseconds(diffuse),
+                peaked.best / diffuse.best,
+                rig.bound(PEAKED_BOUND, KEYS),
+                at_most=True,
+            )
+        )
+        seconds.update({f"{name}, {side}": series[side].seconds for side in pair})
+    notes = [
+        f"Queries of deviation {PEAKED:g} against 1, f16, D 128, {rig.threads} threads, {rig.isa}. "
+        "All but a few weights underflow: denormals that are not flushed to zero would show here.",
+        *how(rig),
+    ]
+    return Section("peaked", "Peaked logits", "time ÷ diffuse", ratios, notes, seconds=seconds)
+
+
+def _in_turns(rig: Rig, problems: dict[str, Problem], repeats: int) -> dict[str, Series]:
+    """By name of the problem; the machine's peaks besides."""
+    ours = {
+        name: Ours(make(problem), rig.threads, rig.isa, repeats)
+        for name, problem in problems.items()
+    }
+    try:
+        turns = {name: one.turn for name, one in ours.items()}
+        return alternate(turns | rig.peak_turns(), rig.rounds)
+    finally:
+        for one in ours.values():
+            one.close()
+
+
+def _rate(problem: Problem, series: Series) -> str:
+    return f"{problem.kv_bytes / series.best / 1e9:.1f} GB/s"
