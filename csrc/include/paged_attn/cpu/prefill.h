@@ -2,8 +2,8 @@
 //
 // A row is query x head-of-the-group; rows run along the SIMD lanes everywhere: S^T = K Q^T, P^T = 2^(S^T - m),
 // O^T += V^T P^T. So K and V are widened once per tile and never transposed, maximum, sum and rescaling are vertical, and
-// both products are the same kTileRows x kTileVecs block of broadcasts against vectors. The accumulators of S start at -m;
-// m moves only when a logit rises above it by kRise: then O, l and the P of this tile are scaled (exact: the last division
+// both products are the same kTileRows x kTileVecs block of broadcasts against vectors. The reference m moves
+// only when a logit rises above it by kRise: then O, l and the P of this tile are scaled (exact: the last division
 // cancels any reference). Sums run over one tile at a time before they join the total: less rounding over 10^5 cells.
 #pragma once
 #include <algorithm>
@@ -50,8 +50,7 @@ inline __attribute__((noinline)) void raise_reference(Panel &panel, float *p, in
         for (int r = 1; r < kTileRows; r++) top = vmax(vload(p + (block + r) * kPanel + n), top);
         const Vec limit = vload(panel.limit + n);
         const Vec rise = vselect_gt(top, limit, top, vzero());
-        const Vec empty = vselect_gt(vset(0.0f), limit, vset(1.0f), vzero()); // no cell seen yet: nothing to scale
-        const Vec f = vselect_gt(empty, vzero(), vset(1.0f), vexp2(vsub(vzero(), rise)));
+        const Vec f = vselect_gt(rise, vzero(), vexp2(vsub(vzero(), rise)), vset(1.0f)); // 1: rows that stay keep their bits
         vstore(panel.neg_m + n, vsub(vload(panel.neg_m + n), rise));
         vstore(panel.limit + n, vselect_gt(top, limit, vset(kRise), limit));
         vstore(panel.l + n, vmul(vload(panel.l + n), f));
@@ -79,11 +78,9 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
         }
         Vec a[kTileRows][kTileVecs];
         PA_UNROLL
-        for (int c = 0; c < kTileVecs; c++) {
-            const Vec start = Softcap ? vzero() : vload(panel.neg_m + c * W);
+        for (int c = 0; c < kTileVecs; c++)
             PA_UNROLL
-            for (int r = 0; r < kTileRows; r++) a[r][c] = start;
-        }
+            for (int r = 0; r < kTileRows; r++) a[r][c] = vzero();
         const float *key = k + block * Stride, *q = panel.qt;
         for (int i = 0; i < d; i++, key++, q += kPanel) {
             Vec qv[kTileVecs];
@@ -96,12 +93,14 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
                 for (int c = 0; c < kTileVecs; c++) a[r][c] = vfma(kv, qv[c], a[r][c]);
             }
         }
-        if constexpr (Softcap) {
+        PA_UNROLL
+        for (int c = 0; c < kTileVecs; c++) {
+            const Vec neg_m = vload(panel.neg_m + c * W);
             PA_UNROLL
-            for (int r = 0; r < kTileRows; r++)
-                PA_UNROLL
-                for (int c = 0; c < kTileVecs; c++)
-                    a[r][c] = vadd(soft_capped(a[r][c], cap2), vload(panel.neg_m + c * W));
+            for (int r = 0; r < kTileRows; r++) {
+                if constexpr (Softcap) a[r][c] = soft_capped(a[r][c], cap2);
+                a[r][c] = vadd(a[r][c], neg_m); // last: sums that begin at -m lose the digits that a large m takes
+            }
         }
         if (bias != nullptr) {
             PA_UNROLL
