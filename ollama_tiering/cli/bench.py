@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shlex
 import signal
@@ -154,6 +155,64 @@ def overhead(
     results = [measure.as_json() for measure in measures]
     table = measuring.table(shape, prompt_tokens, new_tokens, measures)
     _publish(table, results, on.name, as_json=as_json, out=out)
+
+
+@bench.command("cpu-attention")
+@click.option("--tokens", default="8192", show_default=True, help="Prompt lengths.")
+@click.option(
+    "--only",
+    type=click.Choice(["exact", "plain", "flash"]),
+    multiple=True,
+    help="A setting; may be given more than once.  [default: all; flash takes minutes]",
+)
+@_common
+def cpu_attention(
+    tokens: str,
+    only: tuple[str, ...],
+    shape: str,
+    tag: str | None,
+    cpu: str | None,
+    as_json: bool,
+    out: Path | None,
+    keep: bool,
+    quiet: bool,
+) -> None:
+    """Exact attention on the CPU against stock's: first token and tokens/s inside Ollama."""
+    from ollama_tiering.bench import cpu_attention as measuring
+    from ollama_tiering.launch.bench_driver import Untiered
+    from ollama_tiering.launch.demo import make_prompt
+
+    lengths = _numbers(tokens)
+    say = _teller(quiet)
+    binary = _binary(tag, cpu, quiet)
+    settings = {
+        "exact": (measuring.EXACT, "exact", None),
+        "plain": (measuring.PLAIN, "stock", False),
+        "flash": (measuring.FLASH, "stock", None),
+    }
+    names = []
+    with _scratch(keep, shape, say) as scratch:
+
+        @contextlib.contextmanager
+        def engine(attention: str, flash: bool | None) -> Iterator[Untiered]:
+            driver = Untiered(
+                binary, scratch, ctx=_ctx(max(lengths)), flash=flash, attention=attention
+            )
+            with contextlib.closing(driver):
+                driver.start()
+                names.append(driver.name)
+                yield driver
+
+        engines = {
+            name: functools.partial(engine, attention, flash)
+            for key, (name, attention, flash) in settings.items()
+            if not only or key in only
+        }
+        cases = measuring.measure(
+            engines, lambda length: make_prompt(length, seed=length), lengths, say
+        )
+    results = [case.as_json() for case in cases]
+    _publish(measuring.table(shape, cases), results, names[0], as_json=as_json, out=out)
 
 
 bench.add_command(store)

@@ -122,6 +122,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "snapshot_blocks": runner.snapshot_blocks,
                 "skipped_by_gate": runner.skipped_by_gate,
                 "failures": runner.failures,
+                "cpu_attention": runner.cpu_attention,
             }
             for runner in answer.runners
         ],
@@ -177,8 +178,10 @@ def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
     model = Path(runner.model).name or "?"
     if not runner.tiered:
         yield f"runner {runner.pid} {model}: not tiered: {runner.reason or 'no reason given'}"
+        yield from _attention(runner)
         return
     yield f"runner {runner.pid} {model}: tiered, {runner.engine}"
+    yield from _attention(runner)
     yield (
         f"  {runner.requests} requests, {runner.prompt_tokens} prompt tokens: "
         f"{runner.memory_tokens} in memory, {runner.restored_tokens} restored, "
@@ -186,6 +189,11 @@ def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
     )
     if runner.failures:
         yield f"  {runner.failures} calls to the sidecar failed"
+
+
+def _attention(runner: pb.RunnerReport) -> Iterator[str]:
+    if runner.cpu_attention:
+        yield f"  attention on the CPU: {runner.cpu_attention}"
 
 
 def _tier_name(tier: pb.TierStat) -> str:

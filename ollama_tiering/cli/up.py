@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     help="Models directory.  [env OLLAMA_MODELS; default: Ollama's own]",
 )
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
+@click.option(
+    "--cpu-attention",
+    type=click.Choice(["exact", "stock"]),
+    help="Attention of models on the CPU.  [env OLLAMA_CPU_ATTENTION; default: exact]",
+)
 @click.option("--cpu", type=click.Choice(["variants", "native"]), help="CPU code of the build.")
 @click.option("--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code of the build.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -35,6 +40,7 @@ def up(
     host: str | None,
     models: Path | None,
     socket: Path | None,
+    cpu_attention: str | None,
     quiet: bool,
     verbose: bool,
     **build: Any,
@@ -54,9 +60,12 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
     address = parse_address(host or os.environ.get("OLLAMA_HOST") or "")
-    settings = config.load_sidecar({"sidecar.socket": socket})
+    settings = config.load({"sidecar.socket": socket, "server.cpu_attention": cpu_attention})
     request = launching.Request(
-        address, settings.socket_path, models.absolute() if models else None
+        address,
+        settings.sidecar.socket_path,
+        models.absolute() if models else None,
+        settings.server.cpu_attention,
     )
     try:
         with claim(address) as held:

@@ -3,6 +3,7 @@
 from ollama_tiering.config.environment import (
     ENV_CACHE,
     ENV_CONFIG,
+    ENV_CPU_ATTENTION,
     ENV_ENABLE,
     ENV_GATE,
     ENV_LOCAL,
@@ -36,6 +37,7 @@ from ollama_tiering.config.settings import (
     SOCKET_PATH_MAX_BYTES,
     Config,
     PatchConfig,
+    ServerConfig,
     SidecarConfig,
 )
 from ollama_tiering.config.sizes import (
@@ -52,6 +54,7 @@ __all__ = [
     "DEFAULT_TAG",
     "ENV_CACHE",
     "ENV_CONFIG",
+    "ENV_CPU_ATTENTION",
     "ENV_ENABLE",
     "ENV_GATE",
     "ENV_LOCAL",
@@ -69,6 +72,7 @@ __all__ = [
     "SOCKET_PATH_MAX_BYTES",
     "Config",
     "PatchConfig",
+    "ServerConfig",
     "SidecarConfig",
     "cache_dir",
     "config_file",

@@ -20,7 +20,14 @@ from ollama_tiering.config.places import (
     default_ram_dir,
     default_socket_path,
 )
-from ollama_tiering.config.settings import SETTINGS, Config, PatchConfig, Setting, SidecarConfig
+from ollama_tiering.config.settings import (
+    SETTINGS,
+    Config,
+    PatchConfig,
+    ServerConfig,
+    Setting,
+    SidecarConfig,
+)
 from ollama_tiering.config.sizes import GIB
 from ollama_tiering.errors import ConfigError
 
@@ -38,7 +45,7 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
     if unknown:
         raise AssertionError(f"no such setting: {sorted(unknown)}")
     _refuse_unknown_keys(document, file, text)
-    values: dict[str, dict[str, Any]] = {"sidecar": {}, "patch": {}}
+    values: dict[str, dict[str, Any]] = {"sidecar": {}, "patch": {}, "server": {}}
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
         found = _lookup(setting, flags, document.get(section, {}), name, file, text)
@@ -55,7 +62,11 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
             f"{sidecar.high_watermark:g}",
             hint=f"set sidecar.low_watermark and sidecar.high_watermark in {file}",
         )
-    return Config(sidecar=sidecar, patch=PatchConfig(**values["patch"]))
+    return Config(
+        sidecar=sidecar,
+        patch=PatchConfig(**values["patch"]),
+        server=ServerConfig(**values["server"]),
+    )
 
 
 def load_sidecar(

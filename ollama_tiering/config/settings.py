@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.config.environment import (
+    ENV_CPU_ATTENTION,
     ENV_LOCAL,
     ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
@@ -77,9 +78,17 @@ class PatchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What `tiering up` and the service tell the patched server, which reads its environment."""
+
+    cpu_attention: str = "exact"  # exact | stock: how attention on the CPU is computed
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     sidecar: SidecarConfig
     patch: PatchConfig
+    server: ServerConfig
 
 
 def _gigabytes(value: Any) -> int:
@@ -189,6 +198,7 @@ SETTINGS = (
     Setting("sidecar.metrics_port", "metrics_port", _count(0, 65535)),
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
     Setting("sidecar.log_format", "log_format", _choice("text", "json")),
+    Setting("server.cpu_attention", "cpu_attention", _choice("exact", "stock"), ENV_CPU_ATTENTION),
     Setting("patch.source", "source", _text, ENV_SOURCE),
     Setting("patch.tag", "tag", _text),
     Setting("patch.cpu", "cpu", _choice("variants", "native")),

@@ -14,6 +14,7 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"
 _FLASH = "OLLAMA_FLASH_ATTENTION"
+_ATTENTION = "OLLAMA_CPU_ATTENTION"
 
 
 class BenchDriver(OllamaDriver):
@@ -26,10 +27,12 @@ class BenchDriver(OllamaDriver):
         *,
         ctx: int,
         flash: bool | None = None,
+        attention: str | None = None,
         tiered: bool = True,
     ) -> None:
         env: dict[str, str | None] = {_GATE: "restore", "OLLAMA_NOPRUNE": "1"}
         env |= {_FLASH: str(int(flash))} if flash is not None else {}
+        env |= {_ATTENTION: attention} if attention is not None else {}
         super().__init__(binary, scratch, ctx=ctx, env=env, tiered=tiered)
 
     def again(self, *, reboot: bool, measure: bool) -> None:
@@ -83,8 +86,16 @@ class GateDriver(BenchDriver):
 class Untiered(BenchDriver):
     """The same binary with tiering off. It has no sidecar, and nothing to settle."""
 
-    def __init__(self, binary: Path, scratch: Scratch, *, ctx: int) -> None:
-        super().__init__(binary, scratch, ctx=ctx, tiered=False)
+    def __init__(
+        self,
+        binary: Path,
+        scratch: Scratch,
+        *,
+        ctx: int,
+        flash: bool | None = None,
+        attention: str | None = None,
+    ) -> None:
+        super().__init__(binary, scratch, ctx=ctx, flash=flash, attention=attention, tiered=False)
 
     def settle(self) -> pb.RunnerReport:
         return pb.RunnerReport()

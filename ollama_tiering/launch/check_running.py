@@ -70,6 +70,7 @@ def _port(address: Address) -> Check:
 
 def runner(report: pb.RunnerReport) -> Iterator[Check]:
     """Is its model tiered, and if so, does that do anything?"""
+    yield from _attention(report)
     name = f"runner {report.pid}"
     model = f"{report.model.removeprefix('sha256-')[:12]} ({report.engine})"
     if not report.tiered:
@@ -87,6 +88,15 @@ def runner(report: pb.RunnerReport) -> Iterator[Check]:
         yield warn(name, counts, "read the sidecar's log")
     else:
         yield ok(name, counts)
+
+
+def _attention(report: pb.RunnerReport) -> Iterator[Check]:
+    """Asked for but not served is slow and inexact, and works: nobody would see it otherwise."""
+    name = f"attention of runner {report.pid}"
+    if " but stock where " in report.cpu_attention:
+        yield warn(name, report.cpu_attention, "shapes that are served: docs/operations.md")
+    elif report.cpu_attention.startswith("exact"):
+        yield ok(name, report.cpu_attention)
 
 
 def broken_settings(error: str, hint: str) -> Check:

@@ -24,5 +24,7 @@ class RunnerNews:
             if report.pid not in self._known:
                 model = report.model.removeprefix("sha256-")[:12]
                 how = "is tiered" if report.tiered else f"is not tiered: {report.reason}"
-                self._say(f"model {model} loaded, {how}")
+                exact = report.cpu_attention.startswith("exact")
+                attention = f", attention {report.cpu_attention}" if exact else ""
+                self._say(f"model {model} loaded, {how}{attention}")
         self._known = {report.pid for report in answer.runners}

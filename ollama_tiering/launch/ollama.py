@@ -28,11 +28,15 @@ _CONNECT_SECONDS = 5.0
 
 
 def server_environment(
-    address: Address, socket: Path | None, models: Path | None = None
+    address: Address,
+    socket: Path | None,
+    models: Path | None = None,
+    cpu_attention: str | None = None,
 ) -> dict[str, str | None]:
     """What is set over the inherited environment.
 
-    Without a socket tiering is off: a stock server.
+    Without a socket tiering is off: a stock server. Without `cpu_attention` what was inherited
+    decides.
     """
     tiering: dict[str, str | None] = (
         {config.ENV_ENABLE: "1", config.ENV_SOCKET: str(socket)}
@@ -40,7 +44,8 @@ def server_environment(
         else {config.ENV_ENABLE: None, config.ENV_SOCKET: None}
     )
     place = {"OLLAMA_MODELS": str(models)} if models else {}
-    return {"OLLAMA_HOST": str(address)} | place | tiering
+    attention = {config.ENV_CPU_ATTENTION: cpu_attention} if cpu_attention else {}
+    return {"OLLAMA_HOST": str(address)} | place | attention | tiering
 
 
 def start_server(

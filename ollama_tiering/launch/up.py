@@ -40,6 +40,7 @@ class Request:
     address: Address
     socket: Path
     models: Path | None = None
+    cpu_attention: str = "exact"
 
     @property
     def server_log(self) -> Path:
@@ -102,12 +103,19 @@ def run(
             if service.child is None:
                 _say_shared(request.socket, before.version, report)
             note()
+            if request.cpu_attention == "exact":
+                report.say(
+                    "models on the CPU get exact attention (off: --cpu-attention stock, or "
+                    f"server.cpu_attention in {config.config_file()})"
+                )
             with report.stage(f"starting Ollama on {request.address}"):
                 server = ollama.start_server(
                     binary,
                     request.address,
                     log=rotate(request.server_log),
-                    env=ollama.server_environment(request.address, request.socket, request.models),
+                    env=ollama.server_environment(
+                        request.address, request.socket, request.models, request.cpu_attention
+                    ),
                     interrupted=interrupts.asked,
                     leashed=True,
                 )

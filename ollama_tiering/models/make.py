@@ -37,14 +37,23 @@ _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's enum llama_ftype
 _PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o"}
 
 Progress = Callable[[Tensor], None]
+Values = Callable[[Tensor], NDArray[np.float32]]
 
 
 def make_model(shape: Shape, path: Path, seed: int = 0, progress: Progress | None = None) -> int:
     """Writes the model atomically, replacing what is there; returns its size in bytes."""
+    name = f"{shape.name} random weights, seed {seed}"
+    return write_model(shape, path, name, lambda t: tensor_values(shape, t, seed), progress)
+
+
+def write_model(
+    shape: Shape, path: Path, name: str, values: Values, progress: Progress | None = None
+) -> int:
+    """The same with weights of the caller's: `values` gives each tensor of the shape."""
     shape.check()
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        _write(shape, tmp, seed, progress)
+        _write(shape, tmp, name, values, progress)
         with tmp.open("rb+") as written:
             os.fsync(written.fileno())
         stored_bytes = tmp.stat().st_size
@@ -54,10 +63,10 @@ def make_model(shape: Shape, path: Path, seed: int = 0, progress: Progress | Non
     return stored_bytes
 
 
-def _write(shape: Shape, path: Path, seed: int, progress: Progress | None) -> None:
+def _write(shape: Shape, path: Path, name: str, values: Values, progress: Progress | None) -> None:
     writer = gguf.GGUFWriter(path, shape.arch)
     try:
-        _add_metadata(writer, shape, seed)
+        _add_metadata(writer, shape, name)
         tensors = shape.tensors()
         for tensor in tensors:
             qtype = gguf.GGMLQuantizationType[tensor.dtype.upper()]
@@ -68,18 +77,17 @@ def _write(shape: Shape, path: Path, seed: int, progress: Progress | None) -> No
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for tensor in tensors:
-            values = tensor_values(shape, tensor, seed)
             qtype = gguf.GGMLQuantizationType[tensor.dtype.upper()]
-            writer.write_tensor_data(gguf.quantize(values, qtype))
+            writer.write_tensor_data(gguf.quantize(values(tensor), qtype))
             if progress:
                 progress(tensor)
     finally:
         writer.close()
 
 
-def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, seed: int) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_type("model")
-    writer.add_name(f"{shape.name} random weights, seed {seed}")
+    writer.add_name(name)
     writer.add_file_type(_FILE_TYPE[shape.dtype])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(shape.layers)

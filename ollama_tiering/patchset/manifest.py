@@ -1,5 +1,5 @@
 """What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files),
-upstream.toml (pins).
+upstream.toml (pins), and the attention kernels where the overlay has their adapter.
 
 Reading it proves the bookkeeping: every file in series exists, every hook is in series, all parse.
 """
@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
+from ollama_tiering.patchset import kernels
 from ollama_tiering.patchset.diff import Diff, parse
 
 IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
@@ -141,12 +142,15 @@ def load(root: Path | None = None) -> Patchset:
     root = root or default_root()
     document = _read_toml(root / "upstream.toml")
     go = document.get("go", {})
+    overlay = _overlay(root / "overlay")
+    if kernels.ADAPTER in overlay:
+        overlay |= kernels.overlay(kernels.default_include(root))
     return Patchset(
         root=root,
         url=str(document.get("url", "")),
         pins=_pins(document),
         hooks=_hooks(root),
-        overlay=_overlay(root / "overlay"),
+        overlay=overlay,
         go_requires=tuple(
             GoRequire(module, need["version"], need["sum"], need["mod_sum"])
             for module, need in go.get("require", {}).items()

@@ -31,6 +31,7 @@ MODELS = {
     "g5": make_shape("qwen3-tiny", heads=10, kv_heads=2),
     "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=4096),
     "sliding": make_shape("gemma3-tiny"),
+    "sinks": make_shape("gptoss-tiny"),
     "llama": make_shape("llama-tiny"),
     "chat": make_shape("qwen3-tiny"),
 }

@@ -47,6 +47,7 @@ def test_patched_with_tiering_off_gives_the_logprobs_of_stock(
         expected = _session(stock)
     for setting in (None, "", "0", "false"):
         off = env if setting is None else env | {"OLLAMA_KV_TIERING": setting}
+        off |= {"OLLAMA_CPU_ATTENTION": "stock"} if setting == "0" else {}
         with Server(binary, tmp_path / f"patched-{setting}", models, env=off) as patched:
             answers = _session(patched)
         for step, (answer, reference) in enumerate(zip(answers, expected, strict=True)):

@@ -120,11 +120,12 @@ def rig(
     models: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Rig]:
-    flash_attention, slots = request.param
+    flash_attention, slots, attention = request.param
     folder, fast = tmp_path_factory.mktemp("restore"), make_fast()
     env = {
         "OLLAMA_FLASH_ATTENTION": flash_attention,
         "OLLAMA_NUM_PARALLEL": slots,
+        "OLLAMA_CPU_ATTENTION": attention,
         "OLLAMA_MAX_LOADED_MODELS": 2,
     }
     try:
@@ -170,9 +171,19 @@ EVENTS = (
 )
 
 
-RIGS = [(1, 1), (0, 1), (1, 4), (0, 4)]  # flash attention, slots
+# flash attention, slots, attention on the CPU
+RIGS = [
+    (1, 1, "stock"), (0, 1, "stock"), (1, 4, "stock"), (0, 4, "stock"),
+    (1, 1, "exact"), (1, 4, "exact"),
+]  # fmt: skip
+OFTEN = [(rig, model) for rig in RIGS[:4] for model in ("g2", "g5")] + [(RIGS[5], "g2")]
 SETUPS = [
-    pytest.param(rig, model, id=f"fa{rig[0]}-slots{rig[1]}-{model}")
+    pytest.param(
+        rig,
+        model,
+        id=f"fa{rig[0]}-slots{rig[1]}-{rig[2]}-{model}",
+        marks=() if (rig, model) in OFTEN else pytest.mark.slow,
+    )
     for rig in RIGS
     for model in ("g2", "g5")
 ]
@@ -182,7 +193,7 @@ PRODUCT = [
         *setup.values,
         event,
         id=f"{setup.id}-{event.__name__}",
-        marks=() if (index + number) % 2 else pytest.mark.slow,
+        marks=setup.marks if (index + number) % 2 else pytest.mark.slow,
     )
     for index, setup in enumerate(SETUPS)
     for number, event in enumerate(EVENTS)

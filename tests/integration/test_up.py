@@ -171,6 +171,33 @@ def test_the_server_sees_the_persons_variables_and_ours(place: Place) -> None:
     assert seen["OLLAMA_MODELS"] == str(place.root / "models")
 
 
+@pytest.mark.parametrize(
+    ("file", "variable", "flag", "chosen"),
+    [
+        (None, None, None, "exact"),
+        ("stock", None, None, "stock"),
+        ("stock", "exact", None, "exact"),
+        ("exact", "exact", "stock", "stock"),
+    ],
+)
+def test_models_on_the_cpu_get_exact_attention_and_that_is_said(
+    place: Place, file: str | None, variable: str | None, flag: str | None, chosen: str
+) -> None:
+    """Flag before variable before file; exact where none says anything."""
+    if file:
+        folder = place.root / "config/ollama-tiering"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(f'[server]\ncpu_attention = "{file}"\n')
+    if variable:
+        place.env["OLLAMA_CPU_ATTENTION"] = variable
+    running = place.up_and_ready(*(["--cpu-attention", flag] if flag else []))
+    running.end()
+    seen = json.loads((place.fake / "environment.json").read_text())
+    assert seen["OLLAMA_CPU_ATTENTION"] == chosen
+    said = [line for line in running.lines if "exact attention" in line]
+    assert len(said) == (chosen == "exact")
+
+
 def test_a_second_one_says_that_it_is_up_and_ends_well(place: Place) -> None:
     place.up_and_ready()
     second = place.up()

@@ -225,3 +225,18 @@ def test_a_port_number_is_no_socket(file: Path) -> None:
 )
 def test_a_path_with_a_colon_is_a_socket(text: str) -> None:
     assert load({"sidecar.socket": text}).sidecar.socket_path.is_absolute()
+
+
+def test_attention_on_the_cpu_is_exact_or_stock_and_nothing_else(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load().server.cpu_attention == "exact"
+    file.write_text('[server]\ncpu_attention = "stock"\n')
+    assert load().server.cpu_attention == "stock"
+    monkeypatch.setenv(config.ENV_CPU_ATTENTION, "exact")
+    assert load().server.cpu_attention == "exact"
+    monkeypatch.setenv(config.ENV_CPU_ATTENTION, "fast")
+    with pytest.raises(
+        ConfigError, match=r"OLLAMA_CPU_ATTENTION: 'fast' is not one of exact, stock"
+    ):
+        load()

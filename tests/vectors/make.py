@@ -42,6 +42,20 @@ def namespaces() -> dict[str, Namespace]:
             layers=full(2, 8, 128),
             flash_attention=True,
         ),
+        **{
+            name: Namespace.of(
+                model="sha256-" + "a" * 64,
+                engine="ollama-go/0.16.3",
+                cache_dtype="f16",
+                layers=full(2, 8, 128),
+                flash_attention=True,
+                extra="devices=;rows=hh" + attention,
+            )
+            for name, attention in (
+                ("stock attention", ""),
+                ("exact attention", ";attention=exact.1"),
+            )
+        },
         "gemma3": Namespace.of(
             model="sha256-" + "b" * 64,
             engine="ollama-go/0.16.3",

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,14 +58,9 @@ def trained_gguf(archive: Any, path: Path) -> Shape:
     """The weights of scripts/train_tiny.py as a GGUF in f32."""
     geometry = {key[2:]: int(archive[key]) for key in archive.files if key.startswith("g/")}
     shape = make_shape("qwen3-tiny", dtype="f32", **geometry)
-    writer = gguf.GGUFWriter(path, shape.arch)
-    make._add_metadata(writer, shape, 0)
-    for tensor in shape.tensors():
-        writer.add_tensor(tensor.name, archive["w/" + tensor.name.removesuffix(".weight")])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    make.write_model(
+        shape, path, "trained", lambda t: archive["w/" + t.name.removesuffix(".weight")]
+    )
     return shape
 
 

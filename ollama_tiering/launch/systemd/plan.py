@@ -100,7 +100,7 @@ def _service(request: Request, found: dict[str, str]) -> Service:
         python=python,
         package_parent=package,
         socket=socket,
-        ram_budget_bytes=settings.ram_budget_bytes,
+        ram_budget_bytes=settings.sidecar.ram_budget_bytes,
         run_as=name,
         group=None,
         writable=writable,
@@ -109,10 +109,11 @@ def _service(request: Request, found: dict[str, str]) -> Service:
         address=str(request.address or beside),
         models=request.models,
         keys=_keys(request, Path(account.pw_dir)) if account else None,
+        cpu_attention=settings.server.cpu_attention,
     )
 
 
-def _settings(request: Request) -> tuple[config.SidecarConfig, Path, tuple[Path, ...]]:
+def _settings(request: Request) -> tuple[config.Config, Path, tuple[Path, ...]]:
     """Settings as the service will see them, its socket, and tiers in places of a person's choice.
 
     Not with the variables of whoever installs: the service will not have them.
@@ -120,12 +121,13 @@ def _settings(request: Request) -> tuple[config.SidecarConfig, Path, tuple[Path,
     file = request.config_file
     here = request.root / file.relative_to("/") if request.root else file
     with without_variables():
-        settings = config.load_sidecar(path=here if here.is_file() else Path(os.devnull))
-        own_socket = settings.socket_path != config.default_socket_path()
-        chosen = {settings.ram_dir, settings.local_dir}
+        settings = config.load(path=here if here.is_file() else Path(os.devnull))
+        sidecar = settings.sidecar
+        own_socket = sidecar.socket_path != config.default_socket_path()
+        chosen = {sidecar.ram_dir, sidecar.local_dir}
         chosen -= {config.default_ram_dir(), config.default_local_dir()}
     run = Path("%t") if request.user_mode else Path("/run")
-    socket = settings.socket_path if own_socket else run / DIRECTORY / "sidecar.sock"
+    socket = sidecar.socket_path if own_socket else run / DIRECTORY / "sidecar.sock"
     outside = [path for path in sorted(chosen) if not path.is_relative_to("/dev/shm")]
     return settings, socket, tuple(outside)
 

@@ -43,6 +43,7 @@ class Service:
     address: str
     models: Path | None
     keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
+    cpu_attention: str  # exact | stock
 
     @property
     def system(self) -> bool:
@@ -156,6 +157,7 @@ def server_unit(service: Service) -> str:
             OLLAMA_HOST=service.address,
             OLLAMA_KV_TIERING="1",
             OLLAMA_KV_TIER_SOCKET=str(service.socket),
+            OLLAMA_CPU_ATTENTION=service.cpu_attention,
             # A stock Ollama may be fetching into the same models directory.
             OLLAMA_NOPRUNE="1",
         ),

@@ -327,7 +327,7 @@ class ReportCorruptResponse(_message.Message):
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore")
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention")
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class RunnerReport(_message.Message):
     SKIPPED_BY_GATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
+    CPU_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -360,7 +361,8 @@ class RunnerReport(_message.Message):
     skipped_by_gate: int
     failures: int
     last_restore: RestoreReport
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ...) -> None: ...
+    cpu_attention: str
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")

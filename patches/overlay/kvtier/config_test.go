@@ -12,3 +12,18 @@ func TestEncodingIsNoneUnlessAskedForByItsName(t *testing.T) {
 		}
 	}
 }
+
+func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
+	for value, want := range map[string]bool{"": false, "stock": false, "exact": true, ` "exact" `: true, "Exact": false, "1": false} {
+		t.Setenv("OLLAMA_CPU_ATTENTION", value)
+		if got := cpuAttentionExact(); got != want {
+			t.Errorf("%q: exact %v, want %v", value, got, want)
+		}
+	}
+}
+
+func TestAttentionIsPartOfTheNamespaceOnlyWhereItComputes(t *testing.T) {
+	if off, on := AttentionExtra(false), AttentionExtra(true); off != "" || on != ";attention=exact.1" {
+		t.Errorf("off %q, on %q", off, on)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ollama/ollama/kvtier/tierpb"
@@ -31,6 +32,36 @@ func vectors(t *testing.T, name string, into any) string {
 type vectorExtra struct {
 	Row    int
 	Digest string
+}
+
+// What was stored before there was another attention than ggml's must stay valid; what the other computes must not be
+// taken for it.
+func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
+	var v struct {
+		Namespaces []struct{ Name, Digest string }
+	}
+	vectors(t, "keys.json", &v)
+	layer := Layer{Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128}
+	second := layer
+	second.Layer = 1
+	d := Description{
+		Model: "sha256-" + strings.Repeat("a", 64), Engine: "ollama-go/0.16.3", CacheDType: "f16",
+		Layers: []Layer{layer, second}, FlashAttention: true,
+	}
+	compared := 0
+	for _, n := range v.Namespaces {
+		if n.Name != "stock attention" && n.Name != "exact attention" {
+			continue
+		}
+		d.Extra = "devices=;rows=hh" + AttentionExtra(n.Name == "exact attention")
+		if got := hexOf(NamespaceOf(d.Proto())); got != n.Digest {
+			t.Errorf("%s: %s, want %s", n.Name, got, n.Digest)
+		}
+		compared++
+	}
+	if compared != 2 {
+		t.Fatalf("%d namespaces in the vectors, want 2", compared)
+	}
 }
 
 func TestKeysEqualTheGoldenVectors(t *testing.T) {

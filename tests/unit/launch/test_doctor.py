@@ -191,6 +191,24 @@ def test_a_tiered_model_is_told_with_its_counts() -> None:
     assert check.state is State.WARN
 
 
+@pytest.mark.parametrize(
+    ("attention", "states"),
+    [
+        ("", [State.OK]),
+        ("stock", [State.OK]),
+        ("exact (avx2)", [State.OK, State.OK]),
+        ("exact (avx2), but stock where rows are not dense", [State.WARN, State.OK]),
+    ],
+)
+def test_attention_that_was_asked_for_and_not_served_is_a_warning(
+    attention: str, states: list[State]
+) -> None:
+    report = pb.RunnerReport(pid=7, model="m", tiered=True, cpu_attention=attention)
+    checks = list(check_running.runner(report))
+    assert [check.state for check in checks] == states
+    assert not states[1:] or checks[0].finding == attention
+
+
 def test_a_check_that_cannot_be_made_is_a_failed_one() -> None:
     def look() -> list[Check]:
         raise PermissionError(13, "Permission denied", "/x")

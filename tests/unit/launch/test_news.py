@@ -31,6 +31,14 @@ def test_each_runner_is_told_of_once(answers) -> None:
     ]
 
 
+def test_exact_attention_is_part_of_the_news(answers) -> None:
+    said: list[str] = []
+    report = pb.RunnerReport(pid=1, model="m", tiered=True, cpu_attention="exact (avx512)")
+    answers.append(pb.StatResponse(runners=[report]))
+    news.RunnerNews(Path("s"), said.append)()
+    assert said == ["model m loaded, is tiered, attention exact (avx512)"]
+
+
 def test_a_sidecar_that_does_not_answer_is_no_news(answers) -> None:
     said: list[str] = []
     look = news.RunnerNews(Path("s"), said.append)

@@ -36,6 +36,13 @@ def test_a_server_without_a_socket_is_a_stock_one(
     assert "OLLAMA_KV_TIERING" not in fake_ollama.environment
 
 
+def test_the_attention_is_set_only_where_it_was_chosen(tmp_path: Path) -> None:
+    place = free_address()
+    assert "OLLAMA_CPU_ATTENTION" not in ollama.server_environment(place, tmp_path)
+    chosen = ollama.server_environment(place, tmp_path, cpu_attention="stock")
+    assert chosen["OLLAMA_CPU_ATTENTION"] == "stock"
+
+
 def test_the_server_is_asked_to_end_once_and_ends(fake_ollama, tmp_path: Path) -> None:
     place = free_address()
     env = ollama.server_environment(place, None)

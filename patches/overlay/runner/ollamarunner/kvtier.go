@@ -159,7 +159,8 @@ func (t *kvTier) bind(s *Server) string {
 		CacheDType:     t.dtype,
 		Layers:         t.layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra:          tierDevices(s) + ";rows=" + cache.KVTierPlacement() + t.config.NamespaceExtra(),
+		Extra: tierDevices(s) + ";rows=" + cache.KVTierPlacement() +
+			kvtier.AttentionExtra(strings.HasPrefix(tierAttention(s), kvtier.AttentionExact)) + t.config.NamespaceExtra(),
 	}.Proto()
 	t.namespace = kvtier.NamespaceOf(t.description)
 	t.slots = make([]tierSlot, len(s.cache.slots))
@@ -178,6 +179,22 @@ func tierDevices(s *Server) string {
 		names = append(names, fmt.Sprintf("%s %d.%d", d.Library, d.ComputeMajor, d.ComputeMinor))
 	}
 	return "devices=" + strings.Join(names, ",")
+}
+
+// tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with
+// kvtier.AttentionExact where our kernels do it.
+func tierAttention(s *Server) string {
+	if s.model == nil || s.lastLoad.GPULayers.Sum() >= int(s.model.Backend().Config().Uint("block_count")) {
+		return ""
+	}
+	backend, ok := s.model.Backend().(interface{ KVTierAttention() string })
+	switch {
+	case !ok:
+		return ""
+	case kvtier.CPUAttentionExact() && s.lastLoad.FlashAttention != ml.FlashAttentionEnabled:
+		return "stock (flash attention is off)"
+	}
+	return backend.KVTierAttention()
 }
 
 func (t *kvTier) layout(rows int) *kvtier.Layout {

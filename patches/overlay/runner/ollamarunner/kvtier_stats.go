@@ -67,7 +67,7 @@ func prefillMost(modelBytes int64, cores int) float64 {
 func (s *tierStats) unsupported(server *Server, reason string) *tierpb.RunnerReport {
 	return &tierpb.RunnerReport{
 		Pid: int64(os.Getpid()), Engine: "ollama-go/" + version.Version,
-		Model: filepath.Base(server.modelPath), Reason: reason,
+		Model: filepath.Base(server.modelPath), Reason: reason, CpuAttention: tierAttention(server),
 	}
 }
 
@@ -170,6 +170,7 @@ func (s *tierStats) report(t *kvTier) {
 	counts := proto.Clone(&s.counts).(*tierpb.RunnerReport)
 	s.mu.Unlock()
 	counts.Failures = t.client.Failures()
+	counts.CpuAttention = tierAttention(t.server)
 	_ = t.client.Report(counts)
 }
 

@@ -121,6 +121,16 @@ def test_the_default_memory_limit_leaves_room_for_the_default_ram_tier(machine: 
     assert int(unit(machine, SIDECAR)["Service"]["MemoryHigh"].rstrip("M")) == budget_mib + 1024
 
 
+@pytest.mark.parametrize("attention", ["exact", "stock"])
+def test_the_server_has_the_attention_that_the_settings_name(
+    machine: Machine, attention: str
+) -> None:
+    if attention == "stock":
+        machine.write("/etc/ollama-tiering/config.toml", '[server]\ncpu_attention = "stock"\n')
+    machine.install()
+    assert f'"OLLAMA_CPU_ATTENTION={attention}"' in unit(machine, SERVER).all("Environment")
+
+
 def test_both_services_meet_at_the_socket_as_one_user(machine: Machine) -> None:
     machine.install("--run-as", "somebody")
     sidecar, server = unit(machine, SIDECAR), unit(machine, SERVER)

@@ -2,6 +2,12 @@ package ggml
 
 // #include "ggml.h"
 // #include "ggml-backend.h"
+// // The CPU backend may be a library that was loaded at run time: it is asked by name.
+// static const char * kvtier_attention(ggml_backend_dev_t device) {
+//     const char * (*state)(void) =
+//         (const char * (*)(void)) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "kvtier_attn_state");
+//     return state ? state() : "";
+// }
 import "C"
 
 import "unsafe"
@@ -36,4 +42,13 @@ func (b *Backend) KVTierSync() {
 	b.schedMu.Lock()
 	defer b.schedMu.Unlock()
 	C.ggml_backend_sched_synchronize(b.sched)
+}
+
+// KVTierAttention says how the CPU backend computes attention, in the words of ggml-cpu/kvtier-attn.h.
+func (b *Backend) KVTierAttention() string {
+	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
+	if device == nil {
+		return ""
+	}
+	return C.GoString(C.kvtier_attention(device))
 }

@@ -1,0 +1,4 @@
+package cpu
+
+// #cgo CPPFLAGS: -I${SRCDIR}
+import "C"
