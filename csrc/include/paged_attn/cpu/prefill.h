@@ -82,7 +82,8 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
         }
         Vec a[kTileRows][kTileVecs];
         const float *key = k + block * Stride, *q = panel.qt;
-        for (int i = 0; i < d;) {
+        int i = 0;
+        do {
             PA_UNROLL
             for (int c = 0; c < kTileVecs; c++)
                 PA_UNROLL
@@ -107,7 +108,7 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
                     if (!first) a[r][c] = vadd(vload(sum), a[r][c]);
                     if (i < d) vstore(sum, a[r][c]);
                 }
-        }
+        } while (i < d);
         PA_UNROLL
         for (int c = 0; c < kTileVecs; c++) {
             const Vec neg_m = vload(panel.neg_m + c * W);
