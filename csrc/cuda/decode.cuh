@@ -67,8 +67,14 @@ PA_DEVICE void stage_pieces(const Problem &p, int kv_head, int tile, int end, ch
     commit_async();
 }
 
-template <class I, int PIECES> PA_DEVICE void read_staged(char *shared, int stage, InRegisters<I, PIECES> &to) {
-    for (int i = 0; i < PIECES; i++) to.pieces[i] = load_shared(staged_piece<I>(shared, stage, i));
+template <class I, RowType TYPE, int PIECES>
+PA_DEVICE void read_staged(char *shared, int stage, InRegisters<I, PIECES> &to) {
+    for (int i = 0; i < PIECES; i++) {
+        const Piece *from = staged_piece<I>(shared, stage, i);
+        if constexpr (TYPE != kQ4) to.pieces[i] = load_shared(from);
+        else // three words
+            for (int w = 0; w < 3; w++) to.pieces[i].w[w] = load_shared(&from->w[w]);
+    }
 }
 
 // Adds over the lanes that share a cell. Starts with CELLS cells in every lane, ends with one in each pair of lanes
@@ -292,7 +298,7 @@ template <class I> PA_KERNEL void decode(const Problem &p) {
         if constexpr (T::kStaged) {
             stage_pieces<I, true, T::kPiecesK>(p, block.kv_head, next, range.end, shared, (stage + 2) % T::kStages);
             wait_async<2>(At::decode_pieces_landed);
-            read_staged<I, T::kPiecesK>(shared, stage, keys);
+            read_staged<I, I::kK>(shared, stage, keys);
         } else {
             load_pieces<I, false, T::kPiecesV>(p, block.kv_head, tile, range.end, values);
         }
@@ -303,7 +309,7 @@ template <class I> PA_KERNEL void decode(const Problem &p) {
         if constexpr (T::kStaged) {
             stage_pieces<I, false, T::kPiecesV>(p, block.kv_head, next, range.end, shared, stage);
             wait_async<2>(At::decode_pieces_landed);
-            read_staged<I, T::kPiecesV>(shared, (stage + 1) % T::kStages, values);
+            read_staged<I, I::kV>(shared, (stage + 1) % T::kStages, values);
         } else {
             load_pieces<I, true, T::kPiecesK>(p, block.kv_head, next, range.end, keys);
         }

@@ -12,7 +12,7 @@ using Built = Instance<PA_D_K, PA_D_V, static_cast<RowType>(PA_K_TYPE), static_c
 
 extern "C" {
 
-__global__ void __launch_bounds__(DecodeTile<Built>::kThreads) pa_decode(const Problem p) { decode<Built>(p); }
+__global__ void __launch_bounds__(DecodeTile<Built>::kThreads, 1) pa_decode(const Problem p) { decode<Built>(p); }
 
 __global__ void __launch_bounds__(CombineTile<Built>::kThreads) pa_combine(const Combination c) { combine<Built>(c); }
 
@@ -20,9 +20,9 @@ __global__ void __launch_bounds__(128) pa_bounds(const Mask mask, int n_cells, C
     find_bounds(mask, n_cells, 128, bounds);
 }
 
-__global__ void __launch_bounds__(Kernels<Built>::kNarrowThreads) pa_narrow(const Problem p) { narrow<Built>(p); }
+__global__ void __launch_bounds__(Kernels<Built>::kNarrowThreads, 1) pa_narrow(const Problem p) { narrow<Built>(p); }
 
-__global__ void __launch_bounds__(Kernels<Built>::kWideThreads) pa_wide(const Problem p) { wide<Built>(p); }
+__global__ void __launch_bounds__(Kernels<Built>::kWideThreads, 1) pa_wide(const Problem p) { wide<Built>(p); }
 
 __constant__ ImageInfo pa_image = Kernels<Built>::kInfo;
 }

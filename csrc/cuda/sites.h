@@ -6,25 +6,35 @@
 
 namespace paged_attn::gpu {
 
-enum class At : int {
-    none = 0,
-    decode_query_ready,
-    decode_pieces_landed,
-    decode_scores_ready,
-    decode_weights_ready,
-    decode_sums_free,
-    decode_sums_ready,
-    mma_tile_landed,
-    mma_tile_ready,
-    mma_ring_drained,
-    mma_states_ready,
-    fma_keys_free,
-    fma_keys_ready,
-    fma_scores_ready,
-    fma_values_ready,
-    combine_max_ready,
-    combine_sums_ready,
-    count
-};
+#define PA_SITES(X) \
+    X(decode_query_ready) \
+    X(decode_pieces_landed) \
+    X(decode_scores_ready) \
+    X(decode_weights_ready) \
+    X(decode_sums_free) \
+    X(decode_sums_ready) \
+    X(mma_tile_landed) \
+    X(mma_tile_ready) \
+    X(mma_ring_drained) \
+    X(mma_states_ready) \
+    X(fma_keys_free) \
+    X(fma_keys_ready) \
+    X(fma_scores_ready) \
+    X(fma_values_ready) \
+    X(combine_max_ready) \
+    X(combine_sums_ready)
+
+#define PA_SITE(name) name,
+enum class At : int { none = 0, PA_SITES(PA_SITE) count };
+#undef PA_SITE
+
+#if defined(PA_EMULATE)
+inline const char *site_name(At at) {
+#define PA_SITE(name) #name,
+    static const char *const kNames[] = {"none", PA_SITES(PA_SITE)};
+#undef PA_SITE
+    return kNames[static_cast<int>(at)];
+}
+#endif
 
 } // namespace paged_attn::gpu

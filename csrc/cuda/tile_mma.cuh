@@ -103,7 +103,7 @@ template <class I, bool WIDE> struct MmaBlock {
         for (int n = 0; n < kScoreTiles; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         constexpr int kStepsTogether = is_blocked(I::kK) ? 2 : 1; // a block of 32 values is two steps
         static_assert(I::kDK / 16 % kStepsTogether == 0, "whole blocks");
-#pragma unroll
+#pragma unroll 1 // unrolled, its addresses take the registers that the sums need
         for (int step = 0; step < I::kDK / 16; step += kStepsTogether) {
             float sum[kScoreTiles][4];
 #pragma unroll
