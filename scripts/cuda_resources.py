@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Maintainer: compiles the CUDA kernels for every compute capability and writes what they use.
 
-Writes docs/measurements/cuda-resources.md from the assembler's own report (`ptxas -v`); exit 1 when a kernel spills
-registers. Needs NVRTC (the `cuda-build` extra), no GPU. Images come from and go to the cache directory.
+Writes docs/measurements/cuda-resources.md from the assembler's own report (`ptxas -v`); exit 1 when
+a kernel spills registers. Needs NVRTC, no GPU. Images come from and go to the cache directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ollama_tiering.kernels.nvrtc import Instance, Resources
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "measurements" / "cuda-resources.md"
 
-# Every head size, every data type, the largest decode blocks: what is likeliest to run out of registers.
+# Every head size and data type, the largest decode blocks: what is likeliest to spill.
 INSTANCES = (
     Instance(128, 128, "f16", "f16", 8, 16),
     Instance(128, 128, "q8_0", "q4_0", 8, 4),
@@ -50,10 +50,10 @@ def main() -> int:
         "# What the CUDA kernels use",
         "",
         f"Written by `scripts/cuda_resources.py` with NVRTC {version} for sources"
-        f" `{nvrtc.source_digest()[:12]}`; nothing here ran on a GPU. Registers are per thread (255 is the most),"
-        " spills and stack bytes per thread. `pa_narrow` does nothing where tensor cores do not serve the shape."
-        " Shared memory is asked for at launch, from the image's own table (csrc/cuda/traits.h), and checked against"
-        " each GPU's limit when the image is compiled.",
+        f" `{nvrtc.source_digest()[:12]}`; nothing here ran on a GPU. Registers (255 at most),"
+        " spills and stack are per thread. `pa_narrow` is empty where tensor cores do not serve the"
+        " shape. Shared memory is asked for at launch (csrc/cuda/traits.h) and checked against each"
+        " GPU's limit when the image is compiled.",
         "",
         "| CC | K/V head sizes, types | kernel | registers | spilled bytes | stack bytes |",
         "|---|---|---|---|---|---|",

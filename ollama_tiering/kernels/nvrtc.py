@@ -1,8 +1,8 @@
 """CUDA kernels compiled at run time: one image per combination of head sizes, data types and rows.
 
-NVRTC comes from the `nvidia-cuda-nvrtc-cu12` wheel (or the machine's own CUDA) and needs neither a GPU nor a driver.
-Images (cubins) are kept in the cache directory under the digest of everything that makes them: sources, options, the
-compiler's version. Not thread-safe within one image; two processes may make the same image, the last one stays.
+NVRTC comes from the `nvidia-cuda-nvrtc-cu12` wheel (or the machine's own CUDA) and needs neither a
+GPU nor a driver. Images (cubins) are kept in the cache directory under the digest of everything
+that makes them: sources, options, the compiler's version. Two makers of one image write the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
 
-ARCHS = (52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)  # NVRTC 12.9's, of the compute capabilities that matter
+ARCHS = (
+    52,
+    60,
+    61,
+    70,
+    75,
+    80,
+    86,
+    89,
+    90,
+    100,
+    120,
+)  # NVRTC 12.9's, of the compute capabilities that matter
 DTYPES = {"f16": 1, "bf16": 2, "q8_0": 3, "q4_0": 4}  # pa_dtype
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
 KERNELS = ("pa_decode", "pa_narrow", "pa_wide", "pa_combine", "pa_bounds")
@@ -33,8 +45,9 @@ class NvrtcError(TieringError):
 
 @dataclass(frozen=True)
 class Instance:
-    """What one image serves. `rows`: queries x heads of a group in one decode block, 1 to 8; `align`: bytes that row
-    addresses and strides are multiples of (16; with blocked types 4 or 2)."""
+    """What one image serves. `rows`: queries x heads of a group in one decode block, 1 to 8;
+    `align`: bytes that addresses and strides of rows are multiples of (16; with q8_0 or q4_0 on
+    either side, what those rows have: 4 or 2; f16 and bf16 rows have 16 always)."""
 
     d_k: int
     d_v: int
@@ -54,12 +67,15 @@ class Instance:
         ]
 
     def __str__(self) -> str:
-        return f"{self.d_k}/{self.d_v} {self.k_type}/{self.v_type} rows {self.rows} align {self.align}"
+        return (
+            f"{self.d_k}/{self.d_v} {self.k_type}/{self.v_type} rows {self.rows} align {self.align}"
+        )
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel uses, per thread (registers, spills in bytes) and block (static shared memory, bytes)."""
+    """What one kernel uses: per thread registers, stack and spills; per block shared memory that
+    is not asked for at launch."""
 
     kernel: str
     registers: int

@@ -132,8 +132,10 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
 void no_device() {
     pa_cuda_device *device = nullptr;
     CHECK_SAYS(pa_cuda_open(0, nullptr), PA_BAD_ARGUMENT, "null");
-    if (void *library = nullptr; Driver driver{}; load_driver(driver, library) != nullptr)
-        CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
+    void *library = nullptr;
+    Driver real;
+    if (load_driver(real, library)) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
+    unload_driver(library);
     SimulatedGpu gpu;
     gpu.version = 10020;
     CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE, "older than this code: it is for CUDA 10.2, 11.0 is needed");

@@ -91,9 +91,12 @@ void mistakes() {
         for (unsigned seed = 1; seed <= 100; seed++) n_seen += violations(3, 8, seed, wrong) > 0;
         Fixture f(3, 5, 1, wrong);
         f.token();
-        std::printf("%s: %s: %zu of 100 orders, order of calls %s\n", n_seen > 0 ? "caught" : "MISSED", what, n_seen,
-                    f.gpu.calls == kOrder ? "as wanted" : "differs");
-        CHECK(n_seen > 0);
+        const bool differs = f.gpu.calls != kOrder;
+        std::printf("%s: %s: seen in %zu of 100 orders%s\n", differs ? "caught" : "MISSED", what, n_seen,
+                    differs ? ", and in the order of calls" : "");
+        CHECK(differs);
+        // recorded too late is no race: kernels wait for one copy more than they need, which only costs time
+        CHECK(n_seen > 0 || wrong == Wrong::filled_after_next_copy);
     }
 }
 
