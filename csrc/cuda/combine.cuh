@@ -12,9 +12,9 @@ namespace paged_attn::gpu {
 template <class I> struct CombineTile {
     static constexpr int kThreads = 256;
     static constexpr int kLanes = I::kDV / 4, kGroups = kThreads / kLanes;
-    static constexpr int kMax = 0;              // f32 [threads]
-    static constexpr int kDenominators = 1024;  // f32 [groups]
-    static constexpr int kSums = 2048;          // f32 [groups][d_v]
+    static constexpr int kMax = 0;             // f32 [threads]
+    static constexpr int kDenominators = 1024; // f32 [groups]
+    static constexpr int kSums = 2048;         // f32 [groups][d_v]
     static constexpr int kShared = kSums + kGroups * I::kDV * 4;
 };
 

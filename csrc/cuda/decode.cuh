@@ -45,7 +45,8 @@ PA_DEVICE void load_pieces(const Problem &p, int kv_head, int tile, int end, InR
     constexpr RowType kType = KEYS ? I::kK : I::kV;
     for (int i = 0; i < PIECES; i++) {
         const PieceOf at = piece_of<I, KEYS>(i, tile, end);
-        if (at.valid) to.pieces[i] = load_unit<kType, I::kAlign>(row_address(KEYS ? p.k : p.v, at.cell, kv_head), at.unit);
+        if (at.valid)
+            to.pieces[i] = load_unit<kType, I::kAlign>(row_address(KEYS ? p.k : p.v, at.cell, kv_head), at.unit);
         else to.pieces[i] = {{0, 0, 0, 0}};
     }
 }
@@ -123,7 +124,8 @@ template <class I> struct DecodeBlock {
             const int unit = i % T::kUnitsK, half = i / T::kUnitsK % 2, row = i / T::kUnitsK / 2;
             Float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
             if (row < n_rows) {
-                const float *q = query_address(p, row_place(p, kv_head, first_row + row)) + unit_value<I::kK>(unit, half);
+                const float *q =
+                    query_address(p, row_place(p, kv_head, first_row + row)) + unit_value<I::kK>(unit, half);
                 x = {load_global(q) * p.score_scale, load_global(q + 1) * p.score_scale,
                      load_global(q + 2) * p.score_scale, load_global(q + 3) * p.score_scale};
             }
@@ -169,7 +171,7 @@ template <class I> struct DecodeBlock {
             float x = kHidden;
             if (r < n_rows && cell < end) {
                 const RowPlace at = row_place(p, kv_head, first_row + r);
-                x = masked ? masked_score(p, s[r][0], at.query, query_place(p.mask, at.query), cell)
+                x = masked               ? masked_score(p, s[r][0], at.query, query_place(p.mask, at.query), cell)
                     : p.cap_log2 != 0.0f ? p.cap_log2 * tanhf(s[r][0])
                                          : s[r][0];
             }
@@ -260,7 +262,8 @@ template <class I> struct DecodeBlock {
                 float total = 0.0f;
                 for (int g = 0; g < T::kGroupsV; g++) total += load_shared(sum(g, d));
                 if (r < n_rows)
-                    store_global(out.o + static_cast<long long>(row_place(p, kv_head, first_row + r).state(p)) * I::kDV + d,
+                    store_global(out.o +
+                                     static_cast<long long>(row_place(p, kv_head, first_row + r).state(p)) * I::kDV + d,
                                  total);
             }
             if (r + 1 < I::kRows) sync_block(At::decode_sums_free);
@@ -274,8 +277,7 @@ template <class I> PA_KERNEL void decode(const Problem &p) {
     const int first_row = block_z() * I::kRows, all_rows = p.n_q * p.group;
     const CellRange range = split_range(p, block_x());
     DecodeBlock<I> block = {p, shared, block_y(), first_row, min_of(I::kRows, all_rows - first_row), range.end, true};
-    const QueryBounds queries =
-        query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
+    const QueryBounds queries = query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
 
     float m[2] = {kHidden, kHidden}, l[2] = {0.0f, 0.0f}, o[I::kRows][8];
     for (int r = 0; r < I::kRows; r++)

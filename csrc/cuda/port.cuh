@@ -46,8 +46,7 @@ template <int SIZE> PA_DEVICE void copy_async(void *shared, const void *global, 
     const int bytes = valid ? SIZE : 0;
     if constexpr (SIZE == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 #endif
 }
 PA_DEVICE void commit_async() {
@@ -113,7 +112,8 @@ template <bool TRANSPOSED> PA_DEVICE void load_matrices(unsigned (&r)[4], const 
 #endif
 }
 // c (16x8, f32) += a (16x16) b (16x8). c[0..1]: row g, columns 2t, 2t+1; c[2..3]: row g+8.
-// a[0]: row g, values 2t, 2t+1; a[1]: row g+8; a[2], a[3]: the same, values +8. b[0]: column g, values 2t, 2t+1; b[1]: +8.
+// a[0]: row g, values 2t, 2t+1; a[1]: row g+8; a[2], a[3]: the same, values +8.
+// b0: column g, values 2t, 2t+1; b1: the same, values +8.
 template <bool BF16> PA_DEVICE void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (BF16)

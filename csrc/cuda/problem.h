@@ -40,10 +40,10 @@ struct Slots {
 };
 
 struct Problem {
-    int n_q, n_cells, n_head, group; // group: query heads per K/V head
-    float score_scale;               // multiplies q . k: scale * log2 e, or scale / softcap
-    float cap_log2;                  // softcap * log2 e; 0: none
-    const float *q;                  // [n_q][n_head][d_k] by the strides
+    int n_q, n_cells, n_head, group;   // group: query heads per K/V head
+    float score_scale;                 // multiplies q . k: scale * log2 e, or scale / softcap
+    float cap_log2;                    // softcap * log2 e; 0: none
+    const float *q;                    // [n_q][n_head][d_k] by the strides
     long long q_stride, q_head_stride; // bytes
     Rows k, v;
     Mask mask;

@@ -1,7 +1,7 @@
 // Reading rows of K and V: every data type in units of 8 values, 16 bytes of registers or shared memory each.
 //
-// A unit is what one thread takes at once. f16, bf16, q8_0: values 8u .. 8u+7. q4_0: values i .. i+3 and i+16 .. i+19 of
-// a block, which share four bytes. Blocks are 34 or 18 bytes, so every second one starts in the middle of a 4-byte
+// A unit is what one thread takes at once. f16, bf16, q8_0: values 8u .. 8u+7. q4_0: values i .. i+3 and i+16 .. i+19
+// of a block, which share four bytes. Blocks are 34 or 18 bytes, so every second one starts in the middle of a 4-byte
 // word; `odd` blocks do when rows are 4-byte aligned, and whole words are read around them (never past the row's end,
 // as such rows have an even number of blocks). Rows that are only 2-byte aligned are read by halves of words.
 #pragma once
@@ -68,8 +68,9 @@ template <RowType T, int ALIGN> PA_DEVICE Piece load_unit(const char *row, int u
             if constexpr (T == kQ8) p.w[3] = load_rows(w + 2 - u.odd);
         } else { // as if the block were odd
             const char *values = row + u.values + 2 * (1 - u.odd);
-            p.w[0] = static_cast<unsigned>(load_rows(reinterpret_cast<const unsigned short *>(row + u.scale + 2 * u.odd)))
-                     << 16;
+            p.w[0] =
+                static_cast<unsigned>(load_rows(reinterpret_cast<const unsigned short *>(row + u.scale + 2 * u.odd)))
+                << 16;
             p.w[1] = load_halves(values);
             if constexpr (T == kQ8) p.w[2] = load_halves(values + 4);
         }

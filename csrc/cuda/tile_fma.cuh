@@ -1,7 +1,7 @@
 // Attention of a tile of rows in plain f32, for GPUs without tensor cores that serve the shape.
 //
 // Grid (splits, K/V heads, row tiles), 128 threads. K, then V of a tile of cells lie in shared memory as f32, scales
-// multiplied in. Four barriers per tile: the tile's room is free, K is there, scores are there, V and weights are there.
+// multiplied in. Four barriers per tile: the room is free, K is there, scores are there, V and weights are there.
 //   scores  8 x 16 threads, each a few cells x a few rows
 //   weights a warp takes a quarter of the rows, a lane per cell
 //   sums    a thread owns 8 values of V for a few rows
@@ -70,8 +70,8 @@ template <class I> struct FmaBlock {
                 q[i] = load_shared(reinterpret_cast<const Float4 *>(query(row_thread + i * T::kRowThreads, value)));
 #pragma unroll
             for (int j = 0; j < T::kCellSteps; j++) {
-                const Float4 k =
-                    load_shared(reinterpret_cast<const Float4 *>(cell_values(cell_thread + j * T::kCellThreads, value)));
+                const Float4 k = load_shared(
+                    reinterpret_cast<const Float4 *>(cell_values(cell_thread + j * T::kCellThreads, value)));
 #pragma unroll
                 for (int i = 0; i < T::kRowSteps; i++)
                     s[i][j] += q[i].x * k.x + q[i].y * k.y + q[i].z * k.z + q[i].w * k.w;
@@ -181,8 +181,7 @@ template <class I> PA_KERNEL void tile_fma(const Problem &p) {
     const int first_row = block_z() * T::kRows;
     const CellRange range = split_range(p, block_x());
     Block block = {p, shared_memory(), block_y(), first_row, min_of(T::kRows, p.n_q * p.group - first_row), range.end};
-    const QueryBounds queries =
-        query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
+    const QueryBounds queries = query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
     float m[Block::kWarpRows], l[Block::kWarpRows], o[T::kSumRows][8];
 #pragma unroll
     for (int i = 0; i < Block::kWarpRows; i++) {

@@ -84,8 +84,8 @@ template <class I, bool WIDE> struct MmaBlock {
                     const float scale = unpack<kType, I::kAlign>(piece, unit, x);
                     constexpr bool kBf16 = KEYS ? kBf16K : kBf16V;
                     for (int half = 0; half < 2; half++) {
-                        auto *to = reinterpret_cast<unsigned *>(
-                            cell_values(buffer, within, unit_value<kType>(unit, half)));
+                        auto *to =
+                            reinterpret_cast<unsigned *>(cell_values(buffer, within, unit_value<kType>(unit, half)));
                         store_shared(to, pack_pair<kBf16>(x[4 * half], x[4 * half + 1]));
                         store_shared(to + 1, pack_pair<kBf16>(x[4 * half + 2], x[4 * half + 3]));
                     }
@@ -199,7 +199,8 @@ template <class I, bool WIDE> struct MmaBlock {
                         for (int i = 0; i < 4; i++) {
                             w[j][i] = s[2 * step + j][i];
                             if constexpr (is_blocked(I::kV))
-                                w[j][i] *= load_shared(block_scale(buffer, n / 4, first + j * 8 + lane % 4 * 2 + i % 2));
+                                w[j][i] *=
+                                    load_shared(block_scale(buffer, n / 4, first + j * 8 + lane % 4 * 2 + i % 2));
                         }
                     split_weights(w, high, low);
                 }
@@ -244,8 +245,7 @@ template <class I, bool WIDE> struct MmaBlock {
 #pragma unroll
                 for (int n = 0; n < kSumTiles; n++)
                     for (int i = 0; i < 2; i++)
-                        o[n][2 * half + i] =
-                            o[n][2 * half + i] * by.a + load_shared(other + n * 8 + 2 * t + i) * by.b;
+                        o[n][2 * half + i] = o[n][2 * half + i] * by.a + load_shared(other + n * 8 + 2 * t + i) * by.b;
             }
     }
 
@@ -290,8 +290,7 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
                    warp / T::kCellWarps,
                    warp % T::kCellWarps,
                    thread_index() % 32};
-    const QueryBounds queries =
-        query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
+    const QueryBounds queries = query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
     const int row = block.row_warp * 16 + block.lane / 4;
     const RowPlace rows[2] = {block.place(row), block.place(row + 8)};
     const QueryPlace places[2] = {query_place(p.mask, rows[0].query), query_place(p.mask, rows[1].query)};

@@ -38,8 +38,8 @@ struct Findings {
 
 class Block {
 public:
-    Block(int n_threads, int at_x, int at_y, int at_z, size_t shared_bytes, const std::vector<Buffer> &buffers, At mutant,
-          unsigned seed, Findings &findings)
+    Block(int n_threads, int at_x, int at_y, int at_z, size_t shared_bytes, const std::vector<Buffer> &buffers,
+          At mutant, unsigned seed, Findings &findings)
         : x(at_x), y(at_y), z(at_z), n_threads_(n_threads), shared_(shared_bytes + 16), shadow_(shared_bytes / kGrain),
           buffers_(buffers), mutant_(mutant), random_(seed), findings_(findings), threads_(n_threads),
           warps_((n_threads + 31) / 32) {

@@ -29,7 +29,8 @@ pa_status checked(const Driver &driver, CuResult result, const char *call) {
 
 pa_status open_device(const Driver &driver, void *library, int ordinal, pa_cuda_device **device) {
     *device = nullptr;
-    if (driver.cuInit(0) != kCuSuccess) return fail(PA_NO_DEVICE, "the NVIDIA driver does not start: no GPU, or no access to it");
+    if (driver.cuInit(0) != kCuSuccess)
+        return fail(PA_NO_DEVICE, "the NVIDIA driver does not start: no GPU, or no access to it");
     int version = 0, count = 0;
     PA_TRY(PA_CALL(driver, cuDriverGetVersion, &version));
     if (version < kOldestDriver)
@@ -45,7 +46,8 @@ pa_status open_device(const Driver &driver, void *library, int ordinal, pa_cuda_
     if (status == PA_OK) status = PA_CALL(driver, cuDeviceGetAttribute, &major, kCuAttributeMajor, made->device);
     if (status == PA_OK) status = PA_CALL(driver, cuDeviceGetAttribute, &minor, kCuAttributeMinor, made->device);
     if (status == PA_OK)
-        status = PA_CALL(driver, cuDeviceGetAttribute, &made->n_multiprocessors, kCuAttributeMultiprocessors, made->device);
+        status =
+            PA_CALL(driver, cuDeviceGetAttribute, &made->n_multiprocessors, kCuAttributeMultiprocessors, made->device);
     if (status == PA_OK) status = PA_CALL(driver, cuDevicePrimaryCtxRetain, &made->context, made->device);
     if (status != PA_OK) {
         delete made;

@@ -51,8 +51,8 @@ struct pa_cuda_plan {
 
     pa_status launch(const Kernel &kernel, int x, int y, int z, CuStream stream, void **parameters) {
         return PA_CALL(device->driver, cuLaunchKernel, kernel.function, static_cast<unsigned>(x),
-                       static_cast<unsigned>(y), static_cast<unsigned>(z), static_cast<unsigned>(kernel.n_threads), 1, 1,
-                       static_cast<unsigned>(kernel.shared_bytes), stream, parameters, nullptr);
+                       static_cast<unsigned>(y), static_cast<unsigned>(z), static_cast<unsigned>(kernel.n_threads), 1,
+                       1, static_cast<unsigned>(kernel.shared_bytes), stream, parameters, nullptr);
     }
 };
 
@@ -66,7 +66,8 @@ pa_status check_shape(const pa_shape &s) {
     if (!(s.softcap >= 0.0f)) return fail(PA_BAD_ARGUMENT, "a soft-cap of %g", static_cast<double>(s.softcap));
     const auto served = [](pa_dtype t) { return t == PA_F16 || t == PA_BF16 || t == PA_Q8_0 || t == PA_Q4_0; };
     if (!served(s.k_type) || !served(s.v_type))
-        return fail(PA_UNSUPPORTED, "K of type %d and V of type %d: f16, bf16, q8_0 and q4_0 are served", s.k_type, s.v_type);
+        return fail(PA_UNSUPPORTED, "K of type %d and V of type %d: f16, bf16, q8_0 and q4_0 are served", s.k_type,
+                    s.v_type);
     return PA_OK;
 }
 
@@ -104,8 +105,9 @@ pa_status load_image(pa_cuda_plan &plan, const void *image) {
         return fail(PA_BAD_ARGUMENT, "an image of version %d, this library takes %d", info.version, kImageVersion);
     if (info.d_k != s.d_k || info.d_v != s.d_v || info.k_type != static_cast<int>(s.k_type) ||
         info.v_type != static_cast<int>(s.v_type))
-        return fail(PA_BAD_ARGUMENT, "the image is for heads of %d/%d values, types %d/%d; the plan is for %d/%d, %d/%d",
-                    info.d_k, info.d_v, info.k_type, info.v_type, s.d_k, s.d_v, s.k_type, s.v_type);
+        return fail(PA_BAD_ARGUMENT,
+                    "the image is for heads of %d/%d values, types %d/%d; the plan is for %d/%d, %d/%d", info.d_k,
+                    info.d_v, info.k_type, info.v_type, s.d_k, s.d_v, s.k_type, s.v_type);
     PA_TRY(find_kernel(plan, "pa_decode", info.decode_rows, info.decode_threads, info.decode_shared, plan.decode));
     PA_TRY(find_kernel(plan, "pa_wide", info.wide_rows, info.wide_threads, info.wide_shared, plan.wide));
     PA_TRY(find_kernel(plan, "pa_combine", 1, info.combine_threads, info.combine_shared, plan.combine));
@@ -120,8 +122,8 @@ pa_status make(pa_cuda_plan &plan, const void *image) {
     const Current current(*plan.device);
     PA_TRY(current.status());
     PA_TRY(load_image(plan, image));
-    plan.state_bytes = static_cast<size_t>(plan.slot_stride(plan.shape.max_q)) * sizeof(float) *
-                       static_cast<size_t>(plan.n_slots);
+    plan.state_bytes =
+        static_cast<size_t>(plan.slot_stride(plan.shape.max_q)) * sizeof(float) * static_cast<size_t>(plan.n_slots);
     plan.bounds_bytes = static_cast<size_t>(bounds_of(plan.shape.max_cells)) * sizeof(CellBounds);
     PA_TRY(PA_CALL(driver, cuMemAlloc_v2, &plan.states, plan.state_bytes));
     return PA_CALL(driver, cuMemAlloc_v2, &plan.cell_bounds, plan.bounds_bytes);
@@ -153,7 +155,8 @@ pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, in
     if (mask.dense && mask.dense_stride % 2) return fail(PA_BAD_ARGUMENT, "a dense mask with rows of odd bytes");
     if (mask.cell_pos && !mask.query_pos) return fail(PA_BAD_ARGUMENT, "positions of cells and none of queries");
     if (!mask.cell_seq != !mask.query_seq || (mask.cell_seq && !mask.cell_pos) || mask.window < 0)
-        return fail(PA_BAD_ARGUMENT, "sequences of cells need those of queries, and positions; a window is not negative");
+        return fail(PA_BAD_ARGUMENT,
+                    "sequences of cells need those of queries, and positions; a window is not negative");
     PA_TRY(check_rows(plan, args.k, args.n_cells, plan.shape.k_type, "K"));
     return check_rows(plan, args.v, args.n_cells, plan.shape.v_type, "V");
 }
@@ -251,8 +254,8 @@ pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first,
     }
     const Kernel &kernel = plan->kernel_for(args->n_q, join != 0);
     void *parameters[] = {&problem};
-    return plan->launch(kernel, n_splits, plan->shape.n_kv_head, divide_up(args->n_q * plan->group(), kernel.rows), stream,
-                        parameters);
+    return plan->launch(kernel, n_splits, plan->shape.n_kv_head, divide_up(args->n_q * plan->group(), kernel.rows),
+                        stream, parameters);
 }
 
 pa_status pa_cuda_put_state(pa_cuda_plan *plan, int32_t slot, int32_t n_q, const float *state, void *stream) {
@@ -266,10 +269,13 @@ pa_status pa_cuda_put_state(pa_cuda_plan *plan, int32_t slot, int32_t n_q, const
     return PA_CALL(plan->device->driver, cuMemcpyHtoDAsync_v2, to, state, bytes, stream);
 }
 
-pa_status pa_cuda_combine(pa_cuda_plan *plan, int32_t n_q, int32_t n_slots, const float *sinks, float *out, void *stream) {
-    if (!plan || !out || reinterpret_cast<uintptr_t>(out) % 16) return fail(PA_BAD_ARGUMENT, "no plan, or no aligned output");
+pa_status pa_cuda_combine(pa_cuda_plan *plan, int32_t n_q, int32_t n_slots, const float *sinks, float *out,
+                          void *stream) {
+    if (!plan || !out || reinterpret_cast<uintptr_t>(out) % 16)
+        return fail(PA_BAD_ARGUMENT, "no plan, or no aligned output");
     if (n_slots < 1 || n_slots > plan->n_slots || n_q <= 0 || n_q > plan->shape.max_q)
-        return fail(PA_BAD_ARGUMENT, "%d slots of %d, %d queries of %d", n_slots, plan->n_slots, n_q, plan->shape.max_q);
+        return fail(PA_BAD_ARGUMENT, "%d slots of %d, %d queries of %d", n_slots, plan->n_slots, n_q,
+                    plan->shape.max_q);
     const Current current(*plan->device);
     PA_TRY(current.status());
     Combination c = {plan->slots(n_q), n_slots, n_q * plan->shape.n_head, plan->shape.n_head, sinks, out};

@@ -17,8 +17,8 @@ struct pa_cuda_ring {
     struct Slot {
         CuAddress address = 0;
         CuEvent filled = nullptr, drained = nullptr;
-        bool used = false;          // drained has been recorded at least once
-        CuStream reader = nullptr;  // of the piece that is acquired and not yet released
+        bool used = false;         // drained has been recorded at least once
+        CuStream reader = nullptr; // of the piece that is acquired and not yet released
     };
     pa_cuda_device *device = nullptr;
     CuStream copy = nullptr;
@@ -85,7 +85,8 @@ pa_status pa_cuda_ring_create(pa_cuda_device *device, int32_t n_slots, size_t sl
     if (!device || !ring) return fail(PA_BAD_ARGUMENT, "null where a device or a ring's handle goes");
     *ring = nullptr;
     if (n_slots < 3) return fail(PA_BAD_ARGUMENT, "a ring of %d slots: at least 3 keep both sides busy", n_slots);
-    if (slot_bytes == 0 || slot_bytes % 16) return fail(PA_BAD_ARGUMENT, "slots of %zu bytes: not a multiple of 16", slot_bytes);
+    if (slot_bytes == 0 || slot_bytes % 16)
+        return fail(PA_BAD_ARGUMENT, "slots of %zu bytes: not a multiple of 16", slot_bytes);
     auto *made = new (std::nothrow) pa_cuda_ring;
     if (!made) return fail(PA_OUT_OF_MEMORY, "no memory for a ring");
     made->device = device;
@@ -115,8 +116,8 @@ pa_status pa_cuda_ring_begin(pa_cuda_ring *ring, const pa_piece *pieces, int32_t
     if (ring->under_way) return fail(PA_BAD_ARGUMENT, "a token is under way");
     for (int i = 0; i < n_pieces; i++)
         if (!pieces[i].host || pieces[i].bytes == 0 || pieces[i].bytes > ring->slot_bytes)
-            return fail(PA_BAD_ARGUMENT, "piece %d: %zu bytes at %p, a slot has %zu", i, pieces[i].bytes, pieces[i].host,
-                        ring->slot_bytes);
+            return fail(PA_BAD_ARGUMENT, "piece %d: %zu bytes at %p, a slot has %zu", i, pieces[i].bytes,
+                        pieces[i].host, ring->slot_bytes);
     const Current current(*ring->device);
     PA_TRY(current.status());
     ring->under_way = true;
@@ -130,7 +131,8 @@ pa_status pa_cuda_ring_begin(pa_cuda_ring *ring, const pa_piece *pieces, int32_t
 
 pa_status pa_cuda_ring_acquire(pa_cuda_ring *ring, int32_t piece, void *stream) {
     PA_TRY(check_turn(ring, piece, ring ? ring->n_acquired : 0, "acquire"));
-    if (piece >= ring->n_issued) return fail(PA_BAD_ARGUMENT, "acquire of piece %d before %d was released", piece, piece - ring->size());
+    if (piece >= ring->n_issued)
+        return fail(PA_BAD_ARGUMENT, "acquire of piece %d before %d was released", piece, piece - ring->size());
     const Current current(*ring->device);
     PA_TRY(current.status());
     PA_TRY(ring->note(PA_CALL(ring->device->driver, cuStreamWaitEvent, stream, ring->slot(piece).filled, 0)));
@@ -142,7 +144,8 @@ pa_status pa_cuda_ring_acquire(pa_cuda_ring *ring, int32_t piece, void *stream) 
 pa_status pa_cuda_ring_release(pa_cuda_ring *ring, int32_t piece, void *stream) {
     PA_TRY(check_turn(ring, piece, ring ? ring->n_released : 0, "release"));
     if (piece >= ring->n_acquired) return fail(PA_BAD_ARGUMENT, "release of piece %d, which is not acquired", piece);
-    if (stream != ring->slot(piece).reader) return fail(PA_BAD_ARGUMENT, "release of piece %d on another stream", piece);
+    if (stream != ring->slot(piece).reader)
+        return fail(PA_BAD_ARGUMENT, "release of piece %d on another stream", piece);
     const Current current(*ring->device);
     PA_TRY(current.status());
     PA_TRY(ring->note(ring->drain(ring->slot(piece), stream)));

@@ -13,7 +13,8 @@ pa_status pa_cuda_cpu_share(const pa_rates *rates, int32_t n_pieces, size_t piec
     if (!rates || !cpu_pieces) return fail(PA_BAD_ARGUMENT, "null where rates or the share go");
     *cpu_pieces = 0;
     const auto positive = [](double x) { return std::isfinite(x) && x > 0.0; };
-    if (!positive(rates->stream_bytes_per_s) || !positive(rates->cpu_bytes_per_s) || !positive(rates->memory_bytes_per_s))
+    if (!positive(rates->stream_bytes_per_s) || !positive(rates->cpu_bytes_per_s) ||
+        !positive(rates->memory_bytes_per_s))
         return fail(PA_BAD_ARGUMENT, "rates are positive numbers of bytes per second");
     if (!std::isfinite(rates->head_start_s) || rates->head_start_s < 0.0 || n_pieces < 0)
         return fail(PA_BAD_ARGUMENT, "a head start of %g s over %d pieces", rates->head_start_s, n_pieces);

@@ -139,17 +139,20 @@ struct Case {
     }
 };
 
-inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, RowType v_type, int align, unsigned seed) {
+inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, RowType v_type, int align,
+                      unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0.0f, 1.0f);
     Case c{spec, d_k, d_v, 1.0f / std::sqrt(static_cast<float>(d_k)), {}, {}, {}, {}, {}, {}, {}, {}, {}};
     c.k = make_rows(k_type, d_k, spec, 0.0f, align, random);
     c.v = make_rows(v_type, d_v, spec, 0.3f, align, random);
-    for (int i = 0; i < spec.n_q * spec.n_head * d_k; i++) c.q.push_back(normal(random) * (spec.peaked ? 300.0f : 1.0f));
+    for (int i = 0; i < spec.n_q * spec.n_head * d_k; i++)
+        c.q.push_back(normal(random) * (spec.peaked ? 300.0f : 1.0f));
     for (int h = 0; spec.sinks && h < spec.n_head; h++) c.sinks.push_back(h % 2 ? 40.0f : normal(random));
     if (spec.mask == MaskKind::dense) {
         c.dense.resize(static_cast<size_t>(spec.n_q) * spec.n_cells);
-        for (auto &bias : c.dense) bias = random() % 3 == 0 ? f32_to_f16(-INFINITY) : f32_to_f16(-0.25f * (random() % 4));
+        for (auto &bias : c.dense)
+            bias = random() % 3 == 0 ? f32_to_f16(-INFINITY) : f32_to_f16(-0.25f * (random() % 4));
     } else if (spec.mask != MaskKind::none) { // cells out of order of position, every seventh empty
         for (int i = 0; i < spec.n_cells; i++) c.cell_pos.push_back(i % 7 == 3 ? -1 : i);
         const int stir = spec.n_cells / 3;

@@ -10,7 +10,8 @@ const CaseSpec kWindow = {4, 7, 1, 290, 16, MaskKind::window, 0, true, false, 2,
 const CaseSpec kDense = {2, 3, 1, 97, 97, MaskKind::dense, 0, true, true, 1, 1};
 const CaseSpec kCapped = {1, 8, 1, 130, 33, MaskKind::none, 20, false, false, 4, 1};
 const CaseSpec kHidden_ = {1, 2, 1, 70, 32, MaskKind::hidden, 0, false, false, 2, 1};
-const CaseSpec kNothing = {1, 2, 1, 0, 32, MaskKind::none, 0, true, false, 1, 1}, kOne = {1, 1, 1, 1, 1, MaskKind::none};
+const CaseSpec kNothing = {1, 2, 1, 0, 32, MaskKind::none, 0, true, false, 1, 1},
+               kOne = {1, 1, 1, 1, 1, MaskKind::none};
 
 const bool added[] = {
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 52>>(

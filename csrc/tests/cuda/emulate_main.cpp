@@ -19,8 +19,9 @@ std::string describe(const Test &test) {
     static const char *const kMasks[] = {"every cell", "causal", "window", "sequences", "dense", "all hidden"};
     const CaseSpec &s = test.spec;
     char text[200];
-    std::snprintf(text, sizeof text, "%-30s %3d queries %2d/%d heads %3d cells, %s, %d splits, %d chunks", test.name.c_str(),
-                  s.n_q, s.n_head, s.n_kv_head, s.n_cells, kMasks[static_cast<int>(s.mask)], s.n_splits, s.n_chunks);
+    std::snprintf(text, sizeof text, "%-30s %3d queries %2d/%d heads %3d cells, %s, %d splits, %d chunks",
+                  test.name.c_str(), s.n_q, s.n_head, s.n_kv_head, s.n_cells, kMasks[static_cast<int>(s.mask)],
+                  s.n_splits, s.n_chunks);
     return text;
 }
 

@@ -17,9 +17,9 @@ const bool added[] = {
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 80>>("narrow 128 f16 sm_80", Kernel::narrow,
                                                              {kNarrow, kDense, kPeaked, kHidden_, kNothing}),
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 80>>(
-        "wide 128 f16 sm_80", Kernel::wide,
-        {kWide, kChunks, kSequences, kDense, kPeaked, kHidden_, kNothing}),
-    Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 75>>("narrow 128 f16 sm_75", Kernel::narrow, {kNarrow, kPeaked}),
+        "wide 128 f16 sm_80", Kernel::wide, {kWide, kChunks, kSequences, kDense, kPeaked, kHidden_, kNothing}),
+    Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 75>>("narrow 128 f16 sm_75", Kernel::narrow,
+                                                             {kNarrow, kPeaked}),
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 75>>("wide 128 f16 sm_75", Kernel::wide, {kWide, kChunks}),
     Add::instance<Instance<128, 128, kQ8, kQ4, 5, 4, 75>>("wide 128 q8_0/q4_0 sm_75", Kernel::wide, {kWide}),
     Add::instance<Instance<128, 128, kQ8, kQ8, 5, 4, 80>>("narrow 128 q8_0 sm_80", Kernel::narrow, {kNarrow, kPeaked}),

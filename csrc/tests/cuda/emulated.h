@@ -68,9 +68,9 @@ template <class I> Outcome run_emulated(const CaseSpec &spec, Kernel kernel, At 
     emulate::Launch l = {};
     l.mutant = mutant;
     l.seed = seed;
-    l.buffers = {buffer_of(slots),      buffer_of(out),         buffer_of(bounds),      buffer_of(c.q),
-                 buffer_of(c.k.table),  buffer_of(c.v.table),   buffer_of(c.cell_pos),  buffer_of(c.cell_seq),
-                 buffer_of(c.query_pos), buffer_of(c.query_seq), buffer_of(c.dense),     buffer_of(c.sinks)};
+    l.buffers = {buffer_of(slots),       buffer_of(out),         buffer_of(bounds),     buffer_of(c.q),
+                 buffer_of(c.k.table),   buffer_of(c.v.table),   buffer_of(c.cell_pos), buffer_of(c.cell_seq),
+                 buffer_of(c.query_pos), buffer_of(c.query_seq), buffer_of(c.dense),    buffer_of(c.sinks)};
     for (const RowStore *r : {&c.k, &c.v})
         for (const auto &page : r->pages) l.buffers.push_back(buffer_of(page));
 

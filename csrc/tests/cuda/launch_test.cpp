@@ -1,5 +1,4 @@
-// The C API end to end without a GPU: a driver whose memory is the host's and whose launches run the kernels' emulation.
-// Plans, launches, slots, states of the CPU and what each error says.
+// The C API end to end without a GPU: a driver whose memory is the host's and whose launches run the emulation. Plans, launches, slots, states of the CPU and what each error says.
 #include "emulated.h"
 #include "check.h"
 #include "cuda/host/device.h"
@@ -42,8 +41,16 @@ template <class I> void load(SimulatedGpu &gpu, emulate::Findings &findings, con
 }
 
 pa_shape shape_of(const Case &c, RowType k, RowType v) {
-    return {c.spec.n_head, c.spec.n_kv_head, c.d_k, c.d_v, c.spec.n_q, std::max(c.spec.n_cells, 1),
-            static_cast<pa_dtype>(k), static_cast<pa_dtype>(v), c.scale, c.spec.softcap};
+    return {c.spec.n_head,
+            c.spec.n_kv_head,
+            c.d_k,
+            c.d_v,
+            c.spec.n_q,
+            std::max(c.spec.n_cells, 1),
+            static_cast<pa_dtype>(k),
+            static_cast<pa_dtype>(v),
+            c.scale,
+            c.spec.softcap};
 }
 
 pa_args args_of(const Case &c, int first_page, int n_pages) {
@@ -55,7 +62,8 @@ pa_args args_of(const Case &c, int first_page, int n_pages) {
     a.q_head_stride = c.d_k * 4;
     a.q_stride = a.q_head_stride * c.spec.n_head;
     const auto rows = [&](const RowStore &r) {
-        return pa_rows{reinterpret_cast<const void *const *>(r.table.data() + first_page), n_pages, c.spec.page_cells, r.cell_stride, r.head_stride};
+        return pa_rows{reinterpret_cast<const void *const *>(r.table.data() + first_page), n_pages, c.spec.page_cells,
+                       r.cell_stride, r.head_stride};
     };
     a.k = rows(c.k);
     a.v = rows(c.v);
@@ -78,7 +86,8 @@ std::vector<float> cpu_state(const Case &c, int first_cell) {
             l += w;
             const size_t kv = static_cast<size_t>(head / (c.spec.n_head / c.spec.n_kv_head));
             for (size_t d = 0; d < d_v; d++)
-                state[row * d_v + d] += static_cast<float>(w * c.v.values[(static_cast<size_t>(cell) * c.spec.n_kv_head + kv) * d_v + d]);
+                state[row * d_v + d] +=
+                    static_cast<float>(w * c.v.values[(static_cast<size_t>(cell) * c.spec.n_kv_head + kv) * d_v + d]);
         }
         state[n_rows * d_v + row] = static_cast<float>(m);
         state[n_rows * (d_v + 1) + row] = static_cast<float>(l);
@@ -118,7 +127,8 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     const std::vector<float> state = cpu_state(c, 6 * 32);
     CHECK(pa_cuda_put_state(plan, join ? 3 : 4, n_q, state.data(), stream) == PA_OK);
     std::vector<Float4> out(static_cast<size_t>(n_q) * 8 * 64 / 4);
-    CHECK(pa_cuda_combine(plan, n_q, join ? 4 : 5, c.sinks.data(), reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+    CHECK(pa_cuda_combine(plan, n_q, join ? 4 : 5, c.sinks.data(), reinterpret_cast<float *>(out.data()), stream) ==
+          PA_OK);
     const double error = difference(out, c.answer());
     std::printf("hybrid, %d queries, %s: %.1e\n", n_q, gpu.launches[1].c_str(), error);
     CHECK(error < 1e-5);
@@ -138,7 +148,8 @@ void no_device() {
     unload_driver(library);
     SimulatedGpu gpu;
     gpu.version = 10020;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE, "older than this code: it is for CUDA 10.2, 11.0 is needed");
+    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE,
+               "older than this code: it is for CUDA 10.2, 11.0 is needed");
     gpu.version = 12000;
     CHECK_SAYS(open_device(gpu.driver(), nullptr, 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
     gpu.n_gpus = 0;
@@ -210,7 +221,8 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &) {}), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
     float out[4];
     CHECK_SAYS(pa_cuda_combine(plan, 1, 1, nullptr, nullptr, stream), PA_BAD_ARGUMENT, "output");
-    CHECK_SAYS(pa_cuda_combine(plan, 1, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT, "3 slots of 2");
+    CHECK_SAYS(pa_cuda_combine(plan, 1, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
+               "3 slots of 2");
     CHECK_SAYS(pa_cuda_put_state(plan, 2, 1, out, stream), PA_BAD_ARGUMENT, "slot 2 of 2");
     pa_cuda_plan_destroy(plan);
     pa_cuda_close(device);
@@ -221,7 +233,9 @@ void divisions() {
     std::mt19937 random(1);
     for (const unsigned n : {1u, 2u, 3u, 5u, 7u, 31u, 32u, 33u, 97u, 256u, 1000u, 2047u, 2048u, 65537u, 0x7FFFFFFFu})
         for (int i = 0; i < 20000; i++) {
-            const unsigned x = i < 2000 ? static_cast<unsigned>(i) : i < 4000 ? 0x7FFFFFFFu - static_cast<unsigned>(i - 2000) : random() >> 1;
+            const unsigned x = i < 2000   ? static_cast<unsigned>(i)
+                               : i < 4000 ? 0x7FFFFFFFu - static_cast<unsigned>(i - 2000)
+                                          : random() >> 1;
             if (divide(x, make_divisor(n)) != x / n) CHECK(false);
         }
 }
@@ -229,8 +243,8 @@ void divisions() {
 } // namespace
 
 int main() {
-    hybrid<Plain>(1, "pa_decode", false);     // 4 rows
-    hybrid<Plain>(3, "pa_wide", true);        // 12 rows: two decode tiles would not do, three are too many
+    hybrid<Plain>(1, "pa_decode", false); // 4 rows
+    hybrid<Plain>(3, "pa_wide", true);    // 12 rows: two decode tiles would not do, three are too many
     hybrid<Narrowing>(1, "pa_decode", false);
     hybrid<Narrowing>(3, "pa_narrow", true);
     hybrid<Narrowing>(9, "pa_wide", true);

@@ -21,20 +21,24 @@ struct Fixture {
     std::vector<std::vector<char>> host;
     std::vector<pa_piece> pieces;
 
-    Fixture(int n_slots, int n_pieces, unsigned seed = 1, Wrong wrong = Wrong::nothing) : gpu(seed, wrong), compute(gpu.stream("compute")) {
+    Fixture(int n_slots, int n_pieces, unsigned seed = 1, Wrong wrong = Wrong::nothing)
+        : gpu(seed, wrong), compute(gpu.stream("compute")) {
         CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
         CHECK(pa_cuda_ring_create(device, n_slots, kSlotBytes, &ring) == PA_OK);
-        for (int i = 0; i < n_pieces; i++) host.emplace_back(kSlotBytes - static_cast<size_t>(i % 3) * 16, static_cast<char>(i + 1));
+        for (int i = 0; i < n_pieces; i++)
+            host.emplace_back(kSlotBytes - static_cast<size_t>(i % 3) * 16, static_cast<char>(i + 1));
         for (const auto &h : host) pieces.push_back({h.data(), h.size()});
     }
     ~Fixture() {
         pa_cuda_ring_destroy(ring);
         pa_cuda_close(device);
-        CHECK(gpu.n_events == 0 && gpu.n_streams == 0 && gpu.n_allocations == 0 && gpu.n_contexts == 0 && gpu.n_pushed == 0);
+        CHECK(gpu.n_events == 0 && gpu.n_streams == 0 && gpu.n_allocations == 0 && gpu.n_contexts == 0 &&
+              gpu.n_pushed == 0);
     }
     void use(int piece) {
         CHECK(pa_cuda_ring_acquire(ring, piece, compute) == PA_OK);
-        gpu.read_kernel(compute, pa_cuda_ring_slot(ring, piece), host[static_cast<size_t>(piece)].data(), host[static_cast<size_t>(piece)].size());
+        gpu.read_kernel(compute, pa_cuda_ring_slot(ring, piece), host[static_cast<size_t>(piece)].data(),
+                        host[static_cast<size_t>(piece)].size());
         CHECK(pa_cuda_ring_release(ring, piece, compute) == PA_OK);
     }
     void token() {
@@ -46,12 +50,33 @@ struct Fixture {
 
 // Appendix A, written out for a first token of 5 pieces through 3 slots.
 const std::vector<std::string> kOrder = {
-    "copy copies", "copy records filled0", "copy copies", "copy records filled1", "copy copies", "copy records filled2",
-    "compute waits filled0#1", "compute runs", "compute records drained0", "copy waits drained0#1", "copy copies", "copy records filled0",
-    "compute waits filled1#1", "compute runs", "compute records drained1", "copy waits drained1#1", "copy copies", "copy records filled1",
-    "compute waits filled2#1", "compute runs", "compute records drained2",
-    "compute waits filled0#2", "compute runs", "compute records drained0",
-    "compute waits filled1#2", "compute runs", "compute records drained1",
+    "copy copies",
+    "copy records filled0",
+    "copy copies",
+    "copy records filled1",
+    "copy copies",
+    "copy records filled2",
+    "compute waits filled0#1",
+    "compute runs",
+    "compute records drained0",
+    "copy waits drained0#1",
+    "copy copies",
+    "copy records filled0",
+    "compute waits filled1#1",
+    "compute runs",
+    "compute records drained1",
+    "copy waits drained1#1",
+    "copy copies",
+    "copy records filled1",
+    "compute waits filled2#1",
+    "compute runs",
+    "compute records drained2",
+    "compute waits filled0#2",
+    "compute runs",
+    "compute records drained0",
+    "compute waits filled1#2",
+    "compute runs",
+    "compute records drained1",
 };
 
 void order() {
@@ -124,7 +149,8 @@ void cancellation() {
             CHECK(pa_cuda_ring_begin(f.ring, f.pieces.data(), 8) == PA_OK);
             for (int i = 0; i < n_used; i++) f.use(i);
             CHECK(pa_cuda_ring_acquire(f.ring, n_used, f.compute) == PA_OK); // a reader that never releases
-            f.gpu.read_kernel(f.compute, pa_cuda_ring_slot(f.ring, n_used), f.host[static_cast<size_t>(n_used)].data(), 32);
+            f.gpu.read_kernel(f.compute, pa_cuda_ring_slot(f.ring, n_used), f.host[static_cast<size_t>(n_used)].data(),
+                              32);
             CHECK_SAYS(pa_cuda_ring_end(f.ring), PA_CANCELLED, "pieces left");
             for (size_t i = static_cast<size_t>(n_used) + 1; i < 8; i++) // the host's memory is the caller's again
                 std::fill(f.host[i].begin(), f.host[i].end(), static_cast<char>(99));
@@ -158,8 +184,8 @@ void misuse() {
 }
 
 void driver_errors() { // each call that may fail, failing at each of its turns
-    for (const char *call : {"cuCtxPushCurrent_v2", "cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuMemcpyHtoDAsync_v2",
-                             "cuEventRecord", "cuStreamWaitEvent"})
+    for (const char *call : {"cuCtxPushCurrent_v2", "cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate",
+                             "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent"})
         for (int turn = 0; turn < 12; turn++) {
             SimulatedGpu gpu(static_cast<unsigned>(turn) + 1);
             gpu.fail_at = call;
@@ -192,7 +218,7 @@ void shares() {
         CHECK(pa_cuda_cpu_share(&rates, n, 1000, &x) == PA_OK);
         return x;
     };
-    CHECK(share(1000, 1000, 2000, 0, 100) == 50);  // equal rates
+    CHECK(share(1000, 1000, 2000, 0, 100) == 50); // equal rates
     CHECK(share(1000, 3000, 4000, 0, 100) == 75);
     CHECK(share(1000, 9000, 2000, 0, 100) == 50);  // memory holds the CPU back
     CHECK(share(1000, 9000, 1000, 0, 100) == 0);   // copies take all that memory gives
@@ -201,7 +227,9 @@ void shares() {
     CHECK(share(1000, 1000, 2000, 0, 0) == 0);
     CHECK(share(1000, 10, 2000, 0, 1) == 0);
     std::mt19937 random(1);
-    const auto uniform = [&](double from, double to) { return from + (to - from) * static_cast<double>(random()) / 4294967295.0; };
+    const auto uniform = [&](double from, double to) {
+        return from + (to - from) * static_cast<double>(random()) / 4294967295.0;
+    };
     for (int i = 0; i < 2000; i++) { // no other share ends earlier
         const pa_rates r = {uniform(1e9, 6e10), uniform(1e9, 1e11), uniform(1e10, 1e11), uniform(0, 0.05)};
         const int n = static_cast<int>(random() % 200);
@@ -209,7 +237,9 @@ void shares() {
         CHECK(pa_cuda_cpu_share(&r, n, 1000000, &x) == PA_OK && x >= 0 && x <= n);
         const auto end = [&](int share_) {
             const double copied = (n - share_) * bytes / r.stream_bytes_per_s;
-            return share_ == 0 ? copied : rate <= 0 ? INFINITY : std::fmax(copied, r.head_start_s + share_ * bytes / rate);
+            return share_ == 0 ? copied
+                   : rate <= 0 ? INFINITY
+                               : std::fmax(copied, r.head_start_s + share_ * bytes / rate);
         };
         double best = INFINITY;
         for (int other = 0; other <= n; other++) best = std::fmin(best, end(other));

@@ -34,7 +34,8 @@ enum class Wrong {
 class SimulatedGpu {
 public:
     static inline SimulatedGpu *current = nullptr;
-    explicit SimulatedGpu(unsigned seed = 1, Wrong wrong_ = Wrong::nothing) : wrong(wrong_), random_(seed), most_steps_(seed % 5) {
+    explicit SimulatedGpu(unsigned seed = 1, Wrong wrong_ = Wrong::nothing)
+        : wrong(wrong_), random_(seed), most_steps_(seed % 5) {
         current = this;
     }
 
@@ -42,9 +43,9 @@ public:
     double copy_s_per_byte = 0.0, kernel_s = 0.0;
     int major = 8, minor = 0, version = 12000, n_gpus = 1;
     size_t memory_left = 1u << 30;
-    std::string fail_at;              // this call ...
-    int fail_after = 0;               // ... after so many good ones answers 719 (a failed launch)
-    std::vector<std::string> calls;   // what was queued, in words
+    std::string fail_at;            // this call ...
+    int fail_after = 0;             // ... after so many good ones answers 719 (a failed launch)
+    std::vector<std::string> calls; // what was queued, in words
     std::vector<std::string> violations;
     int n_events = 0, n_streams = 0, n_allocations = 0, n_contexts = 0, n_modules = 0, n_pushed = 0;
     std::map<std::string, std::function<void(void **)>> kernels; // of the image: name -> what a launch does at once
@@ -130,7 +131,8 @@ public:
         n_allocations--;
         for (const auto &[stream, queue] : queues_)
             for (const Operation &op : queue)
-                if (op.kind != Operation::wait && op.kind != Operation::record) violations.push_back("memory freed while in use");
+                if (op.kind != Operation::wait && op.kind != Operation::record)
+                    violations.push_back("memory freed while in use");
         delete[] reinterpret_cast<char *>(address);
     }
     void some_steps() {
@@ -196,11 +198,13 @@ private:
         Operation &op = queue.front();
         char *target = reinterpret_cast<char *>(op.at);
         const bool whole = op.kind == Operation::wait || op.kind == Operation::record;
-        if (op.kind == Operation::record) events_[op.event].done = std::max(events_[op.event].done, static_cast<int>(op.size));
+        if (op.kind == Operation::record)
+            events_[op.event].done = std::max(events_[op.event].done, static_cast<int>(op.size));
         if (op.kind == Operation::copy && !op.started) std::memset(target, 0xEE, op.size);
         if (op.kind == Operation::copy && op.started) std::memcpy(target, op.data, op.size);
         if (op.kind == Operation::kernel && std::memcmp(target, op.data, op.size) != 0)
-            violations.push_back(op.started ? "a kernel's data changed under it" : "a kernel read what was not there yet");
+            violations.push_back(op.started ? "a kernel's data changed under it"
+                                            : "a kernel read what was not there yet");
         if (whole || op.started) queue.pop_front();
         else op.started = true;
         return true;
@@ -229,7 +233,9 @@ inline Driver SimulatedGpu::driver() {
     d.cuDeviceGetCount = [](int *n) -> CuResult { return *n = Gpu::current->n_gpus, kCuSuccess; };
     d.cuDeviceGet = [](CuDevice *device, int ordinal) -> CuResult { return *device = ordinal, kCuSuccess; };
     d.cuDeviceGetAttribute = [](int *value, int which, CuDevice) -> CuResult {
-        *value = which == kCuAttributeMajor ? Gpu::current->major : which == kCuAttributeMinor ? Gpu::current->minor : 4;
+        *value = which == kCuAttributeMajor   ? Gpu::current->major
+                 : which == kCuAttributeMinor ? Gpu::current->minor
+                                              : 4;
         return kCuSuccess;
     };
     d.cuDevicePrimaryCtxRetain = [](CuContext *c, CuDevice) -> CuResult {
@@ -265,7 +271,9 @@ inline Driver SimulatedGpu::driver() {
         PA_ENTER(cuFuncSetAttribute);
         return kCuSuccess;
     };
-    d.cuOccupancyMaxActiveBlocksPerMultiprocessor = [](int *n, CuFunction, int, size_t) -> CuResult { return *n = 2, kCuSuccess; };
+    d.cuOccupancyMaxActiveBlocksPerMultiprocessor = [](int *n, CuFunction, int, size_t) -> CuResult {
+        return *n = 2, kCuSuccess;
+    };
     d.cuMemAlloc_v2 = [](CuAddress *at, size_t bytes) -> CuResult {
         PA_ENTER(cuMemAlloc_v2);
         if (bytes > Gpu::current->memory_left) return kCuOutOfMemory;
@@ -288,8 +296,8 @@ inline Driver SimulatedGpu::driver() {
         Gpu &gpu = *Gpu::current;
         gpu.synchronize(stream);
         const auto &name = *static_cast<const std::string *>(function);
-        gpu.launches.push_back(name + " " + std::to_string(x) + "x" + std::to_string(y) + "x" + std::to_string(z) + " of " +
-                               std::to_string(threads) + ", " + std::to_string(shared) + " bytes");
+        gpu.launches.push_back(name + " " + std::to_string(x) + "x" + std::to_string(y) + "x" + std::to_string(z) +
+                               " of " + std::to_string(threads) + ", " + std::to_string(shared) + " bytes");
         return gpu.kernels[name](parameters), kCuSuccess;
     };
     d.cuStreamCreate = [](CuStream *stream, unsigned flags) -> CuResult {
