@@ -1,4 +1,5 @@
-// The C API end to end without a GPU: a driver whose memory is the host's and whose launches run the emulation. Plans, launches, slots, states of the CPU and what each error says.
+// The C API end to end without a GPU: a driver whose memory is the host's and whose launches run the emulation.
+// Plans, launches, slots, states of the CPU and what each error says.
 #include "emulated.h"
 #include "check.h"
 #include "cuda/host/device.h"
