@@ -21,6 +21,8 @@ template <class I> struct Kernels {
     static constexpr bool kMma = I::kHasMma;
     using Narrow = MmaTile<I, false>;
     using Wide = MmaTile<I, true>;
+    // sums of 2 x 1024 products rounded towards zero: an error of some 1e-5
+    static constexpr int kMostCells = 16384;
     static constexpr int kNarrowThreads = Narrow::kThreads;
     static constexpr int kWideThreads = kMma ? Wide::kThreads : FmaTile<I>::kThreads;
     static constexpr ImageInfo kInfo = {kImageVersion,
@@ -40,7 +42,8 @@ template <class I> struct Kernels {
                                         kWideThreads,
                                         kMma ? Wide::kShared : FmaTile<I>::kShared,
                                         CombineTile<I>::kThreads,
-                                        CombineTile<I>::kShared};
+                                        CombineTile<I>::kShared,
+                                        kMma && !Wide::kSumsApart ? kMostCells : 0};
     // what a block may have: 48 KiB everywhere, more on request
     static constexpr int kMostShared = I::kArch == 75                      ? 65536
                                        : I::kArch == 80                    ? 163 * 1024

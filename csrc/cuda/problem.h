@@ -69,6 +69,7 @@ struct ImageInfo {
     int narrow_rows, narrow_threads, narrow_shared; // 16 rows on tensor cores; rows 0: the image has none
     int wide_rows, wide_threads, wide_shared;
     int combine_threads, combine_shared;
+    int most_cells; // of one split, for the bound on the error to hold; 0: any number
 };
 constexpr int kImageVersion = 1;
 

@@ -5,7 +5,8 @@
 // through a ring of buffers in shared memory, one barrier per buffer: it says that the buffer has been filled and that
 // the one before has been read. The next ones are filled while this one is used (asynchronously from sm_80 on).
 //
-// Precision: products of 16-bit values, sums in f32. Query and weights are split into two 16-bit numbers (high + low
+// Precision: products of 16-bit values, sums in f32, those of a tile on the tensor cores and across tiles rounded to
+// nearest. Query and weights are split into two 16-bit numbers (high + low
 // part), two products each, which leaves a relative error of 2^-22 (f16) or 2^-17 (bf16) instead of 2^-12. K and V are
 // exact: q8_0 and q4_0 enter as small integers, their block scales multiply the finished dot product of a block and,
 // for V, the weight. V of hidden cells must be finite (0 x NaN is NaN).
@@ -149,9 +150,8 @@ template <class I, bool WIDE> struct MmaBlock {
             }
     }
 
-    // Scores become weights; m, l (of this thread's cells) and o follow the new maximum.
-    PA_DEVICE void weights(float (&s)[kScoreTiles][4], float (&m)[2], float (&l)[2], float (&o)[kSumTiles][4]) {
-        float shrink[2];
+    // Scores become weights; m and l (of this thread's cells) follow the new maximum, and o is to shrink with them.
+    PA_DEVICE void weights(float (&s)[kScoreTiles][4], float (&m)[2], float (&l)[2], float (&shrink)[2]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float m_new = m[half];
@@ -171,9 +171,6 @@ template <class I, bool WIDE> struct MmaBlock {
                     l[half] += s[n][i];
                 }
         }
-#pragma unroll
-        for (int n = 0; n < kSumTiles; n++)
-            for (int i = 0; i < 4; i++) o[n][i] *= shrink[i / 2];
     }
 
     PA_DEVICE void split_weights(const float (&w)[2][4], unsigned (&high)[4], unsigned (&low)[4]) {
@@ -185,33 +182,64 @@ template <class I, bool WIDE> struct MmaBlock {
         }
     }
 
-    PA_DEVICE void add_values(int buffer, const float (&s)[kScoreTiles][4], float (&o)[kSumTiles][4]) {
+    // o = o * shrink + weights * V. The tensor cores round sums towards zero, which adds up over thousands of tiles; so
+    // they sum one tile only, and it joins o with an addition that rounds to nearest. Large heads have no registers for
+    // that: they sum in o, and a split of theirs has a limit (ImageInfo::most_cells).
+    PA_DEVICE void add_values(int buffer, const float (&s)[kScoreTiles][4], const float (&shrink)[2],
+                              float (&o)[kSumTiles][4]) {
+        constexpr int kSteps = T::kCells / 16;
+        const int first = cell_warp * T::kCells;
+        unsigned high[kSteps][4], low[kSteps][4];
+        if constexpr (!T::kSumsApart) {
 #pragma unroll
-        for (int step = 0; step < T::kCells / 16; step++) {
-            const int first = cell_warp * T::kCells + step * 16;
-            unsigned high[4], low[4], values[4];
-            float w[2][4];
+            for (int n = 0; n < kSumTiles; n++)
+                for (int i = 0; i < 4; i++) o[n][i] *= shrink[i / 2];
+        }
 #pragma unroll
-            for (int n = 0; n < kSumTiles; n += 2) {
-                if (n == 0 || (is_blocked(I::kV) && n % 4 == 0)) {
+        for (int n = 0; n < kSumTiles; n += 2) {
+            if (n == 0 || (is_blocked(I::kV) && n % 4 == 0)) {
+#pragma unroll
+                for (int step = 0; step < kSteps; step++) {
+                    float w[2][4];
 #pragma unroll
                     for (int j = 0; j < 2; j++)
                         for (int i = 0; i < 4; i++) {
                             w[j][i] = s[2 * step + j][i];
                             if constexpr (is_blocked(I::kV))
-                                w[j][i] *=
-                                    load_shared(block_scale(buffer, n / 4, first + j * 8 + lane % 4 * 2 + i % 2));
+                                w[j][i] *= load_shared(
+                                    block_scale(buffer, n / 4, first + step * 16 + j * 8 + lane % 4 * 2 + i % 2));
                         }
-                    split_weights(w, high, low);
+                    split_weights(w, high[step], low[step]);
                 }
-                const int cell = first + lane / 8 % 2 * 8 + lane % 8;
-                load_matrices<true>(values, cell_values(buffer, cell, n * 8 + lane / 16 * 8));
-                multiply<kBf16V>(o[n], low, values[0], values[1]);
-                multiply<kBf16V>(o[n], high, values[0], values[1]);
-                multiply<kBf16V>(o[n + 1], low, values[2], values[3]);
-                multiply<kBf16V>(o[n + 1], high, values[2], values[3]);
+            }
+            if constexpr (T::kSumsApart) {
+                float a[4] = {0.0f, 0.0f, 0.0f, 0.0f}, b[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+                for (int step = 0; step < kSteps; step++)
+                    multiply_values(buffer, first + step * 16, n, high[step], low[step], a, b);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    o[n][i] = o[n][i] * shrink[i / 2] + a[i];
+                    o[n + 1][i] = o[n + 1][i] * shrink[i / 2] + b[i];
+                }
+            } else {
+#pragma unroll
+                for (int step = 0; step < kSteps; step++)
+                    multiply_values(buffer, first + step * 16, n, high[step], low[step], o[n], o[n + 1]);
             }
         }
+    }
+
+    // a, b += weights * V of 16 cells from `first`, values 8n .. 8n+7 and the next eight.
+    PA_DEVICE void multiply_values(int buffer, int first, int n, const unsigned (&high)[4], const unsigned (&low)[4],
+                                   float (&a)[4], float (&b)[4]) {
+        unsigned values[4];
+        const int cell = first + lane / 8 % 2 * 8 + lane % 8;
+        load_matrices<true>(values, cell_values(buffer, cell, n * 8 + lane / 16 * 8));
+        multiply<kBf16V>(a, low, values[0], values[1]);
+        multiply<kBf16V>(a, high, values[0], values[1]);
+        multiply<kBf16V>(b, low, values[2], values[3]);
+        multiply<kBf16V>(b, high, values[2], values[3]);
     }
 
     PA_DEVICE float *merge_row(int cell_warp_from, int row) { // o [d_v], m, l
@@ -249,27 +277,33 @@ template <class I, bool WIDE> struct MmaBlock {
             }
     }
 
-    // The slot's state in (before) or out (after); the first cell warp's.
-    template <bool READ> PA_DEVICE void exchange(int slot, float (&m)[2], float (&l)[2], float (&o)[kSumTiles][4]) {
+    // The first cell warp's state into the slot, joining what is there when asked to.
+    PA_DEVICE void write_state(int slot, const float (&m)[2], const float (&l)[2], const float (&o)[kSumTiles][4]) {
         const SlotPointers at = slot_of<I::kDV>(p, slot);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = row_warp * 16 + lane / 4 + 8 * half;
-            if (row >= n_rows) continue;
             const int state = place(row).state(p);
             float *to = at.o + static_cast<long long>(state) * I::kDV + lane % 4 * 2;
+            // one of a row's four lanes reads and writes m and l; the others are told
+            const bool reads = p.accumulate && row < n_rows && lane % 4 == 0;
+            const float l_before = reads ? load_global(at.l + state) : 0.0f;
+            float m_before = reads ? load_global(at.m + state) : kEmptyM;
+            for (int mask = 1; mask <= 2; mask *= 2) {
+                const float other = shuffle_xor(m_before, mask);
+                m_before = other > m_before ? other : m_before;
+            }
+            if (row >= n_rows) continue;
+            const MergeWeights by = merge_weights(m[half], m_before);
 #pragma unroll
             for (int n = 0; n < kSumTiles; n++)
                 for (int i = 0; i < 2; i++) {
-                    if constexpr (READ) o[n][2 * half + i] = load_global(to + n * 8 + i);
-                    else store_global(to + n * 8 + i, o[n][2 * half + i]);
+                    const float before = p.accumulate ? load_global(to + n * 8 + i) : 0.0f;
+                    store_global(to + n * 8 + i, o[n][2 * half + i] * by.a + before * by.b);
                 }
-            if constexpr (READ) {
-                m[half] = load_global(at.m + state);
-                l[half] = lane % 4 == 0 ? load_global(at.l + state) : 0.0f; // a quarter each; one has it all
-            } else if (lane % 4 == 0) {
-                store_global(at.m + state, m[half]);
-                store_global(at.l + state, l[half]);
+            if (lane % 4 == 0) {
+                store_global(at.m + state, by.m);
+                store_global(at.l + state, l[half] * by.a + l_before * by.b);
             }
         }
     }
@@ -298,7 +332,6 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
     float m[2] = {kHidden, kHidden}, l[2] = {0.0f, 0.0f}, o[Block::kSumTiles][4];
 #pragma unroll
     for (int n = 0; n < Block::kSumTiles; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-    if (p.accumulate && block.cell_warp == 0) block.template exchange<true>(p.first_slot + block_x(), m, l, o);
 
     // K of a tile is filled kAhead buffers before it is used, and so is V: with three buffers while the tile before is
     // at its K, or its V; with two while the step before is.
@@ -309,21 +342,21 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
     while (tile < range.end) {
         const int next = next_seen_tile<T::kTile>(p.mask, queries, tile + T::kTile, range.end);
         const bool masked = !all_seen<T::kTile>(p.mask, queries, tile, range.end);
-        float s[Block::kScoreTiles][4];
+        float s[Block::kScoreTiles][4], shrink[2];
         wait_async<kAhead - 1>(At::mma_tile_landed);
         sync_block(At::mma_tile_ready);
         if (kAhead == 2) block.template fill<true>((buffer + 2) % kBuffers, next);
         else block.template fill<false>((buffer + 1) % kBuffers, tile);
         block.scores(buffer, s);
         block.mask_scores(tile, masked, rows, places, s);
-        block.weights(s, m, l, o);
+        block.weights(s, m, l, shrink);
         buffer = (buffer + 1) % kBuffers;
 
         wait_async<kAhead - 1>(At::mma_tile_landed);
         sync_block(At::mma_tile_ready);
         if (kAhead == 2) block.template fill<false>((buffer + 2) % kBuffers, next);
         else block.template fill<true>((buffer + 1) % kBuffers, next);
-        block.add_values(buffer, s, o);
+        block.add_values(buffer, s, shrink, o);
         buffer = (buffer + 1) % kBuffers;
         tile = next;
     }
@@ -333,7 +366,7 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
         block.merge_cell_warps(m, l, o);
         if (block.cell_warp > 0) return;
     }
-    block.template exchange<false>(p.first_slot + block_x(), m, l, o);
+    block.write_state(p.first_slot + block_x(), m, l, o);
 }
 
 } // namespace paged_attn::gpu

@@ -71,6 +71,7 @@ template <class I, bool WIDE> struct MmaTile {
     static constexpr int kCells = WIDE && kCellWarps == 1 && !kLarge ? 32 : 16; // of a warp
     static constexpr int kTile = kCells * kCellWarps;
     static constexpr bool kAsyncK = I::kAsync && !is_blocked(I::kK), kAsyncV = I::kAsync && !is_blocked(I::kV);
+    static constexpr bool kSumsApart = !kLarge;  // a tile's sums are added to the state's, not summed in it
     static constexpr int kBuffers = 3;           // K and V of a tile are a buffer each
     static constexpr int kStride = I::kDMax + 8; // 16-bit values; no bank conflicts
     static constexpr int kScaleBlocks = I::kDMax / 32;

@@ -149,6 +149,9 @@ pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, in
     if (!args.q || args.q_stride % 4 || args.q_head_stride % 4) return fail(PA_BAD_ARGUMENT, "q: null, or odd strides");
     if (first < 0 || n_splits < 1 || first > plan.n_slots - n_splits)
         return fail(PA_BAD_ARGUMENT, "slots %d .. %d of %d", first, first + n_splits - 1, plan.n_slots);
+    if (plan.info.most_cells > 0 && divide_up(args.n_cells, n_splits) > plan.info.most_cells)
+        return fail(PA_BAD_ARGUMENT, "%d cells in %d splits: for heads of %d values a split has at most %d",
+                    args.n_cells, n_splits, plan.shape.d_v, plan.info.most_cells);
     if (join && n_splits != 1) return fail(PA_BAD_ARGUMENT, "a state joins in one split, not in %d", n_splits);
     const pa_mask &mask = args.mask;
     if (mask.dense && mask.cell_pos) return fail(PA_BAD_ARGUMENT, "a dense mask and positions");
@@ -237,7 +240,8 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
     const int at_once = plan->device->n_multiprocessors * kernel.blocks_per_multiprocessor;
     const int two_waves = divide_up(2 * at_once, plan->shape.n_kv_head * row_tiles);
     const int by_cells = n_cells / 128; // fewer cells than that cost more in the combination than they save
-    return std::max(1, std::min({two_waves, by_cells, most, plan->n_slots}));
+    const int needed = plan->info.most_cells > 0 ? divide_up(n_cells, plan->info.most_cells) : 1;
+    return std::max({1, needed, std::min({two_waves, by_cells, most, plan->n_slots})});
 }
 
 pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,

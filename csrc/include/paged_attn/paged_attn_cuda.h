@@ -45,7 +45,8 @@ PA_API size_t pa_cuda_plan_bytes(const pa_cuda_plan *plan); /* device memory hel
 PA_API void pa_cuda_plan_destroy(pa_cuda_plan *plan);       /* the stream's work must have ended; null is allowed */
 
 /* How many slots a run over n_cells cells fills when it may choose: enough blocks for the whole GPU, at most
- * `most`. 1 when there are queries enough. */
+ * `most`. 1 when there are queries enough. More than `most` where fewer would not do (heads of more than 128 values on
+ * tensor cores have a limit of cells per split, PA_BAD_ARGUMENT beyond it). */
 PA_API int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, int32_t most);
 
 /* Queues attention of args' cells: states into slots first .. first + n_splits - 1. `join` != 0: the state joins what

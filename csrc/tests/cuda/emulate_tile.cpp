@@ -11,11 +11,13 @@ const CaseSpec kSequences = {17, 3, 1, 130, 50, MaskKind::sequences, 0, false, f
 const CaseSpec kDense = {9, 2, 1, 97, 97, MaskKind::dense, 30, true, false, 1, 1};
 const CaseSpec kPeaked = {6, 4, 1, 140, 32, MaskKind::causal, 0, false, true, 1, 2};
 const CaseSpec kHidden_ = {3, 5, 1, 70, 32, MaskKind::hidden, 0, false, false, 2, 1};
+// long enough for sums that are rounded towards zero to show
+const CaseSpec kLong = {1, 8, 1, 4000, 500, MaskKind::none, 0, false, false, 1, 1};
 const CaseSpec kNothing = {4, 4, 1, 0, 32, MaskKind::none, 0, true, false, 1, 1};
 
 const bool added[] = {
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 80>>("narrow 128 f16 sm_80", Kernel::narrow,
-                                                             {kNarrow, kDense, kPeaked, kHidden_, kNothing}),
+                                                             {kNarrow, kDense, kPeaked, kHidden_, kNothing, kLong}),
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 80>>(
         "wide 128 f16 sm_80", Kernel::wide, {kWide, kChunks, kSequences, kDense, kPeaked, kHidden_, kNothing}),
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 75>>("narrow 128 f16 sm_75", Kernel::narrow,

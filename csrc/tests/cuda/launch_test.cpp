@@ -218,8 +218,14 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &) {}, 1, 2), PA_BAD_ARGUMENT, "slots 1 .. 2 of 2");
     CHECK_SAYS(run([](pa_args &) {}, 0, 2, 1), PA_BAD_ARGUMENT, "one split");
     CHECK(gpu.launches.empty());
+    pa_cuda_plan_destroy(plan);
+    reinterpret_cast<ImageInfo *>(gpu.image_info.data())->most_cells = 40;
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CHECK_SAYS(run([](pa_args &) {}), PA_BAD_ARGUMENT,
+               "64 cells in 1 splits: for heads of 64 values a split has at most 40");
+    CHECK(pa_cuda_splits(plan, 2, 64, 1) == 2);
     gpu.fail_at = "cuLaunchKernel";
-    CHECK_SAYS(run([](pa_args &) {}), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
+    CHECK_SAYS(run([](pa_args &) {}, 0, 2), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
     float out[4];
     CHECK_SAYS(pa_cuda_combine(plan, 1, 1, nullptr, nullptr, stream), PA_BAD_ARGUMENT, "output");
     CHECK_SAYS(pa_cuda_combine(plan, 1, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
