@@ -6,10 +6,11 @@
 // the one before has been read. The next ones are filled while this one is used (asynchronously from sm_80 on).
 //
 // Precision: products of 16-bit values, sums in f32, those of a tile on the tensor cores and across tiles rounded to
-// nearest. Query and weights are split into two 16-bit numbers (high + low
-// part), two products each, which leaves a relative error of 2^-22 (f16) or 2^-17 (bf16) instead of 2^-12. K and V are
-// exact: q8_0 and q4_0 enter as small integers, their block scales multiply the finished dot product of a block and,
-// for V, the weight. V of hidden cells must be finite (0 x NaN is NaN).
+// nearest. Query and weights are split into 16-bit parts with a product each: two parts of f16 leave a relative error of
+// 2^-22 instead of 2^-12. bf16 K takes three parts of the query (logits of several hundred turn a relative error into
+// one of the weight), the weights of bf16 and blocked V two, which leave 2^-17. K and V are exact: q8_0 and q4_0 enter
+// as small integers, their block scales multiply the finished dot product of a block and, for V, the weight. V of
+// hidden cells must be finite (0 x NaN is NaN).
 #pragma once
 #include "paged_attn/attn_state.h"
 #include "traits.h"
@@ -17,20 +18,17 @@
 
 namespace paged_attn::gpu {
 
-// Two f32 as 16-bit high parts, and what is left of them as low parts.
-struct Split {
-    unsigned high, low;
-};
-template <bool BF16> PA_DEVICE Split split_pair(float a, float b) {
-    const unsigned high = pack_pair<BF16>(a, b);
-    const float high_a = BF16 ? as_float(high << 16) : f16_to_f32(static_cast<unsigned short>(high & 0xFFFFu));
-    const float high_b = BF16 ? as_float(high & 0xFFFF0000u) : f16_to_f32(static_cast<unsigned short>(high >> 16));
-    return {high, pack_pair<BF16>(a - high_a, b - high_b)};
+// Two f32 as a pair of 16-bit numbers; what is left of them stays in a and b.
+template <bool BF16> PA_DEVICE unsigned split_off(float &a, float &b) {
+    const unsigned pair = pack_pair<BF16>(a, b);
+    a -= BF16 ? as_float(pair << 16) : f16_to_f32(static_cast<unsigned short>(pair & 0xFFFFu));
+    b -= BF16 ? as_float(pair & 0xFFFF0000u) : f16_to_f32(static_cast<unsigned short>(pair >> 16));
+    return pair;
 }
 
 template <class I, bool WIDE> struct MmaBlock {
     using T = MmaTile<I, WIDE>;
-    static constexpr bool kBf16K = I::kBf16Mma && I::kK != kF16, kBf16V = I::kBf16Mma && I::kV != kF16;
+    static constexpr bool kBf16K = I::kBf16Mma && I::kK == kBf16, kBf16V = I::kBf16Mma && I::kV != kF16;
     static constexpr int kScoreTiles = T::kCells / 8, kSumTiles = I::kDV / 8;
 
     const Problem &p;
@@ -54,13 +52,14 @@ template <class I, bool WIDE> struct MmaBlock {
         constexpr int kPairs = I::kDK / 2;
         for (int i = thread_index(); i < T::kRows * kPairs; i += T::kThreads) {
             const int row = i / kPairs, value = i % kPairs * 2;
-            Split x = {0, 0};
+            float a = 0.0f, b = 0.0f;
             if (row < n_rows) {
                 const float *q = query_address(p, place(row)) + value;
-                x = split_pair<kBf16K>(load_global(q) * p.score_scale, load_global(q + 1) * p.score_scale);
+                a = load_global(q) * p.score_scale;
+                b = load_global(q + 1) * p.score_scale;
             }
-            store_shared(reinterpret_cast<unsigned *>(query(0, row, value)), x.high);
-            store_shared(reinterpret_cast<unsigned *>(query(1, row, value)), x.low);
+            for (int part = 0; part < T::kParts; part++)
+                store_shared(reinterpret_cast<unsigned *>(query(part, row, value)), split_off<kBf16K>(a, b));
         }
     }
 
@@ -112,17 +111,19 @@ template <class I, bool WIDE> struct MmaBlock {
                 for (int i = 0; i < 4; i++) sum[n][i] = is_blocked(I::kK) ? 0.0f : s[n][i];
 #pragma unroll
             for (int k = step; k < step + kStepsTogether; k++) {
-                unsigned high[4], low[4], keys[4];
-                load_matrices<false>(high, query(0, row_warp * 16 + lane % 16, k * 16 + lane / 16 * 8));
-                load_matrices<false>(low, query(1, row_warp * 16 + lane % 16, k * 16 + lane / 16 * 8));
+                unsigned parts[T::kParts][4], keys[4];
+#pragma unroll
+                for (int part = 0; part < T::kParts; part++)
+                    load_matrices<false>(parts[part], query(part, row_warp * 16 + lane % 16, k * 16 + lane / 16 * 8));
 #pragma unroll
                 for (int n = 0; n < kScoreTiles; n += 2) {
                     const int cell = first_cell + n * 8 + lane / 16 * 8 + lane % 8;
                     load_matrices<false>(keys, cell_values(buffer, cell, k * 16 + lane / 8 % 2 * 8));
-                    multiply<kBf16K>(sum[n], low, keys[0], keys[1]);
-                    multiply<kBf16K>(sum[n], high, keys[0], keys[1]);
-                    multiply<kBf16K>(sum[n + 1], low, keys[2], keys[3]);
-                    multiply<kBf16K>(sum[n + 1], high, keys[2], keys[3]);
+#pragma unroll
+                    for (int part = T::kParts - 1; part >= 0; part--) {
+                        multiply<kBf16K>(sum[n], parts[part], keys[0], keys[1]);
+                        multiply<kBf16K>(sum[n + 1], parts[part], keys[2], keys[3]);
+                    }
                 }
             }
 #pragma unroll
@@ -176,9 +177,9 @@ template <class I, bool WIDE> struct MmaBlock {
     PA_DEVICE void split_weights(const float (&w)[2][4], unsigned (&high)[4], unsigned (&low)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) { // rows g, g+8 of cells 2t, 2t+1, then of cells 8+2t, 8+2t+1
-            const Split x = split_pair<kBf16V>(w[i / 2][i % 2 * 2], w[i / 2][i % 2 * 2 + 1]);
-            high[i] = x.high;
-            low[i] = x.low;
+            float a = w[i / 2][i % 2 * 2], b = w[i / 2][i % 2 * 2 + 1];
+            high[i] = split_off<kBf16V>(a, b);
+            low[i] = split_off<kBf16V>(a, b);
         }
     }
 

@@ -71,15 +71,16 @@ template <class I, bool WIDE> struct MmaTile {
     static constexpr int kCells = WIDE && kCellWarps == 1 && !kLarge ? 32 : 16; // of a warp
     static constexpr int kTile = kCells * kCellWarps;
     static constexpr bool kAsyncK = I::kAsync && !is_blocked(I::kK), kAsyncV = I::kAsync && !is_blocked(I::kV);
-    static constexpr bool kSumsApart = !kLarge;  // a tile's sums are added to the state's, not summed in it
-    static constexpr int kBuffers = 3;           // K and V of a tile are a buffer each
-    static constexpr int kStride = I::kDMax + 8; // 16-bit values; no bank conflicts
+    static constexpr bool kSumsApart = !kLarge;           // a tile's sums are added to the state's, not summed in it
+    static constexpr int kParts = I::kK == kBf16 ? 3 : 2; // 16-bit parts of a query value
+    static constexpr int kBuffers = 3;                    // K and V of a tile are a buffer each
+    static constexpr int kStride = I::kDMax + 8;          // 16-bit values; no bank conflicts
     static constexpr int kScaleBlocks = I::kDMax / 32;
 
-    static constexpr int kQuery = 0;                                      // 16-bit [2: high, low parts][rows][d_k + 8]
-    static constexpr int kBuffer = kQuery + 2 * kRows * (I::kDK + 8) * 2; // 16-bit [buffers][tile][stride]
+    static constexpr int kQuery = 0;                                           // 16-bit [parts][rows][d_k + 8]
+    static constexpr int kBuffer = kQuery + kParts * kRows * (I::kDK + 8) * 2; // 16-bit [buffers][tile][stride]
     static constexpr int kBufferBytes = kTile * kStride * 2;
-    static constexpr int kUsedBuffers = I::kAsync ? kBuffers : 2;
+    static constexpr int kUsedBuffers = I::kAsync && !(kLarge && kParts == 3) ? kBuffers : 2;
     static constexpr int kScales = kBuffer + kUsedBuffers * kBufferBytes; // f32 [buffers][blocks][tile]
     static constexpr int kScaleBytes = is_blocked(I::kK) || is_blocked(I::kV) ? kScaleBlocks * kTile * 4 : 0;
     static constexpr int kStates = kScales + kUsedBuffers * kScaleBytes;

@@ -27,10 +27,11 @@ const bool added[] = {
     Add::instance<Instance<128, 128, kQ8, kQ8, 5, 4, 80>>("narrow 128 q8_0 sm_80", Kernel::narrow, {kNarrow, kPeaked}),
     Add::instance<Instance<64, 64, kQ4, kBf16, 5, 4, 80>>("wide 64 q4_0/bf16 sm_80", Kernel::wide, {kWide, kChunks}),
     Add::instance<Instance<96, 96, kF16, kQ8, 5, 2, 80>>("wide 96 f16/q8_0 by halves", Kernel::wide, {kSequences}),
-    Add::instance<Instance<80, 80, kBf16, kF16, 5, 16, 80>>("wide 80 bf16/f16 sm_80", Kernel::wide, {kWide}),
+    Add::instance<Instance<80, 80, kBf16, kF16, 5, 16, 80>>("wide 80 bf16/f16 sm_80", Kernel::wide, {kWide, kPeaked}),
     Add::instance<Instance<112, 112, kF16, kF16, 5, 16, 80>>("narrow 112 f16 sm_80", Kernel::narrow, {kNarrow}),
     Add::instance<Instance<256, 256, kF16, kF16, 5, 16, 80>>("wide 256 f16 sm_80", Kernel::wide, {kWide, kChunks}),
     Add::instance<Instance<256, 256, kF16, kF16, 5, 16, 75>>("wide 256 f16 sm_75", Kernel::wide, {kWide}),
+    Add::instance<Instance<256, 256, kBf16, kBf16, 5, 16, 86>>("wide 256 bf16 sm_86", Kernel::wide, {kWide}),
     Add::instance<Instance<192, 128, kQ8, kF16, 5, 4, 80>>("narrow 192/128 q8_0/f16", Kernel::narrow, {kNarrow}),
     Add::instance<Instance<128, 128, kF16, kF16, 5, 16, 52>>(
         "wide 128 f16 plain", Kernel::wide, {kWide, kChunks, kSequences, kDense, kPeaked, kHidden_, kNothing}),
