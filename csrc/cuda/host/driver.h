@@ -18,7 +18,7 @@ constexpr CuResult kCuSuccess = 0, kCuOutOfMemory = 2, kCuNoBinaryForGpu = 209, 
 constexpr int kCuAttributeMultiprocessors = 16, kCuAttributeMajor = 75, kCuAttributeMinor = 76;
 constexpr int kCuFunctionMaxDynamicShared = 8;
 constexpr unsigned kCuStreamNonBlocking = 1, kCuEventDisableTiming = 2;
-constexpr int kOldestDriver = 11000; // cuDriverGetVersion: the first that runs sm_80 code; ours uses nothing newer
+constexpr int kOldestDriver = 12000; // cuDriverGetVersion; images of NVRTC 12 need a driver of CUDA 12
 
 // name, parameters. The names are those of the library, with their versions.
 #define PA_DRIVER_FUNCTIONS(X)                                                                                         \

@@ -148,9 +148,9 @@ void no_device() {
     if (load_driver(real, library)) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
     unload_driver(library);
     SimulatedGpu gpu;
-    gpu.version = 10020;
+    gpu.version = 11080;
     CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE,
-               "older than this code: it is for CUDA 10.2, 11.0 is needed");
+               "older than this code: it is for CUDA 11.8, 12.0 is needed");
     gpu.version = 12000;
     CHECK_SAYS(open_device(gpu.driver(), nullptr, 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
     gpu.n_gpus = 0;
