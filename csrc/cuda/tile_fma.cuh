@@ -45,7 +45,7 @@ template <class I> struct FmaBlock {
         for (int i = thread_index(); i < T::kTile * kUnits; i += T::kThreads) {
             const int within = i / kUnits, unit = i % kUnits;
             float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale = 0.0f;
-            if (tile + within < end) {
+            if (tile + within < end && (KEYS || holds_values(p.mask, tile + within))) {
                 const char *row = row_address(KEYS ? p.k : p.v, tile + within, kv_head);
                 scale = unpack<kType, I::kAlign>(load_unit<kType, I::kAlign>(row, unit), unit, x);
             }

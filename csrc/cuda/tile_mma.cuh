@@ -10,7 +10,7 @@
 // 2^-22 instead of 2^-12. bf16 K takes three parts of the query (logits of several hundred turn a relative error into
 // one of the weight), the weights of bf16 and blocked V two, which leave 2^-17. K and V are exact: q8_0 and q4_0 enter
 // as small integers, their block scales multiply the finished dot product of a block and, for V, the weight. V of
-// hidden cells must be finite (0 x NaN is NaN).
+// cells that a row of the tile does not see must be finite, unless they are empty (0 x NaN is NaN).
 #pragma once
 #include "paged_attn/attn_state.h"
 #include "traits.h"
@@ -63,14 +63,14 @@ template <class I, bool WIDE> struct MmaBlock {
         }
     }
 
-    // Fills a buffer with a tile's K or V; cells past the end become zeros. Always one group of asynchronous copies.
+    // Fills a buffer with a tile's K or V; V of empty cells and cells past the end become zeros. Always one group of asynchronous copies.
     template <bool KEYS> PA_DEVICE void fill(int buffer, int tile) {
         constexpr RowType kType = KEYS ? I::kK : I::kV;
         constexpr int kUnits = (KEYS ? I::kDK : I::kDV) / 8;
         const Rows &rows = KEYS ? p.k : p.v;
         for (int i = thread_index(); i < T::kTile * kUnits && tile < end; i += T::kThreads) {
             const int within = i / kUnits, unit = i % kUnits, cell = tile + within;
-            const bool valid = cell < end;
+            const bool valid = cell < end && (KEYS || holds_values(p.mask, cell));
             const char *row = row_address(rows, valid ? cell : tile, kv_head);
             if constexpr (KEYS ? T::kAsyncK : T::kAsyncV) {
                 copy_async<16>(cell_values(buffer, within, unit * 8), row + unit * 16, valid);

@@ -37,6 +37,11 @@ PA_DEVICE float masked_score(const Problem &p, float score, int query, QueryPlac
     return score;
 }
 
+// False: the cell is empty. Its V may be anything, and 0 x NaN is NaN, so it is not to enter a product.
+PA_DEVICE bool holds_values(const Mask &mask, int cell) {
+    return !mask.cell_pos || load_global(mask.cell_pos + cell) >= 0;
+}
+
 // The range of a block's queries.
 struct QueryBounds {
     int low_pos, high_pos, low_seq, high_seq;

@@ -11,8 +11,9 @@
  *
  * Every address in pa_args, pa_rows, pa_mask is a device address here, and pa_rows.pages a device array of device
  * addresses. f16 and bf16 rows, pages and strides are multiples of 16 bytes; q8_0 and q4_0 of 2 (of 4: faster, and
- * required when the image says so). V of hidden cells must be finite numbers. Streams are CUstream (cudaStream_t). One
- * plan is used by one thread and one stream at a time. The text of an error: pa_cuda_last_error() of the same thread.
+ * required when the image says so). V of cells that some query does not see must be finite, but for empty ones
+ * (cell_pos < 0). Streams are CUstream (cudaStream_t). One plan is used by one thread and one stream at a time. The text
+ * of an error: pa_cuda_last_error() of the same thread.
  */
 #ifndef PAGED_ATTN_CUDA_H
 #define PAGED_ATTN_CUDA_H

@@ -158,6 +158,12 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
         const int stir = spec.n_cells / 3;
         for (int i = 0; i + 1 < stir; i++) std::swap(c.cell_pos[i], c.cell_pos[random() % stir]);
         for (int i = 0; i < spec.n_q; i++) c.query_pos.push_back(spec.n_cells - spec.n_q + i - (i == 1 ? 30 : 0));
+        for (int i = 0; i < spec.n_cells; i++) // what an empty cell holds is nobody's business
+            for (const RowStore *r : {&c.k, &c.v})
+                if (c.cell_pos[i] < 0)
+                    std::memset(const_cast<char *>(r->table[i / spec.page_cells]) +
+                                    i % spec.page_cells * r->cell_stride,
+                                0xFF, static_cast<size_t>(r->head_stride) * spec.n_kv_head);
         if (spec.mask == MaskKind::window) c.window = 37;
         if (spec.mask == MaskKind::hidden)
             for (int &pos : c.query_pos) pos = -1;
