@@ -4,7 +4,11 @@
 // Any reference is legal as long as l and o use the same; the final o / l cancels it. Merging is associative and
 // commutative up to rounding, so any split of the cells, in any order, is an answer. After FlashInfer's state.cuh.
 #pragma once
+#if defined(__CUDACC_RTC__) // no headers there; the functions are built in
+#define INFINITY __builtin_bit_cast(float, 0x7F800000)
+#else
 #include <cmath>
+#endif
 
 #if defined(__CUDACC__)
 #define PA_HD __host__ __device__ __forceinline__

@@ -1,0 +1,61 @@
+"""The GPU library from Python where there is no GPU: it builds, loads, and says why not."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+
+import pytest
+
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.kernels import cuda_binding as binding
+from ollama_tiering.kernels import gpu
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_driver(), reason="there is a driver here")
+@pytest.mark.timeout(600)
+def test_without_a_driver_the_library_loads_and_says_so() -> None:
+    with pytest.raises(binding.CudaError, match=r"libcuda\.so\.1 was not found") as caught:
+        gpu.GpuDevice()
+    assert caught.value.status is binding.CudaStatus.NO_DEVICE
+
+
+@pytest.mark.timeout(600)
+def test_share_from_measured_rates() -> None:
+    rates = binding.Rates(24.5e9, 60e9, 70e9, 0.0)  # PCIe 4, DDR5: memory leaves the CPU 45.5
+    assert binding.cpu_share(rates, 700, 4 << 20) == 455
+    with pytest.raises(binding.CudaError, match="positive numbers"):
+        binding.cpu_share(binding.Rates(0.0, 1.0, 1.0, 0.0), 1, 1)
+
+
+def test_structs_are_the_headers() -> None:
+    sizes = [ctypes.sizeof(s) for s in (binding.Shape, binding.Rows, binding.Mask, binding.Args)]
+    assert sizes == [40, 32, 56, 192]
+
+
+@pytest.mark.parametrize(
+    ("n_head", "n_kv_head", "rows"), [(40, 8, 5), (8, 8, 1), (16, 1, 8), (12, 1, 6), (10, 1, 5)]
+)
+def test_rows_of_a_decode_block_are_even(n_head: int, n_kv_head: int, rows: int) -> None:
+    shape = gpu.GpuShape(n_head, n_kv_head, 128, 128, 1, 100)
+    assert shape.instance(16).rows == rows
+
+
+def test_missing_cupy_names_the_extra() -> None:
+    try:
+        import cupy
+    except ImportError:
+        with pytest.raises(MissingTool, match="CuPy"):
+            gpu.cupy()
+    else:
+        assert gpu.cupy() is cupy

@@ -1,0 +1,94 @@
+"""The device code through NVRTC, without a GPU: it compiles for every compute capability and
+nothing spills."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import TieringError
+from ollama_tiering.kernels import nvrtc
+from ollama_tiering.kernels.nvrtc import Instance, Resources
+
+SMALL = Instance(64, 64, "f16", "q8_0", 1, 4)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> nvrtc.Compiler:
+    try:
+        return nvrtc.compiler()
+    except TieringError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+
+
+def test_report_of_the_assembler_is_read() -> None:
+    log = """ptxas info    : Compiling entry function 'pa_wide' for 'sm_86'
+ptxas info    : Function properties for pa_wide
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 1024 bytes smem, 544 bytes cmem[0]
+ptxas info    : Function properties for pa_combine
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 544 bytes cmem[0]
+"""
+    assert nvrtc.parse_resources(log) == [
+        Resources("pa_wide", 168, 16, 8, 12, 1024),
+        Resources("pa_combine", 40, 0, 0, 0, 0),
+    ]
+
+
+def test_compiler_serves_every_compute_capability(compiler: nvrtc.Compiler) -> None:
+    assert set(nvrtc.ARCHS) <= set(compiler.archs())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arch", [52, 75, 90])
+def test_small_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: int) -> None:
+    image = compiler.compile(SMALL, arch)
+    assert image.cubin[:4] == b"\x7fELF"
+    used = {r.kernel: r for r in image.resources()}
+    assert set(used) == set(nvrtc.KERNELS)
+    assert all(r.spill_store_bytes == r.spill_load_bytes == 0 for r in used.values())
+    assert all(name.encode() in image.cubin for name in (*nvrtc.KERNELS, "pa_image"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(
+    not os.environ.get("TIERING_CUDA_MATRIX"),
+    reason="every instance for every GPU takes half an hour; TIERING_CUDA_MATRIX=1 runs it",
+)
+@pytest.mark.parametrize("arch", nvrtc.ARCHS)
+def test_every_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: int) -> None:
+    from scripts.cuda_resources import INSTANCES
+
+    spilling = [
+        (str(instance), used)
+        for instance in INSTANCES
+        for used in nvrtc.image(instance, arch).resources()
+        if used.spill_store_bytes or used.spill_load_bytes
+    ]
+    assert spilling == []
+
+
+def test_refused_source_says_the_compilers_words(compiler: nvrtc.Compiler) -> None:
+    with pytest.raises(nvrtc.NvrtcError, match="rows of a decode block"):
+        compiler.compile(Instance(64, 64, "f16", "f16", 9, 16), 80)
+
+
+def test_image_is_made_once(
+    compiler: nvrtc.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc.config, "cache_dir", lambda: tmp_path)
+    made: list[int] = []
+
+    def compile_it(instance: Instance, arch: int) -> nvrtc.Image:
+        made.append(arch)
+        return nvrtc.Image(b"cubin", "log")
+
+    monkeypatch.setattr(compiler, "compile", compile_it)
+    assert nvrtc.image(SMALL, 80) == nvrtc.image(SMALL, 80) == nvrtc.Image(b"cubin", "log")
+    assert nvrtc.image(SMALL, 86).cubin == b"cubin"
+    assert made == [80, 86]
