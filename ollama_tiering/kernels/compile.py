@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ def compile_library(csrc: Path, compiler: str, target: Path) -> None:
                 job.result()
         linked = Path(work, LIBRARY)
         objects_in_order = [str(made) for _, made in objects]
-        _run(csrc, compiler, "-shared", "-pthread", "-o", str(linked), *objects_in_order)
+        # libdl: a glibc before 2.34 has dlopen there
+        libraries = ["-ldl"] if sys.platform == "linux" else []
+        _run(csrc, compiler, "-shared", "-pthread", "-o", str(linked), *objects_in_order, *libraries)
         linked.replace(target)
 
 
