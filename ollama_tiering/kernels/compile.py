@@ -90,7 +90,9 @@ def compile_library(csrc: Path, compiler: str, target: Path) -> None:
         objects_in_order = [str(made) for _, made in objects]
         # libdl: a glibc before 2.34 has dlopen there
         libraries = ["-ldl"] if sys.platform == "linux" else []
-        _run(csrc, compiler, "-shared", "-pthread", "-o", str(linked), *objects_in_order, *libraries)
+        _run(
+            csrc, compiler, "-shared", "-pthread", "-o", str(linked), *objects_in_order, *libraries
+        )
         linked.replace(target)
 
 

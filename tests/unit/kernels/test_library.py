@@ -111,7 +111,7 @@ def test_no_source_is_forgotten() -> None:
     }
     there = {
         str(path.relative_to(CSRC))
-        for folder in ("src", "reference")
+        for folder in ("src", "reference", "cuda/host")
         for path in (CSRC / folder).glob("*.cpp")
     }
     assert listed == there
