@@ -19,7 +19,16 @@ from pathlib import Path
 
 LIBRARY = "libpaged_attn.so"
 SOURCES = "sources.txt"
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Iinclude", "-I.")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Iinclude",
+    "-I.",
+)
 COMPILERS = ("c++", "g++", "clang++")
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
 MAX_JOBS = 4
