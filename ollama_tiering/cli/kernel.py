@@ -33,9 +33,13 @@ def check(threads: int | None, as_json: bool) -> None:
     import psutil
 
     from ollama_tiering.kernels import check as checking
+    from ollama_tiering.kernels import check_gpu
 
-    gpus, why_no_gpu = checking.gpu_devices()
-    devices = [*checking.cpu_devices(threads or psutil.cpu_count(logical=False) or 1), *gpus]
+    gpus, why_no_gpu = check_gpu.gpu_devices()
+    devices: list[checking.Device] = [
+        *checking.cpu_devices(threads or psutil.cpu_count(logical=False) or 1),
+        *gpus,
+    ]
     rows = list(checking.check(devices))
     if as_json:
         document: dict[str, Any] = {"version": 1, "no_gpu": why_no_gpu}

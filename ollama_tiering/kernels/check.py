@@ -127,11 +127,6 @@ def cpu_devices(threads: int) -> list[Cpu]:
     return found
 
 
-def gpu_devices() -> tuple[Sequence[Device], str]:
-    """The GPUs, and why there is none where there is none."""
-    return [], "this version has no kernels for a GPU"
-
-
 def check(devices: Sequence[Device]) -> Iterator[Row]:
     """Every shape on every device, against one reference for each shape."""
     for shape, problem in PROBLEMS.items():

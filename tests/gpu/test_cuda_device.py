@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from ollama_tiering.errors import TieringError
-from ollama_tiering.kernels import gpu, gpu_bench
+from ollama_tiering.kernels import check, check_gpu, gpu, gpu_bench
 from ollama_tiering.kernels.gpu import GpuAttention, GpuDevice, GpuRows, GpuShape
 from ollama_tiering.kernels.gpu_ring import ColdRun, GpuRing, staged_rows
 
@@ -189,3 +189,9 @@ def test_bandwidth_bounds(device: GpuDevice) -> None:
     for ratio in ratios:
         print(f"{ratio.name}: {ratio.value:.3f} (bound {ratio.bound})")
     assert [r.name for r in ratios if not r.holds] == []
+
+
+def test_kernel_check_finds_nothing_wrong(device: GpuDevice) -> None:
+    rows = list(check.check([check_gpu.Gpu()]))
+    assert len(rows) == len(check.PROBLEMS)
+    assert [row for row in rows if not row.ok] == []
