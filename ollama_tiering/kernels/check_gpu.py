@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels import gpu
-from ollama_tiering.kernels.binding import PaError, PaStatus
-from ollama_tiering.kernels.cuda_binding import CudaError, CudaStatus
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.samples import Sample
 
@@ -28,21 +26,13 @@ class Gpu:
     bound = GPU_BOUND
 
     def __init__(self) -> None:
-        """CudaError (NO_DEVICE) or MissingTool where there is none to be had."""
+        """PaError (NO_DEVICE) or MissingTool where there is none to be had."""
         gpu.cupy()
         self._device = gpu.GpuDevice()
         self.name = f"GPU, CC {self._device.arch / 10:.1f}"
 
     def compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
         """PaError (UNSUPPORTED) where no kernel serves the shape."""
-        try:
-            return self._compute(sample)
-        except CudaError as error:
-            if error.status is not CudaStatus.UNSUPPORTED:
-                raise
-            raise PaError(PaStatus.UNSUPPORTED, error.message) from error
-
-    def _compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
         xp, problem = gpu.cupy(), sample.problem
         names = (problem.k_type.name.lower(), problem.v_type.name.lower())
         axes = (problem.n_head, problem.n_kv_head, problem.d_k, problem.d_v)

@@ -17,6 +17,7 @@ from typing import Any
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import nvrtc
+from ollama_tiering.kernels.binding import PaArgs, PaMask, PaRows, PaShape
 from ollama_tiering.kernels.nvrtc import DTYPES
 
 Array = Any  # cupy.ndarray: CuPy is optional and has no types
@@ -48,8 +49,8 @@ class GpuShape:
     scale: float = 0.0
     softcap: float = 0.0
 
-    def struct(self) -> binding.Shape:
-        return binding.Shape(
+    def struct(self) -> PaShape:
+        return PaShape(
             self.n_head,
             self.n_kv_head,
             self.d_k,
@@ -88,8 +89,8 @@ class GpuRows:
         table = cupy().asarray([page.data.ptr for page in pages], dtype="uint64")
         return cls(table, page_cells, cell_stride, head_stride, list(pages))
 
-    def struct(self) -> binding.Rows:
-        return binding.Rows(
+    def struct(self) -> PaRows:
+        return PaRows(
             self.table.data.ptr,
             self.table.size,
             self.page_cells,
@@ -99,7 +100,7 @@ class GpuRows:
 
 
 class GpuDevice:
-    """One GPU, opened. CudaError (NO_DEVICE) where there is none."""
+    """One GPU, opened. PaError (NO_DEVICE) where there is none."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.handle = ctypes.c_void_p()
@@ -176,10 +177,10 @@ class GpuAttention:
         query_seq (int32)."""
         dense = masks.get("dense")
         addresses = {name: array.data.ptr for name, array in masks.items()}
-        mask = binding.Mask(dense_stride=0 if dense is None else dense.strides[0], window=window)
+        mask = PaMask(dense_stride=0 if dense is None else dense.strides[0], window=window)
         for name, address in addresses.items():
             setattr(mask, name, address)
-        args = binding.Args(
+        args = PaArgs(
             n_q=q.shape[0],
             n_cells=n_cells,
             q=q.data.ptr,

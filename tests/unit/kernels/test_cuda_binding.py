@@ -10,6 +10,14 @@ import pytest
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import gpu
+from ollama_tiering.kernels.binding import (
+    PaArgs,
+    PaError,
+    PaMask,
+    PaRows,
+    PaShape,
+    PaStatus,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -25,21 +33,21 @@ def has_driver() -> bool:
 @pytest.mark.skipif(has_driver(), reason="there is a driver here")
 @pytest.mark.timeout(600)
 def test_without_a_driver_the_library_loads_and_says_so() -> None:
-    with pytest.raises(binding.CudaError, match=r"libcuda\.so\.1 was not found") as caught:
+    with pytest.raises(PaError, match=r"libcuda\.so\.1 was not found") as caught:
         gpu.GpuDevice()
-    assert caught.value.status is binding.CudaStatus.NO_DEVICE
+    assert caught.value.status is PaStatus.NO_DEVICE
 
 
 @pytest.mark.timeout(600)
 def test_share_from_measured_rates() -> None:
     rates = binding.Rates(24.5e9, 60e9, 70e9, 0.0)  # PCIe 4, DDR5: memory leaves the CPU 45.5
     assert binding.cpu_share(rates, 700, 4 << 20) == 455
-    with pytest.raises(binding.CudaError, match="positive numbers"):
+    with pytest.raises(PaError, match="positive numbers"):
         binding.cpu_share(binding.Rates(0.0, 1.0, 1.0, 0.0), 1, 1)
 
 
 def test_structs_are_the_headers() -> None:
-    sizes = [ctypes.sizeof(s) for s in (binding.Shape, binding.Rows, binding.Mask, binding.Args)]
+    sizes = [ctypes.sizeof(s) for s in (PaShape, PaRows, PaMask, PaArgs)]
     assert sizes == [40, 32, 56, 192]
 
 
