@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
+from ollama_tiering.kernels.library import csrc_dir
 
 ARCHS = (
     52,
@@ -94,17 +95,8 @@ class Image:
         return parse_resources(self.log)
 
 
-def source_root() -> Path:
-    """Where the kernels' sources lie: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent.parent
-    for root in (package / "_csrc", package.parent / "csrc"):
-        if (root / "cuda" / "instance.cu").is_file():
-            return root
-    raise NvrtcError("the sources of the CUDA kernels were not found beside the package")
-
-
 def source_digest() -> str:
-    root = source_root()
+    root = csrc_dir()
     digest = hashlib.sha256()
     files = [*(root / "cuda").glob("*.*"), root / "include" / "paged_attn" / "attn_state.h"]
     for path in sorted(files):
@@ -132,7 +124,7 @@ class Compiler:
 
     def compile(self, instance: Instance, arch: int) -> Image:
         """The image for compute capability arch / 10. NvrtcError holds the compiler's log."""
-        root = source_root()
+        root = csrc_dir()
         options = [
             f"--gpu-architecture=sm_{arch}",
             "--std=c++17",
