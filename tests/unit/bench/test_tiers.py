@@ -105,10 +105,9 @@ def test_very_many_blocks_and_a_soak(tmp_path: Path) -> None:
 
 
 def test_a_soak_that_loses_blocks_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "_make_files", lambda directory, blocks: directory.mkdir(mode=0o700))
-    monkeypatch.setattr(scale, "_look_up", lambda socket, files: None)
+    monkeypatch.setattr(scale.BlockClient, "put", lambda *arguments: None)
     with pytest.raises(RuntimeError, match="gone"):
-        scale.measure(tmp_path, 0, 0.1, lambda text: None)
+        scale.measure(tmp_path, 128, 0.1, lambda text: None)
 
 
 @pytest.mark.parametrize(
