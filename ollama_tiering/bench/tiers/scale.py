@@ -42,6 +42,7 @@ _MEMORY_BYTES: Final = 300e6
 _FLAT: Final = 1.05
 _SAMPLE_SECONDS: Final = 1.0
 _CLIENTS: Final = 4
+_ENOUGH_BYTES: Final = 1 << 40
 _SLACK_BYTES: Final = 32 << 20  # what the clients have in the air
 
 
@@ -132,14 +133,19 @@ def _make_files(directory: Path, blocks: int) -> None:
 
 @contextlib.contextmanager
 def _sidecar(
-    root: Path, files: int, budget_bytes: int = 1 << 40
+    root: Path, files: int, budget_bytes: int = _ENOUGH_BYTES
 ) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
     """(seconds until it is ready, the process, its socket); all files are known by then."""
     budget = ["--local-gb", str(budget_bytes / 2**30)]
     with sidecar(["--ram-gb", "0", "--local", str(root / "local"), *budget]) as started:
-        while _local(started[2]).blocks < files:
+        while not _settled(_local(started[2]), files if budget_bytes == _ENOUGH_BYTES else 0):
             time.sleep(0.1)
         yield started
+
+
+def _settled(tier: pb.TierStat, blocks: int) -> bool:
+    """At least so many are known, and the files are counted: before that nothing is written."""
+    return tier.surveyed and tier.blocks >= blocks
 
 
 def _local(socket: str) -> pb.TierStat:
