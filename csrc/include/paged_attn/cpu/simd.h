@@ -20,3 +20,18 @@
 #else
 #include "paged_attn/cpu/simd_scalar.h"
 #endif
+
+namespace paged_attn::cpu::PA_ISA {
+
+// 2^r for r in [-0.5, 0.5], a polynomial of degree 5: what is left of 2^x once an integer has been split off by rounding.
+// (AVX-512 splits off the floor, and has one of its own for [0, 1).)
+inline Vec exp2_fraction(Vec r) {
+    Vec p = vset(1.327647177e-3f);
+    p = vfma(p, r, vset(9.675541333e-3f));
+    p = vfma(p, r, vset(5.550713274e-2f));
+    p = vfma(p, r, vset(2.402211972e-1f));
+    p = vfma(p, r, vset(6.931469671e-1f));
+    return vfma(p, r, vset(1.000000072f));
+}
+
+} // namespace paged_attn::cpu::PA_ISA

@@ -35,19 +35,16 @@ inline float vmax_lane(Vec a) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-// 2^x for any x <= 127, 0 below -126. Rounds x to an integer, which is added to the exponent; degree 5 on [-0.5, 0.5].
+inline Vec exp2_fraction(Vec r); // simd.h
+
+// 2^x for any x <= 127, 0 below -126. Rounds x to an integer, which is added to the exponent.
 inline Vec vexp2(Vec x) {
     const Vec magic = vset(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const Vec low = vset(-126.0f);
     const Vec clamped = _mm256_max_ps(low, x); // NaN stays NaN: the second operand wins
     const Vec t = vadd(clamped, magic);
     const Vec r = vsub(clamped, vsub(t, magic));
-    Vec p = vset(1.327647177e-3f);
-    p = vfma(p, r, vset(9.675541333e-3f));
-    p = vfma(p, r, vset(5.550713274e-2f));
-    p = vfma(p, r, vset(2.402211972e-1f));
-    p = vfma(p, r, vset(6.931469671e-1f));
-    p = vfma(p, r, vset(1.000000072f));
+    const Vec p = exp2_fraction(r);
     const Vec e = _mm256_castsi256_ps(
         _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
     return _mm256_and_ps(e, _mm256_cmp_ps(x, low, _CMP_NLE_UQ));

@@ -29,18 +29,15 @@ inline Vec vselect_gt(Vec a, Vec b, Vec x, Vec y) { return vbslq_f32(vcgtq_f32(a
 inline float vsum(Vec a) { return vaddvq_f32(a); }
 inline float vmax_lane(Vec a) { return vmaxvq_f32(a); }
 
+inline Vec exp2_fraction(Vec r); // simd.h
+
 // As simd_avx2.h.
 inline Vec vexp2(Vec x) {
     const Vec low = vset(-126.0f);
     const Vec clamped = vmax(x, low);
     const Vec rounded = vrndnq_f32(clamped);
     const Vec r = vsub(clamped, rounded);
-    Vec p = vset(1.327647177e-3f);
-    p = vfma(p, r, vset(9.675541333e-3f));
-    p = vfma(p, r, vset(5.550713274e-2f));
-    p = vfma(p, r, vset(2.402211972e-1f));
-    p = vfma(p, r, vset(6.931469671e-1f));
-    p = vfma(p, r, vset(1.000000072f));
+    const Vec p = exp2_fraction(r);
     const int32x4_t e = vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vcvtq_s32_f32(rounded), 23));
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s32(e), vmvnq_u32(vcleq_f32(x, low))));
 }

@@ -45,18 +45,15 @@ inline bool vany_gt(Vec a, Vec b) {
 inline float vsum(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline float vmax_lane(Vec a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 
+inline Vec exp2_fraction(Vec r); // simd.h
+
 // As simd_avx2.h.
 inline Vec vexp2(Vec x) {
     const Vec low = vset(-126.0f), magic = vset(12582912.0f);
     const Vec clamped = vselect_gt(low, x, low, x); // NaN stays NaN
     const Vec t = clamped + magic;
     const Vec r = clamped - (t - magic);
-    Vec p = vset(1.327647177e-3f);
-    p = vfma(p, r, vset(9.675541333e-3f));
-    p = vfma(p, r, vset(5.550713274e-2f));
-    p = vfma(p, r, vset(2.402211972e-1f));
-    p = vfma(p, r, vset(6.931469671e-1f));
-    p = vfma(p, r, vset(1.000000072f));
+    const Vec p = exp2_fraction(r);
     typedef uint32_t Bits __attribute__((vector_size(16)));
     Bits pi, ti;
     std::memcpy(&pi, &p, sizeof pi);
