@@ -16,6 +16,7 @@ from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import Blocks, Rig
 from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
+from ollama_tiering.client import PutResult
 from ollama_tiering.store.tier import TierKind
 
 needs_tmpfs = pytest.mark.skipif(
@@ -105,7 +106,8 @@ def test_very_many_blocks_and_a_soak(tmp_path: Path) -> None:
 
 
 def test_a_soak_that_loses_blocks_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale.BlockClient, "put", lambda *arguments: None)
+    put = PutResult(rows=512, stored_blocks=8)
+    monkeypatch.setattr(scale.BlockClient, "put", lambda *arguments: put)
     with pytest.raises(RuntimeError, match="gone"):
         scale.measure(tmp_path, 128, 0.1, lambda text: None)
 
