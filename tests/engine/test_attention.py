@@ -34,10 +34,14 @@ def operation(binary: Path) -> Path:
     cmake, tree = shutil.which("cmake"), binary.parent
     if cmake is None or not (tree / "ml/backend/ggml/ggml/src/ggml-cpu/kvtier-attn.cpp").is_file():
         pytest.skip(f"needs cmake and the patched source tree of the binary ({tree})")
-    folder = config.cache_dir() / "op-test" / tree.parent.name
+    folder = config.cache_dir() / "op-test" / tree.parent.name / "build"
+    # CMake refuses a build folder whose sources lie elsewhere, and the next run may be another
+    # clone's. A copy with the time of now, so that it is compiled anew: seconds.
+    sources = folder.with_name("source")
+    shutil.copytree(OP, sources, copy_function=shutil.copyfile, dirs_exist_ok=True)
     jobs = ["--parallel", str(os.cpu_count())]
     for command in (
-        [cmake, "-S", OP, "-B", folder, f"-DTREE={tree}"],
+        [cmake, "-S", sources, "-B", folder, f"-DTREE={tree}"],
         [cmake, "--build", folder, "--target", "attention_op", *jobs],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
