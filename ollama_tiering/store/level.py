@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
@@ -31,6 +32,9 @@ class Level:
     full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
     shared: SharedBooks | None = None  # of a tier that other sidecars use too
+    # Held by a writer from evicting to reserving: what it freed is not another's. Never taken with
+    # the store's lock held.
+    making_room: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def known(self) -> bool:

@@ -22,7 +22,7 @@ from ollama_tiering.store.tier import TempBlock
 log = logging.getLogger(__name__)
 
 _KEEP_BAD_BLOCKS = 16
-_ROUNDS = 4  # others may take what was freed; then there is no room for this one
+_ROUNDS = 4  # what was freed may be counted as used elsewhere: directories that grew, the index
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
@@ -35,12 +35,16 @@ def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservatio
         return None
     if not keeps_floor(state, level, need_bytes):
         return None
+    if level.shared is not None:  # evicting gives nothing back before the next scan
+        with state.lock:
+            return level.shared.reserve(level.lru, need_bytes, state.clock(), state.wall_clock())
+    with level.making_room:
+        return _make_room(state, level, need_bytes)
+
+
+def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
     for _ in range(_ROUNDS):
         with state.lock:
-            if level.shared is not None:  # evicting gives nothing back before the next scan
-                return level.shared.reserve(
-                    level.lru, need_bytes, state.clock(), state.wall_clock()
-                )
             claim = level.lru.reserve(need_bytes)
             if claim is not None:
                 if level.space is not None:

@@ -193,7 +193,7 @@ def _client(
     socket: str, files: int, number: int, over: threading.Event, failures: list[str]
 ) -> None:
     """Puts a conversation nobody has; gets that one and an old one, in turns. An old one may have
-    been evicted, a new one not, unless it was refused: all room may be in use for a moment.
+    been evicted, a new one not.
     """
     rows = np.zeros((BLOCK_TOKENS, 8), np.float16)
     segments = {(0, "k"): rows, (0, "v"): rows}
@@ -202,10 +202,12 @@ def _client(
         while not over.is_set():
             turn += 1
             tokens = chain_tokens((1 << 32) + (number << 24) + turn)[: BLOCK_TOKENS * 8]
-            stored_rows = client.put(NS, tokens, lambda _index: segments).rows
+            if client.put(NS, tokens, lambda _index: segments).rows < len(tokens):
+                failures.append("a conversation was not stored, though old ones could go for it")
+                return
             old = chain_tokens((turn * 7919 + number) % max(1, files // CHAIN))
             with client.get(NS, client.match(NS, tokens if turn % 2 else old)) as blocks:
-                if turn % 2 and stored_rows and not blocks:
+                if turn % 2 and not blocks:
                     failures.append("blocks that were stored are gone")
                     return
         if client.failures:
