@@ -15,6 +15,7 @@ from ollama_tiering.bench.table import Table
 
 RESTORE, RECOMPUTE, AUTO = "restore", "recompute", "auto"
 BOUND = 1.10
+_ROUNDS = 5
 _WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
 
 
@@ -43,6 +44,7 @@ class Choice:
     auto_seconds: float
     restored: int
     repeat: int
+    spread: float  # of the side that varied most: half of what lies between its quartiles, relative
 
     @property
     def ratio(self) -> float:
@@ -65,22 +67,23 @@ def measure(
 ) -> list[Choice]:
     """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
     seconds: dict[tuple[str, int], list[float]] = {}
-    restored: dict[int, int] = {}
-    for gate in (RESTORE, RECOMPUTE, AUTO):
-        engine.with_gate(gate)
-        for seed, tokens in enumerate(_WARM_TOKENS):
-            engine.ask(make_prompt(tokens, 1000 * len(seconds) + seed), 1)
-        for tokens in lengths:
-            say(f"{tier}, {tokens} tokens, {gate}")
-            prompt, other = make_prompt(tokens, tokens), make_prompt(96, tokens + 1)
-            engine.ask(prompt, 1)
-            restored[tokens] = 0
-            for _ in range(repeat):
-                engine.ask(other, 1)
-                answer = engine.ask(prompt, 1)
-                seconds.setdefault((gate, tokens), []).append(answer.seconds_to_first_token)
-                restored[tokens] += answer.restored_tokens > 0
+    restored = dict.fromkeys(lengths, 0)
+    for asks in _rounds(repeat):
+        for gate in (RESTORE, RECOMPUTE, AUTO):
+            engine.with_gate(gate)
+            for seed, tokens in enumerate(_WARM_TOKENS):
+                engine.ask(make_prompt(tokens, 1000 * sum(map(len, seconds.values())) + seed), 1)
+            for tokens in lengths:
+                say(f"{tier}, {tokens} tokens, {gate}")
+                prompt, other = make_prompt(tokens, tokens), make_prompt(96, tokens + 1)
+                engine.ask(prompt, 1)
+                for _ in range(asks):
+                    engine.ask(other, 1)
+                    answer = engine.ask(prompt, 1)
+                    seconds.setdefault((gate, tokens), []).append(answer.seconds_to_first_token)
+                    restored[tokens] += gate == AUTO and answer.restored_tokens > 0
     middle = {case: statistics.median(values) for case, values in seconds.items()}
+    spread = {case: _spread(values) for case, values in seconds.items()}
     return [
         Choice(
             tier=tier,
@@ -90,13 +93,38 @@ def measure(
             auto_seconds=middle[AUTO, tokens],
             restored=restored[tokens],
             repeat=repeat,
+            spread=max(spread[gate, tokens] for gate in (RESTORE, RECOMPUTE, AUTO)),
         )
         for tokens in lengths
     ]
 
 
+def _rounds(repeat: int) -> list[int]:
+    """How often to ask in each: the sides take turns, because a machine's pace changes."""
+    rounds = min(_ROUNDS, repeat)
+    return [repeat // rounds + (number < repeat % rounds) for number in range(rounds)]
+
+
+def _spread(values: list[float]) -> float:
+    """Half of the distance between the quartiles, of the median."""
+    if len(values) < 2:
+        return 0.0
+    first, middle, third = statistics.quantiles(values, n=4)
+    return (third - first) / 2 / middle
+
+
 def table(shape: str, choices: Sequence[Choice]) -> Table:
-    headings = ["from", "prompt", "restore", "recompute", "gate", "it restored", "÷ better", ""]
+    headings = [
+        "from",
+        "prompt",
+        "restore",
+        "recompute",
+        "gate",
+        "it restored",
+        "÷ better",
+        "spread",
+        "",
+    ]
     rows = [
         [
             choice.tier,
@@ -106,13 +134,15 @@ def table(shape: str, choices: Sequence[Choice]) -> Table:
             f"{1e3 * choice.auto_seconds:.1f} ms",
             f"{choice.restored} of {choice.repeat}",
             f"{choice.ratio:.2f}",
+            f"± {100 * choice.spread:.0f} %",
             "met" if choice.ratio <= BOUND else "not met",
         ]
         for choice in choices
     ]
     notes = [
         "Median seconds to the first token of the same prompt, which is in the tier and not in "
-        "memory: with the gate forced either way, and left to itself.",
+        "memory: with the gate forced either way, and left to itself. The three take turns, "
+        f"{_ROUNDS} rounds. Spread: between the quartiles of the side that varied most.",
         f"The bound is {BOUND:g} of the better side. `local`: there is no RAM tier, blocks are "
         "read from the disk past the page cache.",
     ]

@@ -21,6 +21,7 @@ class Engine:
     gate: str = ""
     gates: list[str] = field(default_factory=list)
     last: str = ""
+    asked: list[str] = field(default_factory=list)
 
     def with_gate(self, gate: str) -> None:
         self.gate = gate
@@ -29,6 +30,7 @@ class Engine:
     def ask(self, prompt: str, new_tokens: int) -> Answer:
         assert prompt != self.last  # it would be in memory
         self.last = prompt
+        self.asked.append(self.gate)
         chosen = self.auto if self.gate == "auto" else self.gate
         if chosen == "restore":
             return Answer(0.010, len(prompt))
@@ -41,7 +43,7 @@ def measured(auto: str, tokens: int) -> gate.Choice:
         engine, lambda n, seed: f"{seed:08}".ljust(n, "x"), [tokens], lambda text: None,
         tier="ram", repeat=3,
     )  # fmt: skip
-    assert engine.gates == ["restore", "recompute", "auto"]
+    assert engine.gates == 3 * ["restore", "recompute", "auto"]
     return choice
 
 
@@ -57,3 +59,16 @@ def test_the_table_says_what_was_met() -> None:
     rows = gate.table("tiny", [measured("restore", 400), measured("recompute", 400)]).rows
     assert [row[-1] for row in rows] == ["met", "not met"]
     assert rows[0][2:6] == ["10.0 ms", "40.0 ms", "10.0 ms", "3 of 3"]
+    assert rows[0][7] == "± 0 %"
+
+
+def test_the_sides_take_turns_and_are_asked_as_often_as_was_said() -> None:
+    engine = Engine("recompute")
+    gate.measure(
+        engine, lambda n, seed: f"{seed:08}".ljust(n, "x"), [50], lambda text: None,
+        tier="ram", repeat=12,
+    )  # fmt: skip
+    assert engine.gates == 5 * ["restore", "recompute", "auto"]
+    assert engine.asked.count("recompute") == engine.asked.count("restore")
+    warm, stored, asked = 2 * 5, 5, 2 * 12  # each ask takes one of another prompt before it
+    assert engine.asked.count("restore") == warm + stored + asked
