@@ -28,7 +28,8 @@ def sidecar(
         config = Path(run) / "ollama-tiering" / "config.toml"
         config.parent.mkdir()
         config.write_text(f"[sidecar]\n{settings}\n")
-        command = [sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", socket, *options]
+        command = [sys.executable, "-m", "ollama_tiering", "sidecar", "--log-level", "warning"]
+        command += ["--socket", socket, *options]
         begin = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CONFIG_HOME": run}
