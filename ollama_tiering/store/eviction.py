@@ -35,19 +35,30 @@ def choose_victims(
 
 
 def blocking_leaf(state: StoreState, level: Level) -> BlockKey | None:
-    """The least valuable block of faster tiers that keeps one of this tier from leaving: an end of
+    """The least valuable block of another tier that keeps one of this tier from leaving: an end of
     a chain whose start lies here and whose rest does not.
+
+    What waits to be written down leaves by that, if the tier below takes anything now. A shared
+    tier's blocks are not ours to drop, and those of a tier that fails now are not dropped for that.
     """
-    for upper in state.levels[: level.index]:
-        for key in upper.lru:
+    below = state.below(level)
+    waiting = state.unsaved if below is not None and state.waits_for(below) else ()
+    if all(key in waiting or state.pinned(key) for key in level.lru):
+        return None
+    for other in state.levels:
+        if other is level or other.shared is not None or state.suspended(other):
+            continue
+        for key in other.lru:
             record = state.tree.get(key)
-            if record is None or max(record.levels) >= level.index or state.tree.children(key):
+            if record is None or level.index in record.levels or state.tree.children(key):
+                continue
+            if other is not state.levels[max(record.levels)]:
                 continue
             if key in state.leaving_children or state.pinned(key) or state.pins.keeps(key):
                 continue
             for before in state.tree.ancestors(record.parent):
                 if level.index in before.levels:
-                    if not state.pinned(before.key):
+                    if not (state.pinned(before.key) or before.key in waiting):
                         return key
                     break
     return None

@@ -56,6 +56,32 @@ def test_children_in_ram_only_do_not_keep_a_disk_over_its_budget() -> None:
     assert bench.rows(range(20)) == 8
 
 
+def test_children_on_disk_only_do_not_keep_ram_over_its_budget() -> None:
+    """The day's writes are used up by what went to the disk directly: the blocks before it cannot
+    follow, and cannot leave RAM without it.
+    """
+    bench = Bench(ram=2, local=4, policy=StorePolicy(daily_write_bytes=4 * FILE_BYTES))
+    chain = bench.put(range(24))
+    assert (bench.in_tier(0), bench.in_tier(1)) == (keys_of(chain[:2]), keys_of(chain[2:]))
+    bench.store.run_pending()
+    assert bench.in_tier(0) == keys_of(chain[:2]), "all of it is worth having while there is room"
+    bench.store.set_budget(TierKind.RAM, FILE_BYTES)
+    bench.store.run_pending()
+    assert excess(bench) == [0, 0]
+    assert bench.in_tier(0) | bench.in_tier(1) <= keys_of(chain[:1])
+
+
+def test_what_can_be_written_down_costs_no_child_on_disk_when_ram_shrinks() -> None:
+    bench = Bench(ram=2, local=8)
+    chain = bench.put(range(24))
+    assert bench.in_tier(1) == keys_of(chain[2:])
+    bench.store.set_budget(TierKind.RAM, FILE_BYTES)
+    assert bench.in_tier(1) == keys_of(chain[2:]), "the two wait to be written down"
+    bench.store.run_pending()
+    assert excess(bench) == [0, 0]
+    assert bench.in_tier(1) == keys_of(chain)
+
+
 def test_a_higher_budget_takes_more_at_once() -> None:
     bench = Bench(ram=None, local=1)
     bench.put([1])
