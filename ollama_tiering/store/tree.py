@@ -57,6 +57,7 @@ class BlockTree:
     def __init__(self) -> None:
         self._records: dict[BlockKey, BlockRecord] = {}
         self._children: dict[bytes, BlockRecord | list[BlockRecord]] = {}
+        self._namespaces: dict[NamespaceId, NamespaceId] = {}  # each once in memory
 
     def __len__(self) -> int:
         return len(self._records)
@@ -73,9 +74,12 @@ class BlockTree:
     def add(self, record: BlockRecord) -> None:
         if record.key in self._records:
             return
+        record.namespace = self._namespaces.setdefault(record.namespace, record.namespace)
         parent = self._records.get(BlockKey(record.parent))
         if parent is not None:
             record.parent = parent.key  # the same bytes, once in memory
+        elif record.parent == record.namespace:
+            record.parent = record.namespace
         self._records[record.key] = record
         siblings = self._children.get(record.parent)
         if siblings is None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ollama_tiering.store import samples
 from ollama_tiering.store.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.key import (
+    BlockKey,
     NamespaceId,
     prefix_chain,
     tokens_from_bytes,
@@ -121,3 +122,24 @@ def test_keys_of_another_namespace_do_not_match() -> None:
     data = tokens_to_bytes([1, 2, 3, 4])
     keys = prefix_chain(NAMESPACE, data, 4)
     assert tree.match(NamespaceId(bytes(32)), keys, data, 4) == []
+
+
+def test_what_blocks_have_in_common_is_in_memory_once() -> None:
+    tree = BlockTree()
+    namespace = bytes(range(32))
+    for number in range(3):  # as each comes out of a header of its own
+        tree.add(
+            BlockRecord(
+                key=BlockKey(bytes([number]) * 32),
+                namespace=NamespaceId(bytes(bytearray(namespace))),
+                parent=bytes(bytearray(bytes([number - 1]) * 32 if number == 2 else namespace)),
+                tokens=number.to_bytes(4, "little"),
+                plain_rows=1,
+                file_bytes=1,
+                last_use=0.0,
+            )
+        )
+    first, second, child = tree
+    assert first.namespace is second.namespace is child.namespace
+    assert first.parent is second.parent is first.namespace
+    assert child.parent is second.key
