@@ -53,7 +53,8 @@ def attention(
     parts = chosen(only, _PARTS)
     rig = _rig(threads, isa, keys, rounds, quiet)
     sections = [_measure(part, rig) for part in parts]
-    publish("Attention on the CPU, measured", sections, as_json=as_json, out=out)
+    title = f"Attention on the CPU with {rig.isa}, measured"
+    publish(title, sections, as_json=as_json, out=out)
 
 
 def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> Rig:

@@ -8,7 +8,7 @@ hides an accumulator's rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ SHARP: Final = 40.0  # a few keys have the weight
 PEAKED: Final = 300.0  # one key has nearly all of it, the others' is denormal or none
 
 _AT_ONCE_CELLS: Final = 8192  # made in f32 at a time
+_CACHED_CELLS: Final = 32  # 128 KB of K and V with 8 heads of 128 values in f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,20 @@ def make(problem: Problem) -> Sample:
     v = _rows(rng, problem, problem.d_v, problem.v_type, mean=problem.v_mean)
     sinks = rng.standard_normal(problem.n_head, np.float32) if problem.sinks else None
     return Sample(problem, q, k, v, sinks)
+
+
+def in_cache(sample: Sample) -> Sample:
+    """The same work on K and V that stay in a core's cache: the page table names one page of a few
+    cells again and again. The result is another one.
+    """
+    n_cells = sample.problem.n_cells
+    cells = min(_CACHED_CELLS, n_cells)
+
+    def repeated(rows: Rows) -> Rows:
+        page = rows.cells(cells)[np.newaxis]
+        return Rows(page, rows.dtype, np.zeros(-(-n_cells // cells), np.int64))
+
+    return replace(sample, k=repeated(sample.k), v=repeated(sample.v))
 
 
 def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ patched tree's own GGML) and, as a whole, by a model that retrieves (`retrieval.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -23,6 +24,7 @@ EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 SAYS_EXACT = "attention on the CPU is exact ("
 SAYS_STOCK = "attention on the CPU is stock where"
 SAYS_FLASH = "enabling flash attention"
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 OP = Path(__file__).parent / "op"
 NEEDLE_TOKENS = 16384
 PATIENCE = httpx.Timeout(900)  # seconds; on a quiet machine the longest answer takes a few
@@ -149,6 +151,23 @@ def test_status_says_how_attention_is_computed(
             found[name] = sidecar.settle(server, "g2").cpu_attention
     assert found["exact"].startswith("exact (")
     assert found["off"] == "stock (flash attention is off)"
+
+
+@pytest.mark.parametrize(("attention", "huge"), [("exact", True), ("stock", False)])
+def test_kv_is_in_huge_pages_where_attention_is_exact(
+    binary: Path, models: Path, tmp_path: Path, attention: str, huge: bool
+) -> None:
+    """K and V of a layer are 8 MiB each: some huge pages lie in them wherever they begin."""
+    setting = HUGE_PAGES.read_text() if HUGE_PAGES.exists() else "no such setting"
+    if "[madvise]" not in setting and not ("[always]" in setting and attention == "exact"):
+        pytest.skip(f"huge pages are not for who asks for them: {HUGE_PAGES}: {setting.strip()}")
+    env = {"OLLAMA_CPU_ATTENTION": attention, "OLLAMA_FLASH_ATTENTION": "1"}
+    with Server(binary, tmp_path, models, env=env) as server:
+        server.generate("g2", text(100, "pages"), predict=1, num_ctx=32768)
+        pid = server.runner_pid("g2")
+        memory = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    (kilobytes,) = re.findall(r"^AnonHugePages: +(\d+) kB", memory, re.MULTILINE)
+    assert (int(kilobytes) > 0) == huge
 
 
 def test_what_one_attention_stored_is_not_restored_under_another(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from ollama_tiering.bench.attention import limits
 from ollama_tiering.bench.attention.rig import (
+    CACHED,
     FLASH,
+    FMA,
     OURS,
     PLAIN,
     READ,
@@ -31,7 +34,7 @@ def measure(rig: Rig) -> Section:
     seconds = {}
     for n_cells in sorted({rig.keys(KEYS), rig.keys(SHORT_KEYS)}, reverse=True):
         rig.say(f"decode, {n_cells:,} keys")
-        comparison = compare(rig, decode_problem(n_cells), repeats=REPEATS)
+        comparison = compare(rig, decode_problem(n_cells), repeats=REPEATS, cached=True)
         ratios += _ratios(comparison)
         seconds.update(comparison.seconds(f"{n_cells:,} keys"))
     notes = [
@@ -40,6 +43,7 @@ def measure(rig: Rig) -> Section:
         "Read bandwidth: as many threads add up 512 MiB, the best of several ways to read it. A "
         f"cache of {SHORT_KEYS:,} keys may stay in the processor's own: no bound there. memcpy: "
         f"{rig.peaks.copy_bytes() / 1e9:.1f} GB/s, each byte counted once.",
+        limits.NOTE,
         *how(rig),
         *rig.notes(),
     ]
@@ -64,6 +68,8 @@ def _ratios(comparison: Comparison) -> list[Ratio]:
             OF_READ if bounded else None,
         )
     ]
+    if CACHED in comparison.series:
+        ratios += _limits(name, comparison)
     for side in (FLASH, PLAIN):
         if side in comparison.series:
             theirs = comparison.series[side]
@@ -71,6 +77,15 @@ def _ratios(comparison: Comparison) -> list[Ratio]:
             bound = BOUNDS[side] if bounded else None
             value = theirs.best / ours.best
             ratios.append(Ratio(f"{name}, {side} ÷ ours", measured, against, value, bound))
+    return ratios
+
+
+def _limits(name: str, comparison: Comparison) -> list[Ratio]:
+    problem, series = comparison.problem, comparison.series
+    cached = series[CACHED]
+    ratios = limits.of_memory(name, problem, series[OURS], cached, series[READ])
+    if FMA in series:
+        ratios.append(limits.of_arithmetic(name, problem, cached, series[FMA]))
     return ratios
 
 

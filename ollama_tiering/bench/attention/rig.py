@@ -15,9 +15,10 @@ from ollama_tiering.bench.attention.alternate import Series, Turn, alternate
 from ollama_tiering.bench.attention.peaks import Peaks
 from ollama_tiering.bench.attention.sides import Ours, ggml
 from ollama_tiering.kernels.cpu import CpuAttention
-from ollama_tiering.kernels.samples import Problem, Sample, exact, make, relative_error
+from ollama_tiering.kernels.samples import Problem, Sample, exact, in_cache, make, relative_error
 
 OURS, FLASH, PLAIN = "ours", "ggml flash", "ggml without flash"
+CACHED = "ours, in cache"
 FMA, READ = "FMA peak", "read bandwidth"
 
 _CHECKED_QUERIES: Final = 5
@@ -83,13 +84,13 @@ class Comparison:
 
     def seconds(self, name: str) -> dict[str, Sequence[float]]:
         """Every run of attention, for the JSON document."""
-        sides = (OURS, FLASH, PLAIN)
+        sides = (OURS, CACHED, FLASH, PLAIN)
         return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
 
 
-def compare(rig: Rig, problem: Problem, *, repeats: int) -> Comparison:
+def compare(rig: Rig, problem: Problem, *, repeats: int, cached: bool = False) -> Comparison:
     """`repeats`: runs in one turn, the same for all sides, since the best of more is better. The
-    machine's peaks have turns of their own.
+    machine's peaks have turns of their own. `cached`: ours has one more, with rows in a cache.
     """
     sample = make(problem)
     quantised = problem.v_type.block_values > 1
@@ -97,6 +98,10 @@ def compare(rig: Rig, problem: Problem, *, repeats: int) -> Comparison:
         ours = Ours(sample, rig.threads, rig.isa, repeats)
         stack.callback(ours.close)
         sides: dict[str, Turn] = {OURS: ours.turn, **rig.peak_turns()}
+        if cached:
+            near = Ours(in_cache(sample), rig.threads, rig.isa, repeats)
+            stack.callback(near.close)
+            sides[CACHED] = near.turn
         outputs: dict[str, NDArray[np.float32]] = {}
         if rig.ggml_program is not None:
             theirs = stack.enter_context(ggml(rig.ggml_program, sample, rig.threads))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from ollama_tiering.bench.attention import limits
 from ollama_tiering.bench.attention.alternate import Series, alternate
 from ollama_tiering.bench.attention.decode import (
     KEYS,
@@ -13,10 +15,10 @@ from ollama_tiering.bench.attention.decode import (
     decode_problem,
     how,
 )
-from ollama_tiering.bench.attention.rig import Rig, heads, milliseconds, roofline
+from ollama_tiering.bench.attention.rig import FMA, READ, Rig, heads, milliseconds, roofline
 from ollama_tiering.bench.attention.sides import Ours
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.kernels.samples import PEAKED, Problem, make
+from ollama_tiering.kernels.samples import PEAKED, Problem, Sample, in_cache, make
 from ollama_tiering.kernels.shape import Dtype
 
 QUANT_BOUNDS: Final = {Dtype.Q8_0: 0.75, Dtype.Q4_0: 0.65}
@@ -30,7 +32,9 @@ def measure_quantised(rig: Rig) -> Section:
         dtype.name.lower(): replace(decode_problem(n_cells), k_type=dtype, v_type=dtype)
         for dtype in (Dtype.F16, *QUANT_BOUNDS)
     }
-    series = _in_turns(rig, problems, REPEATS)
+    samples = {name: make(problem) for name, problem in problems.items()}
+    samples |= {_cached(name): in_cache(sample) for name, sample in samples.items()}
+    series = _in_turns(rig, samples, REPEATS)
     described = {
         name: f"{milliseconds(series[name])}, {_rate(problem, series[name])}, "
         f"{roofline(problem, series)}"
@@ -47,16 +51,23 @@ def measure_quantised(rig: Rig) -> Section:
         )
         for dtype, bound in QUANT_BOUNDS.items()
     ]
+    for name, problem in problems.items():
+        what, cached = f"decode, {n_cells:,} keys, {name}", series[_cached(name)]
+        if name != "f16":  # stands in the part about decode
+            ratios += limits.of_memory(what, problem, series[name], cached, series[READ])
+        if FMA in series:
+            ratios.append(limits.of_arithmetic(what, problem, cached, series[FMA]))
     bytes_of = {name: problem.kv_bytes for name, problem in problems.items()}
     notes = [
         f"One query of {heads(problems['f16'])}, D 128, K and V alike, {rig.threads} threads, "
         f"{rig.isa}. By bytes alone q8_0 would be {bytes_of['q8_0'] / bytes_of['f16']:.2f} and "
         f"q4_0 {bytes_of['q4_0'] / bytes_of['f16']:.2f}; what is above is the widening's, which no "
-        "roofline counts.",
+        "roofline counts: the rows in cache ÷ multiply-adds alone show it.",
+        limits.NOTE,
         *how(rig),
     ]
-    seconds = {name: series[name].seconds for name in problems}
-    return Section("quant", "Quantised caches", "time ÷ f16", ratios, notes, seconds=seconds)
+    seconds = {name: series[name].seconds for name in samples}
+    return Section("quant", "Quantised caches", "ratio of times", ratios, notes, seconds=seconds)
 
 
 def measure_peaked(rig: Rig) -> Section:
@@ -69,7 +80,8 @@ def measure_peaked(rig: Rig) -> Section:
     for name, (problem, repeats) in cases.items():
         rig.say(f"peaked logits, {name}")
         pair = {"diffuse": problem, "peaked": replace(problem, query_deviation=PEAKED)}
-        series = _in_turns(rig, pair, repeats)
+        samples = {side: make(one) for side, one in pair.items()}
+        series = _in_turns(rig, samples, repeats)
         diffuse, peaked = series["diffuse"], series["peaked"]
         ratios.append(
             Ratio(
@@ -90,12 +102,13 @@ def measure_peaked(rig: Rig) -> Section:
     return Section("peaked", "Peaked logits", "time ÷ diffuse", ratios, notes, seconds=seconds)
 
 
-def _in_turns(rig: Rig, problems: dict[str, Problem], repeats: int) -> dict[str, Series]:
-    """By name of the problem; the machine's peaks besides."""
-    ours = {
-        name: Ours(make(problem), rig.threads, rig.isa, repeats)
-        for name, problem in problems.items()
-    }
+def _cached(name: str) -> str:
+    return f"{name}, in cache"
+
+
+def _in_turns(rig: Rig, samples: Mapping[str, Sample], repeats: int) -> dict[str, Series]:
+    """By name of the sample; the machine's peaks besides."""
+    ours = {name: Ours(sample, rig.threads, rig.isa, repeats) for name, sample in samples.items()}
     try:
         turns = {name: one.turn for name, one in ours.items()}
         return alternate(turns | rig.peak_turns(), rig.rounds)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ollama_tiering.kernels import reference_numpy, samples
-from ollama_tiering.kernels.samples import Problem, exact, make, relative_error
+from ollama_tiering.kernels.samples import Problem, exact, in_cache, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 
 
@@ -48,6 +48,19 @@ def test_shuffled_pages_hold_the_same_cells() -> None:
     assert paged.k.table is not None
     assert not np.array_equal(paged.k.table, np.arange(7))
     assert np.array_equal(plain.k.cells(100), paged.k.cells(100))
+
+
+@pytest.mark.parametrize("n_cells", [7, 32, 100])
+def test_in_cache_every_page_is_the_first_few_cells(n_cells: int) -> None:
+    sample = make(Problem(2, 2, 64, 64, n_cells, v_type=Dtype.Q8_0))
+    near = in_cache(sample)
+    cells = min(32, n_cells)
+    assert near.problem == sample.problem
+    for rows, original in ((near.k, sample.k), (near.v, sample.v)):
+        assert set(rows.addresses) == {rows.data.ctypes.data}
+        expected = original.cells(cells)[np.arange(n_cells) % cells]
+        assert np.array_equal(rows.cells(n_cells), expected)
+    assert exact(near, [0]).shape == (1, 2, 64)
 
 
 def test_v_has_a_mean_and_queries_the_deviation_asked_for() -> None:

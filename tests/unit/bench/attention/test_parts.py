@@ -12,6 +12,7 @@ from ollama_tiering.bench.attention import accuracy, decode, native, prefill
 from ollama_tiering.bench.attention.alternate import Series
 from ollama_tiering.bench.attention.peaks import Peaks
 from ollama_tiering.bench.attention.rig import (
+    CACHED,
     FLASH,
     FMA,
     OURS,
@@ -51,6 +52,7 @@ def rig(**changes: object) -> Rig:
 
 def compared(problem: Problem, **seconds: float) -> Comparison:
     names = {"ours": OURS, "flash": FLASH, "plain": PLAIN, "fma": FMA, "read": READ}
+    names["cached"] = CACHED
     series = {names[side]: Series((value, 2 * value)) for side, value in seconds.items()}
     return Comparison(problem, series, {OURS: 1e-6, FLASH: 0.4, PLAIN: 1e-5})
 
@@ -84,6 +86,18 @@ def test_decode_counts_each_byte_once() -> None:
     assert (of_read.bound, plain.bound) == (0.8, 4.5)
     short = compared(decode.decode_problem(8192), ours=1e-3, read=1 / 10e9)
     assert [ratio.bound for ratio in decode._ratios(short)] == [None]
+
+
+def test_decode_stands_beside_computing_in_a_cache_and_reading() -> None:
+    """10 GB/s and 100 GFLOP/s: 26.8 ms of reading, 13.4 ms of multiply-adds."""
+    problem = decode.decode_problem(65536)
+    comparison = compared(problem, ours=0.04, cached=0.0161, read=1 / 10e9, fma=1 / 100e9)
+    _, longer, both, arithmetic = decode._ratios(comparison)
+    assert longer.value == pytest.approx(40 / 26.84, rel=1e-3)
+    assert both.value == pytest.approx(40 / (26.84 + 16.1), rel=1e-3)
+    assert arithmetic.value == pytest.approx(16.1 / 13.42, rel=1e-3)
+    slow = compared(problem, ours=0.04, cached=0.032, read=1 / 10e9)
+    assert decode._ratios(slow)[1].value == pytest.approx(40 / 32)
 
 
 def test_the_roofline_names_its_limit() -> None:
@@ -138,6 +152,10 @@ def test_every_part_runs_without_ggml_and_says_so(
     document = json.loads(result.stdout)
     parts = [section["section"] for section in document["results"]]
     assert parts == ["accuracy", "prefill", "decode", "quant", "peaked"]
+    quantised = {ratio["what"] for ratio in document["results"][3]["ratios"]}
+    assert "decode, 40 keys, q4_0, ours ÷ longer of in cache and reading" in quantised
+    assert "decode, 40 keys, f16, in cache ÷ multiply-adds alone" in quantised
+    assert len(document["results"][3]["seconds"]["q8_0, in cache"]) == 2 * decode.REPEATS
     assert len(document["results"][4]["seconds"]["decode, 40 keys, peaked"]) == 2 * decode.REPEATS
     assert not any(
         "ggml" in ratio["what"] for one in document["results"] for ratio in one["ratios"]
