@@ -139,12 +139,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert index == len(found) - 1 or block.rows == BLOCK_TOKENS
             at += block.rows
         leased = self.store.lease(NS.digest(), [block.key for block in found])
+        keys = []
         for held in leased.blocks:
             content = self.store.read_part(held, 0, held.file_bytes)
-            if content != self.put[held.key]:
+            if content == self.put[held.key]:
+                keys.append(held.key)
+            else:  # a lease does not keep what is damaged
                 assert held.key in self.damaged
                 assert self.store.report_corrupt(NS.digest(), held.key)
-        keys = [held.key for held in leased.blocks]
         self.leases[leased.lease_id] = (self.now + LEASE_SECONDS, keys)
 
     @rule()
