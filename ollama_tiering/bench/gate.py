@@ -6,6 +6,7 @@ another prompt has taken the slot, so that nothing of them is left in memory.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ RESTORE, RECOMPUTE, AUTO = "restore", "recompute", "auto"
 BOUND = 1.10
 _ROUNDS = 5
 _WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
+_WARM_SEED = 10_000_000  # beyond the seeds of the prompts, which are their lengths
 
 
 class Answer(Protocol):
@@ -68,20 +70,20 @@ def measure(
     """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
     seconds: dict[tuple[str, int], list[float]] = {}
     restored = dict.fromkeys(lengths, 0)
-    for asks in _rounds(repeat):
-        for gate in (RESTORE, RECOMPUTE, AUTO):
-            engine.with_gate(gate)
-            for seed, tokens in enumerate(_WARM_TOKENS):
-                engine.ask(make_prompt(tokens, 1000 * sum(map(len, seconds.values())) + seed), 1)
-            for tokens in lengths:
-                say(f"{tier}, {tokens} tokens, {gate}")
-                prompt, other = make_prompt(tokens, tokens), make_prompt(96, tokens + 1)
-                engine.ask(prompt, 1)
-                for _ in range(asks):
-                    engine.ask(other, 1)
-                    answer = engine.ask(prompt, 1)
-                    seconds.setdefault((gate, tokens), []).append(answer.seconds_to_first_token)
-                    restored[tokens] += gate == AUTO and answer.restored_tokens > 0
+    warm_seeds = itertools.count(_WARM_SEED)  # nothing of these is stored yet
+    for asks, gate in itertools.product(_rounds(repeat), (RESTORE, RECOMPUTE, AUTO)):
+        engine.with_gate(gate)
+        for tokens in _WARM_TOKENS:
+            engine.ask(make_prompt(tokens, next(warm_seeds)), 1)
+        for tokens in lengths:
+            say(f"{tier}, {tokens} tokens, {gate}")
+            prompt, other = make_prompt(tokens, tokens), make_prompt(96, tokens + 1)
+            engine.ask(prompt, 1)
+            for _ in range(asks):
+                engine.ask(other, 1)
+                answer = engine.ask(prompt, 1)
+                seconds.setdefault((gate, tokens), []).append(answer.seconds_to_first_token)
+                restored[tokens] += gate == AUTO and answer.restored_tokens > 0
     middle = {case: statistics.median(values) for case, values in seconds.items()}
     spread = {case: _spread(values) for case, values in seconds.items()}
     return [

@@ -34,18 +34,15 @@ class Gpu:
     def compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
         """PaError (UNSUPPORTED) where no kernel serves the shape."""
         xp, problem = gpu.cupy(), sample.problem
-        names = (problem.k_type.name.lower(), problem.v_type.name.lower())
-        axes = (problem.n_head, problem.n_kv_head, problem.d_k, problem.d_v)
-        shape = gpu.GpuShape(
-            *axes, problem.shape.max_q, problem.n_cells, *names, softcap=problem.softcap
-        )
         out = np.full((problem.n_q, problem.n_head, problem.d_v), np.nan, np.float32)
         k, v = _on_gpu(xp, sample.k), _on_gpu(xp, sample.v)
         sinks = None if sample.sinks is None else xp.asarray(sample.sinks)
         blocks = max(problem.k_type.block_values, problem.v_type.block_values) > 1
         align = _ALIGN_BLOCKS_BYTES if blocks else _ALIGN_BYTES
         seconds = []
-        with gpu.GpuAttention(shape, n_slots=_SLOTS, align=align, device=self._device) as plan:
+        with gpu.GpuAttention(
+            problem.shape, n_slots=_SLOTS, align=align, device=self._device
+        ) as plan:
             for _ in range(_REPEATS):
                 took = 0.0
                 for queries, n_cells in problem.batches():

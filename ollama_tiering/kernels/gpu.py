@@ -17,8 +17,8 @@ from typing import Any
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import nvrtc
-from ollama_tiering.kernels.binding import PaArgs, PaMask, PaRows, PaShape
-from ollama_tiering.kernels.nvrtc import DTYPES
+from ollama_tiering.kernels.binding import PaArgs, PaMask, PaRows
+from ollama_tiering.kernels.shape import Shape
 
 Array = Any  # cupy.ndarray: CuPy is optional and has no types
 
@@ -34,42 +34,15 @@ def cupy() -> Any:
     return module
 
 
-@dataclass(frozen=True)
-class GpuShape:
-    """`pa_shape`; types by name (f16, bf16, q8_0, q4_0). scale 0: 1 / sqrt(d_k)."""
-
-    n_head: int
-    n_kv_head: int
-    d_k: int
-    d_v: int
-    max_q: int
-    max_cells: int
-    k_type: str = "f16"
-    v_type: str = "f16"
-    scale: float = 0.0
-    softcap: float = 0.0
-
-    def struct(self) -> PaShape:
-        return PaShape(
-            self.n_head,
-            self.n_kv_head,
-            self.d_k,
-            self.d_v,
-            self.max_q,
-            self.max_cells,
-            DTYPES[self.k_type],
-            DTYPES[self.v_type],
-            self.scale or self.d_k**-0.5,
-            self.softcap,
-        )
-
-    def instance(self, align: int) -> nvrtc.Instance:
-        """The image that serves the shape: decode blocks of as many rows as one query has, 8 at
-        most; more rows are spread evenly."""
-        group = self.n_head // self.n_kv_head
-        tiles = -(-group // 8)
-        rows = -(-group // tiles)
-        return nvrtc.Instance(self.d_k, self.d_v, self.k_type, self.v_type, rows, align)
+def instance_of(shape: Shape, align: int) -> nvrtc.Instance:
+    """The image that serves the shape: decode blocks of as many rows as one query has, 8 at most;
+    more rows are spread evenly.
+    """
+    group = shape.n_head // shape.n_kv_head
+    tiles = -(-group // 8)
+    rows = -(-group // tiles)
+    types = (shape.k_type.name.lower(), shape.v_type.name.lower())
+    return nvrtc.Instance(shape.d_k, shape.d_v, *types, rows, align)
 
 
 @dataclass(frozen=True)
@@ -120,18 +93,18 @@ class GpuAttention:
     """A plan with its image. Not thread-safe; close it (or use `with`) before the device."""
 
     def __init__(
-        self, shape: GpuShape, *, n_slots: int, align: int = 16, device: GpuDevice | None = None
+        self, shape: Shape, *, n_slots: int, align: int = 16, device: GpuDevice | None = None
     ) -> None:
         self.shape = shape
         self._own_device = device is None
         self.device = device or GpuDevice()
         self.n_slots = n_slots
         self._plan = ctypes.c_void_p()
-        cubin = nvrtc.image(shape.instance(align), self.device.arch).cubin
+        cubin = nvrtc.image(instance_of(shape, align), self.device.arch).cubin
         binding.call(
             "pa_cuda_plan_create",
             self.device.handle,
-            ctypes.byref(shape.struct()),
+            ctypes.byref(shape.c()),
             n_slots,
             cubin,
             len(cubin),

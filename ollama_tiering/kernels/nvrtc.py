@@ -21,6 +21,7 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels.library import csrc_dir
+from ollama_tiering.kernels.shape import Dtype
 
 ARCHS = (
     52,
@@ -35,7 +36,6 @@ ARCHS = (
     100,
     120,
 )  # NVRTC 12.9's, of the compute capabilities that matter
-DTYPES = {"f16": 1, "bf16": 2, "q8_0": 3, "q4_0": 4}  # pa_dtype
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
 KERNELS = ("pa_decode", "pa_narrow", "pa_wide", "pa_combine", "pa_bounds")
 
@@ -61,8 +61,8 @@ class Instance:
         return [
             f"-DPA_D_K={self.d_k}",
             f"-DPA_D_V={self.d_v}",
-            f"-DPA_K_TYPE={DTYPES[self.k_type]}",
-            f"-DPA_V_TYPE={DTYPES[self.v_type]}",
+            f"-DPA_K_TYPE={Dtype[self.k_type.upper()]:d}",
+            f"-DPA_V_TYPE={Dtype[self.v_type.upper()]:d}",
             f"-DPA_ROWS={self.rows}",
             f"-DPA_ALIGN={self.align}",
         ]

@@ -18,6 +18,7 @@ from ollama_tiering.kernels.binding import (
     PaShape,
     PaStatus,
 )
+from ollama_tiering.kernels.shape import Shape
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -55,8 +56,8 @@ def test_structs_are_the_headers() -> None:
     ("n_head", "n_kv_head", "rows"), [(40, 8, 5), (8, 8, 1), (16, 1, 8), (12, 1, 6), (10, 1, 5)]
 )
 def test_rows_of_a_decode_block_are_even(n_head: int, n_kv_head: int, rows: int) -> None:
-    shape = gpu.GpuShape(n_head, n_kv_head, 128, 128, 1, 100)
-    assert shape.instance(16).rows == rows
+    shape = Shape(n_head, n_kv_head, 128, 128, 1, 100)
+    assert gpu.instance_of(shape, 16).rows == rows
 
 
 def test_missing_cupy_names_the_extra() -> None:
