@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -55,11 +55,21 @@ def in_seconds(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
+async def begun(context: Context, deadline: float) -> None:
+    """Sends the headers at once. Without it gRPC sends them with the first message, and cannot end
+    the call (`end`) while the client has not taken that. ClientTooSlow."""
+    await _taken(context.send_initial_metadata(()), deadline)
+
+
 async def sent(context: Context, message: object, deadline: float) -> None:
     """Waits until the client's end of the connection takes it. ClientTooSlow."""
+    await _taken(context.write(message), deadline)
+
+
+async def _taken(sending: Awaitable[None], deadline: float) -> None:
     try:
         async with asyncio.timeout_at(deadline):
-            await context.write(message)
+            await sending
     except TimeoutError:
         raise ClientTooSlow("the answer was not read in time") from None
     except grpc.aio.InternalError:  # the client has gone

@@ -27,6 +27,7 @@ from ollama_tiering.sidecar.bounds import (
     MAX_TOOL_STREAMS,
     ClientTooSlow,
     Slots,
+    begun,
     end,
     in_seconds,
     received,
@@ -171,6 +172,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     async def _put_stream(self, context: Context) -> None:
         patience_seconds = self._store.reserve_seconds  # all it has reserved is over by then
         session: WriteSession | None = None
+        await begun(context, in_seconds(patience_seconds))
         try:
             while request := await received(context, in_seconds(patience_seconds)):
                 kind = request.WhichOneof("op")
@@ -194,6 +196,8 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     ) -> None:
         """What is not read when the lease ends is not sent any more."""
         deadline = in_seconds(leased.lease_seconds)
+        if request.inline:
+            await begun(context, deadline)
         answered = 0
         batch: list[pb.GetResponse] = []
         most = _BATCH_BLOCKS if request.batch else 1

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import statistics
-import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -109,40 +104,3 @@ class Hits:
 
     def close(self) -> None:
         self._channel.close()
-
-
-@contextlib.contextmanager
-def trickling(
-    daemon: Daemon, path: Path, *, bytes_a_time: int, pause_seconds: float
-) -> Iterator[Path]:
-    """A socket that leads to the sidecar's and passes its answers on a few bytes at a time."""
-    over = threading.Event()
-    with contextlib.ExitStack() as held:
-        listener = held.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(path))
-        listener.listen()
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                client, _ = listener.accept()
-                held.enter_context(client)
-                sidecar = held.enter_context(socket.socket(socket.AF_UNIX))
-                sidecar.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                sidecar.connect(str(daemon.socket))
-                threading.Thread(target=requests, args=(client, sidecar), daemon=True).start()
-                while not over.wait(pause_seconds):
-                    client.sendall(sidecar.recv(bytes_a_time))
-
-        def requests(client: socket.socket, sidecar: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while data := client.recv(1 << 16):
-                    sidecar.sendall(data)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield path
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(5)

@@ -28,8 +28,8 @@ from tests.fault.abuse import (
     made_up_claims,
     status_of,
     store,
-    trickling,
 )
+from tests.fault.relay import dammed, trickling
 
 pytestmark = pytest.mark.fault
 
@@ -240,23 +240,26 @@ def test_a_block_that_comes_byte_by_byte_is_given_up(daemon: Daemon) -> None:
 
 
 def test_a_client_that_stops_reading_loses_its_lease_and_no_one_else_is_slower(
-    daemon: Daemon,
+    daemon: Daemon, tmp_path: Path
 ) -> None:
     hits = Hits(daemon)
     blocks = store(daemon, WIDE, WIDE_TOKENS)
     request = pb.GetRequest(namespace=WIDE.digest(), keys=[b.key for b in blocks], inline=True)
     usual = hits.median_seconds()
     watched = Watched(daemon)
-    with contextlib.ExitStack() as held:
+    path = tmp_path / "stopped"
+    with dammed(daemon, path, first_bytes=1024) as opened, contextlib.ExitStack() as held:
         stalled = []
         for _ in range(2 * MAX_INLINE_GETS):
-            channel = held.enter_context(daemon.channel())
+            own = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+            channel = held.enter_context(grpc.insecure_channel(f"unix:{path}", options=own))
             stalled.append(rpc.BlockStoreStub(channel).Get(request))
         daemon.wait(lambda stat: stat.open_leases == MAX_INLINE_GETS, "so many have begun")
         assert hits.median_seconds() < 2 * usual + 0.001
         daemon.wait(lambda stat: stat.open_leases == 0, "the leases are over")
         time.sleep(DEADLINE_SECONDS)
         assert watched.grown_bytes < MAX_INLINE_GETS * 8 * MIB
+        opened.set()
         codes = [status_of(call) for call in stalled]
         assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == MAX_INLINE_GETS
         assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == MAX_INLINE_GETS
