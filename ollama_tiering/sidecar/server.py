@@ -28,6 +28,7 @@ from ollama_tiering.errors import ConfigError, ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import MetricsEndpoint, make_registry
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
@@ -131,6 +132,7 @@ def serve(
     """
     # The loop must not wait 5 ms for the interpreter whenever a copying thread has it.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    share_one_arena()
     _allow_open_files()
     with claim_socket(config.socket_path):
         store = open_store(config)
