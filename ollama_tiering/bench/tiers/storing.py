@@ -30,7 +30,7 @@ from ollama_tiering.store.tier import TierKind
 
 REPEATS: Final = 3
 BATCH_BYTES: Final = 32 << 20  # reserved, filled and committed at a time, a block at least
-_POLL_SECONDS: Final = 0.002
+_POLL_SECONDS: Final = 0.01  # each costs the machine a millisecond that storing could have
 _MOST_SECONDS: Final = 600.0
 _MEASURING_SECONDS: Final = 10.0
 _SETTINGS: Final = "min_tokens = 1\ntail_seconds = 0\nmin_free_percent = 0\ndaily_write = 0"

@@ -37,46 +37,87 @@ class Ahead {
     int64_t stride_, bytes_;
 };
 
-// Heads of a group that are done together: 4 keys x kHeads accumulators fit the registers.
-constexpr int kHeads = kRegisters == 32 ? 5 : 3;
+// Heads of a group that are done together, so that each row is widened once for all of them.
+constexpr int kHeads = 5;
+// Rows of K, and vectors of a row of V, that G heads take at a time: their accumulators, one factor per head and one
+// widened vector fit the registers.
+template <int G> constexpr int kRowsOfK = kRegisters == 32 || G <= 3 ? 4 : 2;
+template <int G> constexpr int kVecsOfV = kRegisters == 32 ? (G <= 2 ? 8 : 4) : G == 1 ? 8 : G <= 3 ? 4 : 2;
+
+// sums[n][g] += widened(n) * factor(g). One side is kept in registers, the other comes one by one: where there are
+// few registers, the side with fewer vectors is kept.
+template <int N, int G, class Widened, class Factor>
+PA_INLINE void multiply_add(Vec (*sums)[G], Widened &&widened, Factor &&factor) {
+    if constexpr (kRegisters == 32 || N < G) {
+        Vec kept[N];
+        PA_UNROLL
+        for (int n = 0; n < N; n++) kept[n] = widened(n);
+        PA_UNROLL
+        for (int g = 0; g < G; g++) {
+            Vec f = factor(g);
+            hold(f);
+            PA_UNROLL
+            for (int n = 0; n < N; n++) sums[n][g] = vfma(kept[n], f, sums[n][g]);
+        }
+    } else {
+        Vec kept[G];
+        PA_UNROLL
+        for (int g = 0; g < G; g++) {
+            kept[g] = factor(g);
+            hold(kept[g]);
+        }
+        PA_UNROLL
+        for (int n = 0; n < N; n++) {
+            const Vec w = widened(n);
+            PA_UNROLL
+            for (int g = 0; g < G; g++) sums[n][g] = vfma(w, kept[g], sums[n][g]);
+        }
+    }
+}
+
+// W values of a row, times their block's scale.
+template <pa_dtype T> PA_INLINE Vec widened(const uint8_t *row, int d, Vec scale) {
+    if constexpr (Row<T>::quantised) return vmul(scale, Row<T>::value(row, d));
+    return Row<T>::value(row, d);
+}
+
+// a[k][g] = q[g] . row[k], still to be summed over the lanes.
+template <pa_dtype T, int G, int K> PA_INLINE void dots(const float *q, int d, const uint8_t *const *row, Vec (*a)[G]) {
+    constexpr int step = Row<T>::quantised ? kQuantBlock : W; // values that share a scale, or one vector
+    PA_UNROLL
+    for (int k = 0; k < K; k++)
+        PA_UNROLL
+        for (int g = 0; g < G; g++) a[k][g] = vzero();
+    for (int i = 0; i < d; i += step) {
+        Vec scale[K];
+        PA_UNROLL
+        for (int k = 0; k < K; k++) scale[k] = vset(Row<T>::scale(row[k], i));
+        PA_UNROLL
+        for (int j = i; j < i + step; j += W) {
+            multiply_add<K, G>(
+                a, [&](int k) { return widened<T>(row[k], j, scale[k]); }, [&](int g) { return vload(q + g * d + j); });
+        }
+    }
+}
 
 // s[g][k] = q[g] . K[k] for all kDecodeTile rows. q: [G][d] floats; rows: addresses of the first head's rows.
 template <pa_dtype T, int G>
 inline void scores(const float *q, int d, const uint8_t *const *rows, int64_t at, float (*s)[kDecodeTile], Ahead &next) {
+    constexpr int K = kRowsOfK<G>;
     Ahead ahead = next; // a copy stays in registers
-    constexpr int step = Row<T>::quantised ? kQuantBlock : W; // values that share a scale, or one vector
     for (int k0 = 0; k0 < kDecodeTile; k0 += W) {
         Vec folded[G][W / 4];
         for (int k1 = 0; k1 < W; k1 += 4) {
             Vec a[4][G];
-            const uint8_t *row[4];
             PA_UNROLL
-            for (int k = 0; k < 4; k++) {
-                row[k] = rows[k0 + k1 + k] + at;
-                ahead.step();
+            for (int k2 = 0; k2 < 4; k2 += K) {
+                const uint8_t *row[K];
                 PA_UNROLL
-                for (int g = 0; g < G; g++) a[k][g] = vzero();
-            }
-            for (int i = 0; i < d; i += step) {
-                Vec scale[4];
-                PA_UNROLL
-                for (int k = 0; k < 4; k++) scale[k] = vset(Row<T>::scale(row[k], i));
-                PA_UNROLL
-                for (int j = i; j < i + step; j += W) {
-                    Vec value[4];
-                    PA_UNROLL
-                    for (int k = 0; k < 4; k++) {
-                        value[k] = Row<T>::value(row[k], j);
-                        if constexpr (Row<T>::quantised) value[k] = vmul(scale[k], value[k]);
-                    }
-                    PA_UNROLL
-                    for (int g = 0; g < G; g++) {
-                        Vec qv = vload(q + g * d + j);
-                        hold(qv);
-                        PA_UNROLL
-                        for (int k = 0; k < 4; k++) a[k][g] = vfma(value[k], qv, a[k][g]);
-                    }
+                for (int k = 0; k < K; k++) {
+                    row[k] = rows[k0 + k1 + k2 + k] + at;
+                    ahead.step();
                 }
+                dots<T, G, K>(q, d, row, a + k2);
             }
             PA_UNROLL
             for (int g = 0; g < G; g++) folded[g][k1 / 4] = vfold4(a[0][g], a[1][g], a[2][g], a[3][g]);
@@ -166,26 +207,16 @@ template <pa_dtype T, int G, int C>
 inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const Scales<T> &scales,
                           const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &next) {
     Ahead ahead = next;
-    Vec a[G][C];
+    Vec a[C][G];
     PA_UNROLL
-    for (int g = 0; g < G; g++)
+    for (int c = 0; c < C; c++)
         PA_UNROLL
-        for (int c = 0; c < C; c++) a[g][c] = vzero();
+        for (int g = 0; g < G; g++) a[c][g] = vzero();
     for (int k = 0; k < n; k++) {
-        Vec v[C];
-        PA_UNROLL
-        for (int c = 0; c < C; c++) {
-            v[c] = Row<T>::value(rows[k] + at, d + c * W);
-            if constexpr (Row<T>::quantised) v[c] = vmul(vset(scales.of(d + c * W, k)), v[c]);
-        }
+        multiply_add<C, G>(
+            a, [&](int c) { return widened<T>(rows[k] + at, d + c * W, vset(scales.of(d + c * W, k))); },
+            [&](int g) { return vset(p[g][k]); });
         ahead.step();
-        PA_UNROLL
-        for (int g = 0; g < G; g++) {
-            Vec weight = vset(p[g][k]);
-            hold(weight);
-            PA_UNROLL
-            for (int c = 0; c < C; c++) a[g][c] = vfma(weight, v[c], a[g][c]);
-        }
     }
     PA_UNROLL
     for (int g = 0; g < G; g++) {
@@ -193,7 +224,7 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
         PA_UNROLL
         for (int c = 0; c < C; c++) {
             float *to = o + g * d_v + d + c * W;
-            vstore(to, vfma(f, vload(to), a[g][c]));
+            vstore(to, vfma(f, vload(to), a[c][g]));
         }
     }
     next = ahead;
@@ -213,8 +244,7 @@ inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first
 template <pa_dtype T, int G>
 inline void values(const uint8_t *const *rows, int64_t at, int n, float (*p)[kDecodeTile], const float *shrink, float *o,
                    int d_v, Ahead &ahead) {
-    constexpr int C = kRegisters == 32 ? (G <= 2 ? 8 : 4) : G == 1 ? 8 : 4; // vectors of V at a time
-    value_range<T, G, C>(rows, at, n, 0, Scales<T>(rows, at, d_v), p, shrink, o, d_v, ahead);
+    value_range<T, G, kVecsOfV<G>>(rows, at, n, 0, Scales<T>(rows, at, d_v), p, shrink, o, d_v, ahead);
 }
 
 // A tile of cells as the kernels take it.
@@ -273,8 +303,8 @@ using DecodeGroup = void (*)(const pa_shape &, const pa_args &, const DecodeTile
                              float *, float *, float *, Ahead &, Ahead &);
 
 inline DecodeGroup decode_group_of(int heads) {
-    static constexpr DecodeGroup of[] = {decode_group<1>, decode_group<2>, decode_group<3>,
-                                         decode_group<kRegisters == 32 ? 4 : 3>, decode_group<kHeads>};
+    static constexpr DecodeGroup of[kHeads] = {decode_group<1>, decode_group<2>, decode_group<3>, decode_group<4>,
+                                               decode_group<5>};
     return of[heads - 1];
 }
 

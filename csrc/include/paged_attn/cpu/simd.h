@@ -2,7 +2,8 @@
 #pragma once
 #include "paged_attn/cpu/isa.h"
 
-// Loops over registers must be unrolled whole, or the arrays go to memory.
+// Loops over registers must be unrolled whole, and what they call be part of them, or the arrays go to memory.
+#define PA_INLINE __attribute__((always_inline)) inline
 #if defined(__clang__)
 #define PA_UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -60,13 +60,13 @@ inline Vec from_bf16(const uint16_t *p) {
 inline Vec from_i8(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
-// Eight nibbles less 8 of a q4_0 block's 16 bytes; first: 0, 8 (low halves), 16, 24 (high halves).
+// Eight nibbles less 8 of a q4_0 block's 16 bytes; first: 0, 8 (low halves), 16, 24 (high halves). A number below 2^23
+// in the last bits of 2^23 is 2^23 plus that number.
 inline Vec from_nibbles(const uint8_t *block, int first) {
-    __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + first % 16));
-    if (first >= 16) bytes = _mm_srli_epi16(bytes, 4);
-    bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m128i less8 = _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_shuffle_epi8(less8, bytes)));
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + first % 16)));
+    const __m256i nibble = first < 16 ? _mm256_and_si256(bytes, _mm256_set1_epi32(15)) : _mm256_srli_epi32(bytes, 4);
+    const Vec big = _mm256_castsi256_ps(_mm256_or_si256(nibble, _mm256_set1_epi32(0x4B000000)));
+    return vsub(big, vset(8388608.0f + 8.0f));
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
