@@ -44,11 +44,11 @@ constexpr int kHeads = 5;
 template <int G> constexpr int kRowsOfK = kRegisters == 32 || G <= 3 ? 4 : 2;
 template <int G> constexpr int kVecsOfV = kRegisters == 32 ? (G <= 2 ? 8 : 4) : G == 1 ? 8 : G <= 3 ? 4 : 2;
 
-// sums[n][g] += widened(n) * factor(g). One side is kept in registers, the other comes one by one: where there are
-// few registers, the side with fewer vectors is kept.
+// sums[n][g] += widened(n) * factor(g). The widened vectors are kept in registers if they fit there beside the sums, a
+// factor and one that is on its way; else the factors.
 template <int N, int G, class Widened, class Factor>
 PA_INLINE void multiply_add(Vec (*sums)[G], Widened &&widened, Factor &&factor) {
-    if constexpr (kRegisters == 32 || N < G) {
+    if constexpr (N * G + N + 2 <= kRegisters) {
         Vec kept[N];
         PA_UNROLL
         for (int n = 0; n < N; n++) kept[n] = widened(n);
