@@ -177,14 +177,18 @@ inline void soften(float (*s)[kDecodeTile], const float *bias, float cap2, float
     }
 }
 
-// Scales of the rows of V, block by block: [d / 32][kDecodeTile]. Converted many at a time; the products then take them
-// as broadcasts from memory. (Folding them into p instead costs a broadcast per block and head: no faster.)
+// Scales of the rows of V, block by block: [d / 32][kDecodeTile]. Converted many at a time.
 constexpr int kMaxBlocks = 1024 / kQuantBlock;
-template <pa_dtype T> struct Scales {
-    Scales(const uint8_t *const *, int64_t, int) {}
-    float of(int, int) const { return 1.0f; }
+struct NoScales {
+    static constexpr bool any = false;
+    NoScales() = default;
+    NoScales(const uint8_t *const *, int64_t, int) {}
+};
+template <pa_dtype T> struct Scales : NoScales {
+    using NoScales::NoScales;
 };
 template <int BlockBytes> struct BlockScales {
+    static constexpr bool any = true;
     alignas(64) float f[kMaxBlocks][kDecodeTile];
     BlockScales(const uint8_t *const *rows, int64_t at, int d) {
         alignas(64) uint16_t half[kDecodeTile];
@@ -193,7 +197,6 @@ template <int BlockBytes> struct BlockScales {
             for (int k = 0; k < kDecodeTile; k += W) vstore(f[b] + k, from_f16(half + k));
         }
     }
-    float of(int d, int k) const { return f[d / kQuantBlock][k]; }
 };
 template <> struct Scales<PA_Q8_0> : BlockScales<34> {
     using BlockScales::BlockScales;
@@ -203,8 +206,8 @@ template <> struct Scales<PA_Q4_0> : BlockScales<18> {
 };
 
 // o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k].
-template <pa_dtype T, int G, int C>
-inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const Scales<T> &scales,
+template <pa_dtype T, int G, int C, class S>
+inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const S &scales,
                           const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &next) {
     Ahead ahead = next;
     Vec a[C][G];
@@ -214,7 +217,13 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
         for (int g = 0; g < G; g++) a[c][g] = vzero();
     for (int k = 0; k < n; k++) {
         multiply_add<C, G>(
-            a, [&](int c) { return widened<T>(rows[k] + at, d + c * W, vset(scales.of(d + c * W, k))); },
+            a,
+            [&](int c) {
+                const int at_d = d + c * W;
+                const Vec v = Row<T>::value(rows[k] + at, at_d);
+                if constexpr (S::any) return vmul(vset(scales.f[at_d / kQuantBlock][k]), v);
+                return v;
+            },
             [&](int g) { return vset(p[g][k]); });
         ahead.step();
     }
@@ -230,21 +239,37 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
     next = ahead;
 }
 
-// Columns from `first` on with C vectors at a time, then fewer.
-template <pa_dtype T, int G, int C>
-inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first, const Scales<T> &scales,
+// Columns from `first` to `last` with C vectors at a time, then fewer.
+template <pa_dtype T, int G, int C, class S>
+inline void value_range(const uint8_t *const *rows, int64_t at, int n, int first, int last, const S &scales,
                         const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &ahead) {
     int d = first;
-    for (; d + C * W <= d_v; d += C * W) value_columns<T, G, C>(rows, at, n, d, scales, p, shrink, o, d_v, ahead);
+    for (; d + C * W <= last; d += C * W) value_columns<T, G, C>(rows, at, n, d, scales, p, shrink, o, d_v, ahead);
     if constexpr (C > 1) {
-        if (d < d_v) value_range<T, G, C / 2>(rows, at, n, d, scales, p, shrink, o, d_v, ahead);
+        if (d < last) value_range<T, G, C / 2>(rows, at, n, d, last, scales, p, shrink, o, d_v, ahead);
     }
 }
 
+// A block's scale goes into p, G products for a block of 32 columns instead of one for each of its vectors, where the
+// columns of one block make sums enough to keep the multiply-adds busy.
 template <pa_dtype T, int G>
 inline void values(const uint8_t *const *rows, int64_t at, int n, float (*p)[kDecodeTile], const float *shrink, float *o,
                    int d_v, Ahead &ahead) {
-    value_range<T, G, kVecsOfV<G>>(rows, at, n, 0, Scales<T>(rows, at, d_v), p, shrink, o, d_v, ahead);
+    constexpr int of_block = kQuantBlock / W;
+    const Scales<T> scales(rows, at, d_v);
+    if constexpr (Scales<T>::any && G * of_block >= 8) {
+        for (int d = 0; d < d_v; d += kQuantBlock) {
+            alignas(64) float scaled[G][kDecodeTile];
+            PA_UNROLL
+            for (int g = 0; g < G; g++)
+                for (int k = 0; k < kDecodeTile; k += W)
+                    vstore(scaled[g] + k, vmul(vload(p[g] + k), vload(scales.f[d / kQuantBlock] + k)));
+            value_range<T, G, std::min(kVecsOfV<G>, of_block)>(rows, at, n, d, d + kQuantBlock, NoScales(), scaled, shrink,
+                                                               o, d_v, ahead);
+        }
+    } else {
+        value_range<T, G, kVecsOfV<G>>(rows, at, n, 0, d_v, scales, p, shrink, o, d_v, ahead);
+    }
 }
 
 // A tile of cells as the kernels take it.
