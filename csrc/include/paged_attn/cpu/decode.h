@@ -18,6 +18,7 @@ constexpr float kRise = 16.0f; // the reference moves only when a logit is above
 // rows are handed out in the order of memory: cell by cell, head by head.
 class Ahead {
   public:
+    Ahead() = default; // nothing to fetch
     Ahead(const uint8_t *const *rows, int n, int heads, int64_t head_stride, int64_t bytes)
         : row_(rows), left_(n * heads), heads_(heads), stride_(head_stride), bytes_(bytes) {}
     void step() {
@@ -32,9 +33,9 @@ class Ahead {
     }
 
   private:
-    const uint8_t *const *row_;
-    int left_, heads_, head_ = 0;
-    int64_t stride_, bytes_;
+    const uint8_t *const *row_ = nullptr;
+    int left_ = 0, heads_ = 0, head_ = 0;
+    int64_t stride_ = 0, bytes_ = 0;
 };
 
 // Heads of a group that are done together, so that each row is widened once for all of them.
@@ -209,7 +210,10 @@ template <> struct Scales<PA_Q4_0> : BlockScales<18> {
 template <pa_dtype T, int G, int C, class S>
 inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const S &scales,
                           const float (*p)[kDecodeTile], const float *shrink, float *o, int d_v, Ahead &next) {
-    Ahead ahead = next;
+    // Whole rows are fetched at the pace at which they are used up, one per cell. Quantised ones, of a few lines, sooner:
+    // the scales of all of a tile's rows are wanted first.
+    const bool fetches = Row<T>::quantised || d == 0;
+    Ahead ahead = fetches ? next : Ahead();
     Vec a[C][G];
     PA_UNROLL
     for (int c = 0; c < C; c++)
@@ -236,7 +240,7 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
             vstore(to, vfma(f, vload(to), a[c][g]));
         }
     }
-    next = ahead;
+    if (fetches) next = ahead;
 }
 
 // Columns from `first` to `last` with C vectors at a time, then fewer.
