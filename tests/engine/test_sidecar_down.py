@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from tests.engine.harness import (
 
 ONCE_SECONDS = 0.100
 TOKENS = 300
-TRIALS = 4  # other work on the machine only ever adds time: the best of a few counts
+TRIES = range(4, 20)  # other work on the machine only ever adds time: the best of a few counts
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +97,31 @@ class Pairs:
         print(f"{added * 1000:.1f} ms added to {min(self.theirs) * 1000:.1f} ms")
         return added
 
+    def assert_adds_less(self, seconds: float, ask: Callable[[int], None], tries: range) -> None:
+        """On a busy machine the best times take more tries to show; a real cost stays. (Ollama asks
+        every 250 ms whether a model is loaded: that much is added by a moment's delay.)
+        """
+        for number in range(tries.stop):
+            ask(number)
+            if number + 1 >= tries.start and self.added_seconds < seconds:
+                return
+        assert self.added_seconds < seconds
+
 
 def assert_nothing_added(server: Server, reference: Server, seed: object) -> None:
     pairs = Pairs(server, reference)
-    for number in range(90):
-        pairs.ask((seed, number))
-        if number >= 15 and pairs.added_seconds < 0.015:
-            return  # on a busy machine the best times take more tries to show; a real cost stays
-    assert pairs.added_seconds < 0.015
+    pairs.assert_adds_less(0.015, lambda number: pairs.ask((seed, number)), range(16, 90))
+
+
+def assert_loading_adds_nothing(server: Server, reference: Server, seed: object) -> None:
+    pairs = Pairs(server, reference)
+
+    def load_and_ask(number: int) -> None:
+        reference.unload("g2")
+        server.unload("g2")
+        pairs.ask((seed, "loads", number))
+
+    pairs.assert_adds_less(ONCE_SECONDS, load_and_ask, TRIES)
 
 
 def stored(server: Server, sidecar: Sidecar, prompt: str) -> Result:
@@ -117,12 +134,7 @@ def test_sidecar_absent_costs_nothing_and_answers_are_right(
     binary: Path, models: Path, tmp_path: Path, fast: Path, reference: Server
 ) -> None:
     with Server(binary, tmp_path / "tested", models, socket=fast / "none") as server:
-        loading = Pairs(server, reference)
-        for trial in range(TRIALS):
-            reference.unload("g2")
-            server.unload("g2")
-            loading.ask(("absent, loads", trial))
-        assert loading.added_seconds < ONCE_SECONDS
+        assert_loading_adds_nothing(server, reference, "absent")
         assert_nothing_added(server, reference, "absent")
 
 
@@ -133,12 +145,7 @@ def test_socket_that_never_answers_costs_its_time_once_and_answers_are_right(
         deaf_socket(fast / "deaf"),
         Server(binary, tmp_path / "tested", models, socket=fast / "deaf") as server,
     ):
-        loading = Pairs(server, reference)
-        for trial in range(TRIALS):
-            reference.unload("g2")
-            server.unload("g2")
-            loading.ask(("deaf, loads", trial))
-        assert loading.added_seconds < ONCE_SECONDS
+        assert_loading_adds_nothing(server, reference, "deaf")
         assert_nothing_added(server, reference, "deaf")
 
 
@@ -151,15 +158,19 @@ def test_sidecar_that_hangs_costs_its_time_once_and_tiering_resumes(
         stored(server, sidecar, text(TOKENS, "first"))
         reference.generate("g2", text(TOKENS, "first"))
         hanging = Pairs(server, reference)
-        for trial in range(TRIALS):
+        prompt = ""
+
+        def hang(number: int) -> None:
+            nonlocal prompt
             sidecar.signal(signal.SIGSTOP)
-            hanging.ask(("hangs", trial))
-            if trial == 0:
+            hanging.ask(("hangs", number))
+            if number == 0:
                 assert_nothing_added(server, reference, "hangs")
             sidecar.signal(signal.SIGCONT)
-            prompt = text(TOKENS, ("again", trial))
+            prompt = text(TOKENS, ("again", number))
             stored(server, sidecar, prompt)
-        assert hanging.added_seconds < ONCE_SECONDS
+
+        hanging.assert_adds_less(ONCE_SECONDS, hang, TRIES)
         server.generate("g2", text(80, "displaces"))
         assert_same(server.generate("g2", prompt), in_memory(reference, "g2", prompt, TOKENS - 1))
 
