@@ -35,14 +35,12 @@ def start(root: Path, *args: str, path: str | None = None) -> subprocess.Complet
 
 
 def test_the_first_start_installs_and_the_second_is_quick(checkout: Path) -> None:
-    started = time.monotonic()
     first = start(checkout, "a b", "c")
-    first_seconds = time.monotonic() - started
     assert (first.returncode, first.stdout) == (0, "['a b', 'c']\n")
     assert "installing the packages" in first.stderr
     started = time.monotonic()
     second = start(checkout, "a b", "c")
-    assert time.monotonic() - started < first_seconds / 4
+    assert time.monotonic() - started < 1
     assert (second.stdout, second.stderr) == (first.stdout, "")
 
 
