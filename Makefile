@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test soak chaos fuzz fuzz-csrc flips locks proto clean
+.PHONY: default lint format test soak chaos power-cuts fuzz fuzz-csrc flips measurements locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -12,12 +12,16 @@ soak:
 	TIERING_SOAK=100 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/contract/test_store_machine.py
 chaos:
 	TIERING_CHAOS=1000 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/fault/test_chaos.py
+power-cuts:
+	TIERING_POWER_CUTS=$${TIERING_POWER_CUTS:-20000} .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fault/test_power_cuts.py
 fuzz:
 	TIERING_FUZZ=1000000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz --ignore tests/fuzz/test_flips.py
 fuzz-csrc:
 	./scripts/test-csrc fuzz 1000000
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
+measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
+	.venv/bin/python scripts/measure.py
 locks:
 	./scripts/lock
 proto:

@@ -1,5 +1,8 @@
 """Hatchling's hook: a wheel built where a C++ compiler is carries libpaged_attn.so and is named for
 this platform. Without one the wheel is pure Python, and the library is compiled at its first use.
+
+What was compiled lies below build/wheel under the digest of its sources and compiler, so that a
+front end that asks twice, or a second wheel of the same sources, compiles once.
 """
 
 from __future__ import annotations
@@ -27,8 +30,12 @@ class PagedAttention(BuildHookInterface[Any]):
         if compiler is None:
             self.app.display_warning("no C++ compiler: the wheel carries no libpaged_attn.so")
             return
-        library = Path(self.root, "build", "wheel", compiling.LIBRARY)
-        compiling.compile_library(Path(self.root, "csrc"), compiler, library)
+        csrc = Path(self.root, "csrc")
+        folder = Path(self.root, "build", "wheel", compiling.fingerprint(csrc, compiler)[:16])
+        library = folder / compiling.LIBRARY
+        if not library.is_file():
+            self.app.display_info("compiling the attention kernels, half a minute of a processor")
+            compiling.compile_library(csrc, compiler, library)
         build_data["force_include"][str(library)] = f"ollama_tiering/_lib/{compiling.LIBRARY}"
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

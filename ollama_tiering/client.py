@@ -293,7 +293,8 @@ class BlockClient:
                 filling.write_to(Path(reservation.path))
                 ids.append(reservation.id)
             elif reservation.outcome != pb.Reservation.OUTCOME_PRESENT:
-                reason = pb.Reservation.Outcome.Name(reservation.outcome)
+                outcome = pb.Reservation.Outcome.Name(reservation.outcome)
+                reason = reservation.reason or outcome
                 break
             else:
                 ids.append(0)

@@ -7,6 +7,16 @@ bad usage.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'status'?` with the names nearest to a mistyped one; empty where none is."""
+    import difflib  # only where something went wrong
+
+    near = difflib.get_close_matches(word[:100], known)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
 
 class TieringError(Exception):
     """Base of all expected failures. Alone: something is wrong that no other class names."""

@@ -14,8 +14,10 @@ import argparse
 import mmap
 import os
 import resource
+import shlex
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ollama_tiering.bench.machine import this_machine
+from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.store import samples
 from ollama_tiering.store.blockfile import (
     SegmentShape,
@@ -263,8 +265,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path.cwd())
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    machine = this_machine()
-    load = os.getloadavg()[0]
+    began = begin()
     made = blocks(given.blocks)
     with tempfile.TemporaryDirectory(dir=given.dir, prefix=".bench-") as name:
         disk = Path(name)
@@ -283,11 +284,11 @@ def main() -> None:
     lines = [
         "# Restore from a cold disk",
         "",
-        f"- Machine: {machine}; shared with other work, load {load:.1f} at the start",
-        f"- Measured: {machine.date}, commit {machine.code}",
-        f"- Command: `scripts/bench_cold_restore.py --blocks {given.blocks}`; {len(made)} blocks, "
-        f"{total / 1e6:.0f} MB raw, dropped from the page cache before each of {REPEATS} runs; "
-        "medians",
+        *this_machine(began).lines(),
+        f"- Command: `{shlex.join(['scripts/bench_cold_restore.py', *sys.argv[1:]])}`",
+        "",
+        f"{len(made)} blocks, {total / 1e6:.0f} MB raw, dropped from the page cache before each of "
+        f"{REPEATS} runs; medians.",
         "",
         "## Page cache or direct",
         "",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures what the encodings make of K/V rows: ratio and bytes per second, per core.
 
-    scripts/train_tiny.py --minutes 8 trained.npz          # needs JAX, see there
-    scripts/bench_encoding.py [--trained trained.npz] [--out docs/measurements/encoding.md]
+    scripts/train_tiny.py --minutes 8 build/trained.npz          # needs JAX, see there
+    scripts/bench_encoding.py [--trained build/trained.npz] [--out docs/measurements/encoding.md]
 
 K/V comes from the reference engine: of a model with random weights (`tiering model make`) and, with
 --trained, of the trained one, for text it has not seen. Rows are cut into blocks of 64 as an engine
@@ -15,6 +15,8 @@ per second of processor time.
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from ollama_tiering.bench.machine import this_machine
+from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.bench.tiers.kv_rows import (
     CONTEXT,
     Cache,
@@ -234,14 +236,10 @@ def row(name: str, kinds: str, encoding: str, m: Measured) -> str:
 
 
 def report(trained: Path | None) -> list[str]:
-    machine = this_machine()
+    began = begin()
     lines = [
-        "# Encodings of K/V rows",
         "",
-        f"- Machine: {machine}; shared with other work",
-        f"- Measured: {machine.date}, commit {machine.code}, zstandard {zstandard.__version__}",
-        "- Command: `scripts/bench_encoding.py --trained trained.npz`; GB/s of raw bytes in "
-        f"processor time, best of {REPEATS} (files: one run)",
+        f"GB/s of raw bytes in processor time, best of {REPEATS} (files: one run).",
         "",
         "## Ratio",
         "",
@@ -269,7 +267,9 @@ def report(trained: Path | None) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- |",
         *plane_rows(),
     ]
-    return lines
+    command = shlex.join(["scripts/bench_encoding.py", *sys.argv[1:]])
+    origin = this_machine(began).lines(f"zstandard {zstandard.__version__}")
+    return ["# Encodings of K/V rows", "", *origin, f"- Command: `{command}`", *lines]
 
 
 def main() -> None:

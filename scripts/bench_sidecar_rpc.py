@@ -2,21 +2,22 @@
 """Measures gRPC over a Unix socket: thread pool against asyncio, the same handlers and clients.
 
 Server and clients are processes of their own. Prints unary latency (Has with 128 keys and a canned
-answer of 128 blocks) and Put round trips on one stream (reserve, commit), for 1 and 4 clients.
+answer of 128 blocks) and Put round trips on one stream (reserve, commit), for 1 and 4 clients. No
+store is behind it: this is the transport alone.
 
-    scripts/bench_sidecar_rpc.py [--seconds 3]
+    scripts/bench_sidecar_rpc.py [--seconds 3] [--out docs/measurements/sidecar-rpc.md]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import multiprocessing
-import os
 import platform
 import queue
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +28,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
@@ -152,25 +154,35 @@ def measure(kind: str, what: str, clients: int, seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0)
-    seconds = parser.parse_args().seconds
-    today = datetime.datetime.now(datetime.UTC).date()
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    load = os.getloadavg()[0]
-    print(f"{today}, {cpu}, {os.cpu_count()} CPUs, load {load:.1f} at the start,")
-    print(f"Python {platform.python_version()}, grpcio {grpc.__version__}\n")
-    print("| server | call | clients | p50 µs | p99 µs | calls/s in all |")
-    print("|---|---|---|---|---|---|")
-    for what in ("has", "put"):
-        for clients in (1, 4):
-            for kind in ("threads", "asyncio"):
-                print(measure(kind, what, clients, seconds), flush=True)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    began = begin()
+    rows = [
+        measure(kind, what, clients, given.seconds)
+        for what in ("has", "put")
+        for clients in (1, 4)
+        for kind in ("threads", "asyncio")
+    ]
+    versions = f"Python {platform.python_version()}, grpcio {grpc.__version__}"
+    lines = [
+        "# Sidecar: thread pool or asyncio",
+        "",
+        *this_machine(began).lines(versions),
+        f"- Command: `{shlex.join(['scripts/bench_sidecar_rpc.py', *sys.argv[1:]])}`",
+        "",
+        "Server and clients are Python processes on one machine, over a Unix socket. `has`: one "
+        "unary call with 128 keys, answered with 128 blocks. `put`: reserve, answer, commit, "
+        "answer on one open stream (two round trips per figure). No store behind it: this is the "
+        "transport alone.",
+        "",
+        "| server | call | clients | p50 µs | p99 µs | calls/s in all |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

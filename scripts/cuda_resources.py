@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.kernels import nvrtc
 from ollama_tiering.kernels.nvrtc import Instance, Resources
 
@@ -44,15 +45,12 @@ def main() -> int:
     parser.add_argument("--arch", type=int, action="append", help="only this one, e.g. 86")
     parser.add_argument("--instances", type=int, default=len(INSTANCES), help="only the first N")
     arguments = parser.parse_args()
-    version = ".".join(map(str, nvrtc.compiler().version))
+    began = begin()
     lines = [
-        "# What the CUDA kernels use",
-        "",
-        f"Written by `scripts/cuda_resources.py` with NVRTC {version} for sources"
-        f" `{nvrtc.source_digest()[:12]}`; nothing here ran on a GPU. Registers (255 at most),"
-        " spills and stack are per thread. `pa_narrow` is empty where tensor cores do not serve the"
-        " shape. Shared memory is asked for at launch (csrc/cuda/traits.h) and checked against each"
-        " GPU's limit when the image is compiled.",
+        f"Nothing here ran on a GPU. Sources `{nvrtc.source_digest()[:12]}`."
+        " Registers (255 at most), spills and stack are per thread. `pa_narrow` is empty where"
+        " tensor cores do not serve the shape. Shared memory is asked for at launch"
+        " (csrc/cuda/traits.h) and checked against each GPU's limit when the image is compiled.",
         "",
         "| CC | K/V head sizes, types | kernel | registers | spilled bytes | stack bytes |",
         "|---|---|---|---|---|---|",
@@ -66,6 +64,10 @@ def main() -> int:
                 if used.spill_store_bytes or used.spill_load_bytes:
                     spilling.append(lines[-1])
     if not arguments.arch:
+        version = "NVRTC " + ".".join(map(str, nvrtc.compiler().version))
+        command = "- Command: `scripts/cuda_resources.py`"
+        origin = [*this_machine(began).lines(version), command, ""]
+        lines = ["# What the CUDA kernels use", "", *origin, *lines]
         TARGET.write_text("\n".join(lines) + "\n")
     print("\n".join(["kernels that spill:", *spilling] if spilling else ["no kernel spills"]))
     return 1 if spilling else 0

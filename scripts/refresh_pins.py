@@ -97,7 +97,8 @@ def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
     for module, version in GO_REQUIRES:
         lines += go_require(module, version)
     if old:
-        lines += ["# Link-time variables; {digest} is the digest of the patch set.", "[go.ldflags]"]
+        said = "{build} is the name of what the binary was built from (patchset/identity.py)"
+        lines += [f"# Link-time variables; {said}.", "[go.ldflags]"]
         lines += [f'"{name}" = "{value}"' for name, value in old.items()] + [""]
     with tempfile.TemporaryDirectory() as scratch:
         cache = upstream.SourceCache(Path(scratch) / "source.git")

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by scripts/tiering and scripts/test after `repo` is set: `ensure_venv LOCK` makes $repo/.venv hold exactly
-# what LOCK lists and sets `python`. An unchanged lock costs one cmp. Copies of the installed locks are the stamps.
+# Sourced by scripts/tiering, scripts/extra and scripts/test after `repo` is set: `ensure_venv LOCK` makes $repo/.venv
+# hold what LOCK lists and sets `python`. An unchanged lock costs one cmp. Copies of the installed locks are the stamps.
 # A marker left by an interrupted install makes the next run start over; a file lock lets the second of two starters wait.
 
 venv="$repo/.venv"
@@ -33,28 +33,54 @@ link_package() { # makes `import ollama_tiering` work; also after the repository
 }
 
 install_venv() { # holds the file lock
-    local lock=$1 base
+    local lock=$1 name=${1##*/} base started=$SECONDS
     venv_is_current "$lock" && return
-    if [ -e "$marker" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    printf 'tiering: installing the packages of %s into %s, once: %s ... ' "$name" "$venv" "$(needs "$name")" >&2
+    if [ -e "$marker" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
         base=$(find_python) || exit $?
         : >"$marker"
-        echo "tiering: making $venv with $base" >&2
-        if ! "$base" -m venv --clear "$venv" >&2; then
-            echo "error: $base cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2
-            exit 6
-        fi
+        "$base" -m venv --clear --without-pip "$venv" >&2 || no_venv "$base"
     fi
     : >"$marker"
-    echo "tiering: installing the packages of ${lock##*/}, once" >&2
-    if ! "$venv/bin/python" -m pip install --disable-pip-version-check --require-hashes --progress-bar on \
-        -r "$lock" >&2; then
+    link_package
+    # pip is as big as a tenth of all the rest: it comes for the install and leaves with it
+    "$venv/bin/python" -m ensurepip >/dev/null || no_venv "$venv/bin/python"
+    if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --quiet --no-compile \
+        --require-hashes -r "$lock" >&2; then
         echo "error: installing the packages of $lock failed, see above; the next run starts over" >&2
         exit 6
     fi
-    # the developers' lock holds the other one too
-    [ "${lock##*/}" = requirements-dev.lock ] && cp "$repo/requirements.lock" "$venv/.requirements.lock"
-    cp "$lock" "$venv/.${lock##*/}"
+    if [ "$name" = requirements-dev.lock ]; then
+        cp "$repo/requirements.lock" "$venv/.requirements.lock" # the developers' lock holds the other one too
+    elif [ ! -e "$venv/.requirements-dev.lock" ]; then
+        "$venv/bin/python" -m pip uninstall --quiet --yes pip setuptools 2>/dev/null
+        lighten
+    fi
+    cp "$lock" "$venv/.$name"
     rm -f "$marker"
+    printf 'done in %d s\n' $((SECONDS - started)) >&2
+}
+
+needs() { # what `du -sm .venv` and the clock say; scripts/measure_first_run.py measures both
+    case $1 in
+    requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
+    requirements-models.lock | requirements-plots.lock) echo "network, less than 100 MB more, mostly seconds" ;;
+    *) echo "network, a minute or more" ;;
+    esac
+}
+
+no_venv() {
+    printf '\nerror: %s cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv\n' "$1" >&2
+    exit 6
+}
+
+lighten() { # drops what no command loads: packages' own tests, the spare half of zstandard, its symbols for debuggers
+    local site
+    for site in "$venv"/lib/python3*/site-packages; do
+        find "$site" -type d -name tests -prune -exec rm -rf {} +
+        rm -f "$site"/zstandard/_cffi.*
+        strip --strip-unneeded "$site"/zstandard/backend_c.*.so 2>/dev/null || true
+    done
 }
 
 ensure_venv() {

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ollama_tiering.bench.baselines import warm_up_tokens
 from ollama_tiering.bench.table import Table, ratio, seconds
 
 NEW_TOKENS = 64
@@ -39,7 +40,7 @@ class Bound:
     rate: float
 
 
-# At 8192 tokens, shape qwen3-0.6b, 2 cores (issue 5, row 5).
+# At 8192 tokens, shape qwen3-0.6b, 2 cores.
 BOUNDS = {FLASH: Bound(6.5, 4.0), PLAIN: Bound(1.9, 1.6)}
 
 
@@ -68,7 +69,7 @@ def measure(
         if attention not in engines:
             continue
         with engines[attention]() as engine:
-            engine.generate(prompt_of(64), 2)
+            engine.generate(prompt_of(warm_up_tokens(lengths)), 2)
             for length in lengths:
                 say(f"{length} tokens, {attention}")
                 done = engine.generate(prompt_of(length), NEW_TOKENS)

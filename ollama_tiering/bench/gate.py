@@ -115,7 +115,7 @@ def _spread(values: list[float]) -> float:
     return (third - first) / 2 / middle
 
 
-def table(shape: str, choices: Sequence[Choice]) -> Table:
+def table(shape: str, choices: Sequence[Choice], attention: str) -> Table:
     headings = [
         "from",
         "prompt",
@@ -145,7 +145,7 @@ def table(shape: str, choices: Sequence[Choice]) -> Table:
         "Median seconds to the first token of the same prompt, which is in the tier and not in "
         "memory: with the gate forced either way, and left to itself. The three take turns, "
         f"{_ROUNDS} rounds. Spread: between the quartiles of the side that varied most.",
-        f"The bound is {BOUND:g} of the better side. `local`: there is no RAM tier, blocks are "
-        "read from the disk past the page cache.",
+        f"Attention: {attention}. The bound is {BOUND:g} of the better side. "
+        "`local`: there is no RAM tier, blocks are read from the disk past the page cache.",
     ]
     return Table(f"The gate's choice, {shape}", headings, rows, notes)

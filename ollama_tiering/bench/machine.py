@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from ollama_tiering.config import format_size
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset.run import run
 
+RECORDS = "docs/measurements"
+CHECKOUT = Path(__file__).parents[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -23,22 +27,59 @@ class Machine:
     system: str
     date: str
     code: str
+    load_at_start: float  # runnable processes, the mean of a minute; cores of them keep it busy
+    load_at_end: float
 
-    def as_json(self) -> dict[str, str | int]:
+    def as_json(self) -> dict[str, str | int | float]:
         return asdict(self)
+
+    @property
+    def load(self) -> str:
+        return f"{self.load_at_start:.1f} at the start, {self.load_at_end:.1f} at the end"
+
+    def lines(self, engine: str = "") -> list[str]:
+        """What every record begins with."""
+        by = f", {engine}" if engine else ""
+        return [
+            f"- Machine: {self}",
+            f"- Load average of 1 minute: {self.load} (the measurement itself is in the latter); "
+            f"{self.cores} cores",
+            f"- Measured: {self.date}, commit {self.code}{by}",
+        ]
 
     def __str__(self) -> str:
         return f"{self.cpu}, {self.cores} cores, {self.memory}, {self.system}"
 
 
-def this_machine() -> Machine:
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is to be noted before a measurement, which may take long."""
+
+    load: float
+    code: str
+
+
+def begin() -> Beginning:
+    return Beginning(load_average(), _code(CHECKOUT))
+
+
+def load_average() -> float:
+    """Of the last minute."""
+    return os.getloadavg()[0]
+
+
+def this_machine(began: Beginning) -> Machine:
+    """To be called when the measurement has ended."""
+    code = _code(CHECKOUT)
     return Machine(
         cpu=_cpu(),
         cores=psutil.cpu_count() or 1,
         memory=format_size(psutil.virtual_memory().total),
         system=f"{platform.system()} {platform.release()}",
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        code=_code(),
+        code=began.code if code == began.code else f"{began.code} and then {code}",
+        load_at_start=began.load,
+        load_at_end=load_average(),
     )
 
 
@@ -51,12 +92,14 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _code() -> str:
-    """Commit of the checkout this runs from, else the version."""
-    root = Path(__file__).parents[2]
+def _code(root: Path) -> str:
+    """Commit of the checkout this runs from, else the version. Records are no code: the first of a
+    series does not make the second one's tree a changed one.
+    """
+    changes = ("status", "--porcelain", "--", ".", f":(exclude){RECORDS}")
     try:
         commit = run("git", "rev-parse", "--short", "HEAD", cwd=root)
-        changed = run("git", "status", "--porcelain", "--untracked-files=no", cwd=root)
+        changed = run("git", *changes, cwd=root)
     except MissingTool:
         return __version__
     if commit.returncode or not (root / "patches").is_dir():

@@ -134,7 +134,9 @@ def _pair(found: dict[bool, Generated], of: Callable[[Generated], float]) -> Pai
     return Pair(of(found[True]), of(found[False]))
 
 
-def table(shape: str, prompt_tokens: int, new_tokens: int, measures: list[Measure]) -> Table:
+def table(
+    shape: str, prompt_tokens: int, new_tokens: int, measures: list[Measure], attention: str
+) -> Table:
     rows = []
     for one in measures:
         low, high = one.quartiles
@@ -153,6 +155,7 @@ def table(shape: str, prompt_tokens: int, new_tokens: int, measures: list[Measur
     headings = ["", "tiering on ÷ off", "quartiles", "pairs", "on", "off", "better is"]
     notes = [
         f"Prompts of {prompt_tokens:,} tokens that nothing is stored of, {new_tokens} new tokens.",
+        f"Attention, with tiering on and off: {attention}.",
         "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
         "of the pairs' ratios.",
         "In a burst the tiered server stores one answer while it computes the next.",

@@ -1,22 +1,35 @@
 """What a restore saves: time to the first token computed cold, and after a restart of both
 processes.
 
-The engine is given; this module only knows the order of things. Cold is measured once for a case
+The engine is given; this module only knows the order of things. Cold is measured once for a length
 (it takes long), restored several times. As many more restarts have the runner time a memcpy of the
 same bytes beside the restore: that costs time, so no time to first token is taken from them.
+
+The gain is against a cold run with the attention that the restoring engine itself uses. What stock
+takes for the same prompt (`baselines`) stands beside it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ollama_tiering.bench.baselines import (
+    BEST,
+    DEFAULT,
+    NONE,
+    OURS,
+    Baselines,
+    Cold,
+    warm_up_tokens,
+)
 from ollama_tiering.bench.table import Table, rate, ratio, seconds
 from ollama_tiering.errors import ResultDiffers
 
 NEW_TOKENS = 8
+NOT_MEASURED = "not measured"
 
 
 class Answer(Protocol):
@@ -52,6 +65,10 @@ class Copying(Protocol):
 class Engine(Protocol):
     """`again` restarts both processes; `reboot` also empties RAM; `measure` times a memcpy."""
 
+    @property
+    def attention(self) -> str:
+        """How it computes attention, in words; known when it has answered."""
+
     def ask(self, prompt: str, new_tokens: int) -> Answer: ...
 
     def again(self, *, reboot: bool, measure: bool) -> None: ...
@@ -61,9 +78,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt length with one setting of flash attention, from one tier."""
+    """One prompt length, from one tier."""
 
-    flash: bool
+    attention: str
     tier: str
     prompt_tokens: int
     restored_tokens: int
@@ -76,6 +93,7 @@ class Case:
     copy_seconds: float
     memcpy_seconds: float  # one thread
     memcpy_all_seconds: float  # as many threads as the restore
+    stock: Baselines = NONE
 
     @property
     def whole_seconds(self) -> float:
@@ -86,39 +104,75 @@ class Case:
         return statistics.median(self.restored_seconds)
 
     @property
+    def colds(self) -> dict[str, Cold | None]:
+        """What the restore is compared with; None: not measured."""
+        ours = Cold(self.attention, self.cold_seconds)
+        return {OURS: ours, BEST: self.stock.best, DEFAULT: self.stock.default}
+
+    @property
     def gain(self) -> float:
+        """The honest one: against the same engine."""
         return self.cold_seconds / self.restored_median
 
+    @property
+    def gains(self) -> dict[str, float | None]:
+        return {
+            name: cold.seconds / self.restored_median if cold else None
+            for name, cold in self.colds.items()
+        }
+
     def as_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return fields | {"restored_median_seconds": self.restored_median, "gain": self.gain}
+        fields = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "stock"}
+        colds = {name: cold.as_json() if cold else None for name, cold in self.colds.items()}
+        own = {"restored_median_seconds": self.restored_median, "gain": self.gain}
+        return fields | own | {"cold": colds, "gains": self.gains}
 
 
 def measure(
     engine: Engine,
-    prompt: str,
+    prompt_of: Callable[[int], str],
+    lengths: Sequence[int],
+    tiers: Sequence[str],
     say: Callable[[str], None],
     *,
-    flash: bool,
-    tier: str,
     repeat: int,
-    cold: float | None = None,
-) -> Case:
-    """One case. ResultDiffers where a restored answer is not that of the in-memory hit."""
-    name = f"{len(prompt)} tokens, flash attention {'on' if flash else 'off'}"
-    if cold is None:
-        say(f"{name}: cold")
+) -> list[Case]:
+    """Every length from every tier; the weights have been read before the first is timed.
+
+    ResultDiffers where a restored answer is not that of the in-memory hit.
+    """
+    engine.ask(prompt_of(warm_up_tokens(lengths)), 2)
+    cases = []
+    for length in lengths:
+        prompt = prompt_of(length)
+        say(f"{length} tokens: cold")
         first = engine.ask(prompt, NEW_TOKENS)
         if first.restored_tokens:
-            raise ResultDiffers(f"the cold run of {len(prompt)} tokens restored some")
-        cold = first.seconds_to_first_token
+            raise ResultDiffers(f"the cold run of {length} tokens restored some")
+        cold = Cold(engine.attention, first.seconds_to_first_token)
+        say(f"  {seconds(cold.seconds)} to the first token, attention {cold.attention}")
+        cases += [_from_tier(engine, prompt, cold, tier, say, repeat) for tier in tiers]
+    return cases
+
+
+def with_stock(
+    cases: Sequence[Case], lengths: Sequence[int], stock: Mapping[int, Baselines]
+) -> list[Case]:
+    """The cases of `measure`, each with what stock took for its prompt."""
+    tiers = len(cases) // len(lengths)
+    return [replace(case, stock=stock[lengths[n // tiers]]) for n, case in enumerate(cases)]
+
+
+def _from_tier(
+    engine: Engine, prompt: str, cold: Cold, tier: str, say: Callable[[str], None], repeat: int
+) -> Case:
     hit = engine.ask(prompt, NEW_TOKENS)
     restored: list[Answer] = []
     reports: list[Copying] = []
     for number in range(2 * repeat):
         beside = number >= repeat
         what = ", with a memcpy beside it" if beside else ""
-        say(f"{name}: restored from {tier}, {number % repeat + 1} of {repeat}{what}")
+        say(f"{len(prompt)} tokens: restored from {tier}, {number % repeat + 1} of {repeat}{what}")
         engine.again(reboot=tier == "local", measure=beside)
         answer = engine.ask(prompt, NEW_TOKENS)
         _require_same(hit, answer)
@@ -131,11 +185,11 @@ def measure(
         return statistics.median(map(of, reports))
 
     return Case(
-        flash=flash,
+        attention=cold.attention,
         tier=tier,
         prompt_tokens=hit.prompt_tokens,
         restored_tokens=restored[-1].restored_tokens,
-        cold_seconds=cold,
+        cold_seconds=cold.seconds,
         hit_seconds=hit.seconds_to_first_token,
         restored_seconds=tuple(answer.seconds_to_first_token for answer in restored),
         restored_bytes=reports[-1].bytes,
@@ -154,18 +208,21 @@ def _require_same(hit: Answer, restored: Answer) -> None:
         raise ResultDiffers("a restored answer differs from that of the in-memory hit")
 
 
-def table(shape: str, cases: list[Case]) -> Table:
-    headings = ["prompt", "flash", "from", "cold", "restored", "gain", "in-memory hit", "bytes",
+def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
+    """`stock` says what program computed stock's columns."""
+    headings = ["prompt", "from", "restored", "cold, ours", "gain (ours ÷ restored)",
+                "stock's best ÷ restored", "stock's default ÷ restored", "in-memory hit", "bytes",
                 "look-up + fetch + copy", "copy, of memcpy",
                 "whole restore, of memcpy"]  # fmt: skip
     rows = [
         [
             f"{case.prompt_tokens:,}",
-            "on" if case.flash else "off",
             case.tier,
-            seconds(case.cold_seconds),
             seconds(case.restored_median),
-            ratio(case.gain),
+            seconds(case.cold_seconds),
+            f"**{ratio(case.gain)}**",
+            _against(case, BEST),
+            _against(case, DEFAULT),
             seconds(case.hit_seconds),
             f"{case.restored_bytes / 1e6:,.0f} MB",
             " + ".join(
@@ -182,6 +239,9 @@ def table(shape: str, cases: list[Case]) -> Table:
     notes = [
         "Seconds are to the first token with the model loaded; cold is one run, restored the "
         f"median of {repeat} restarts of sidecar and server.",
+        f"Ours: computed by the restoring engine itself, attention {cases[0].attention}. Stock's "
+        "default: as Ollama runs this model unless told otherwise. Stock's best: the faster of "
+        f"with and without flash attention. Stock: {stock}.",
         "Every restored answer had the tokens and top-5 log probabilities of the in-memory hit.",
         "`from ram`: the RAM tier (tmpfs) lived through the restart. `from local`: it was emptied "
         "and the files of the local tier were dropped from the page cache, as after a reboot.",
@@ -192,8 +252,15 @@ def table(shape: str, cases: list[Case]) -> Table:
     return Table(f"Restore instead of recompute, {shape}", headings, rows, notes)
 
 
+def _against(case: Case, name: str) -> str:
+    cold, gain = case.colds[name], case.gains[name]
+    if cold is None or gain is None:
+        return NOT_MEASURED
+    return f"{ratio(gain)} ({seconds(cold.seconds)}, {cold.attention.removeprefix('stock ')})"
+
+
 def _of_memcpy(case: Case, spent: float) -> str:
     if not spent or not case.memcpy_seconds:
-        return "not measured"
+        return NOT_MEASURED
     one, every = (100 * t / spent for t in (case.memcpy_seconds, case.memcpy_all_seconds))
     return f"{rate(case.restored_bytes / spent)}, {one:.0f} % / {every:.0f} %"

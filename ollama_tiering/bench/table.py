@@ -18,9 +18,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def markdown(self, machine: Machine, engine: str, command: str) -> str:
-        lines = [f"# {self.title}", ""]
-        lines += [f"- Machine: {machine}"]
-        lines += [f"- Measured: {machine.date}, commit {machine.code}, {engine}"]
+        lines = [f"# {self.title}", "", *machine.lines(engine)]
         lines += [f"- Command: `{command}`", ""]
         lines += [_row(self.headings), _row(["---"] * len(self.headings))]
         lines += [_row(row) for row in self.rows]
@@ -32,8 +30,7 @@ def page(
     title: str, machine: Machine, command: str, tables: Sequence[tuple[Table, str | None]]
 ) -> str:
     """Several tables of one run, each with the file of its plot if there is one."""
-    lines = [f"# {title}", "", f"- Machine: {machine}"]
-    lines += [f"- Measured: {machine.date}, commit {machine.code}", f"- Command: `{command}`"]
+    lines = [f"# {title}", "", *machine.lines(), f"- Command: `{command}`"]
     for table, plot in tables:
         lines += ["", f"## {table.title}", ""]
         lines += [_row(table.headings), _row(["---"] * len(table.headings))]

@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from ollama_tiering import __version__
-from ollama_tiering.errors import TieringError, UsageError
+from ollama_tiering import __version__, extras
+from ollama_tiering.errors import TieringError, UsageError, did_you_mean
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -39,6 +39,11 @@ COMMANDS = {
         "Run the block store service and look into it.",
     ),
     "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
+    "logs": ("ollama_tiering.cli.logs:logs", "The logs of `tiering up`."),
+    "config": (
+        "ollama_tiering.cli.config:config",
+        "The settings in force, and where each comes from.",
+    ),
     "ls": ("ollama_tiering.cli.ls:ls", "What is stored, by conversation."),
     "rm": ("ollama_tiering.cli.rm:rm", "Remove conversations from the store."),
     "pin": ("ollama_tiering.cli.pin:pin", "Keep conversations from being evicted."),
@@ -55,6 +60,10 @@ COMMANDS = {
         "Install sidecar and patched Ollama as services.",
     ),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
+    "completion": (
+        "ollama_tiering.cli.completion:completion",
+        "What a shell needs to complete commands.",
+    ),
     "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
     "kernel": ("ollama_tiering.cli.kernel:kernel", "Check this machine's attention kernels."),
     "bench": (
@@ -80,6 +89,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click knows the names of a group's commands only where they are loaded."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            raise click.UsageError(f"no such command {name!r}{did_you_mean(name, known)}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
@@ -129,6 +147,12 @@ def _run(arguments: list[str], debug: bool) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return 141
+    except ModuleNotFoundError as error:
+        if debug or not (extra := extras.of_module(error.name)):
+            return _bug(error, debug)
+        lacking = extras.lacking(extra)
+        _complain(lacking.message, lacking.hint)
+        return lacking.exit_code
     except OSError as error:
         if debug:
             traceback.print_exc()
@@ -136,14 +160,18 @@ def _run(arguments: list[str], debug: bool) -> int:
         _complain(f"{where}{error.strerror or error}", "check that path, its owner and free space")
         return 1
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
-        cure = "this is a bug; run again with `tiering --debug …` and report what it prints"
-        _complain(f"unexpected {type(error).__name__} at {where}: {error}", None if debug else cure)
-        return 1
+        return _bug(error, debug)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _bug(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
+    cure = "this is a bug; run again with `tiering --debug …` and report what it prints"
+    _complain(f"unexpected {type(error).__name__} at {where}: {error}", None if debug else cure)
+    return 1
 
 
 def _silence_stdout() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ollama_tiering.cli.bench_sections import chosen, publish
+from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
 
 if TYPE_CHECKING:
     from ollama_tiering.bench.attention.rig import Rig
@@ -50,11 +50,14 @@ def attention(
     ggml is v0.16.3's, built from the cached source without our patches; without a cached source
     its lines are left out. All sides take turns on the same data. Minutes.
     """
-    parts = chosen(only, _PARTS)
+    from ollama_tiering.bench.machine import begin
+
+    began, parts = begin(), chosen(only, _PARTS)
+    need_plots(out)
     rig = _rig(threads, isa, keys, rounds, quiet)
     sections = [_measure(part, rig) for part in parts]
     title = f"Attention on the CPU with {rig.isa}, measured"
-    publish(title, sections, as_json=as_json, out=out)
+    publish(title, sections, began, as_json=as_json, out=out)
 
 
 def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> Rig:

@@ -14,6 +14,7 @@ import click
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
+    from ollama_tiering.bench.machine import Beginning
     from ollama_tiering.bench.tiers.results import Section
 
 
@@ -26,12 +27,27 @@ def chosen(only: str, parts: Sequence[str]) -> list[str]:
     return [part for part in parts if part in names]
 
 
-def publish(title: str, sections: Sequence[Section], *, as_json: bool, out: Path | None) -> None:
+def need_plots(out: Path | None) -> None:
+    """Before anything is measured: what the plots beside the report are drawn with."""
+    if out:
+        from ollama_tiering import extras
+
+        extras.need("plots")
+
+
+def publish(
+    title: str,
+    sections: Sequence[Section],
+    began: Beginning,
+    *,
+    as_json: bool,
+    out: Path | None,
+) -> None:
     """Text or JSON to stdout; with `out` a report, and a plot for every section beside it."""
     from ollama_tiering.bench.machine import this_machine
     from ollama_tiering.bench.table import page
 
-    machine = this_machine()
+    machine = this_machine(began)
     command = shlex.join(["tiering", *sys.argv[1:]])
     plots = [
         out.with_name(f"{out.stem}-{section.name}.svg") if out else None for section in sections

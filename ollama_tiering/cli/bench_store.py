@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ollama_tiering.cli.bench_sections import chosen, publish
+from ollama_tiering import extras
+from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,12 @@ def store(
     Each number stands beside what this machine gives without the store, measured in between.
     Whatever is written lies in directories of its own and is removed again.
     """
-    parts = chosen(only, _PARTS)
+    from ollama_tiering.bench.machine import begin
+
+    began, parts = begin(), chosen(only, _PARTS)
+    need_plots(out)
+    if "encoding" in parts:
+        extras.need("models")
     sizes = [mib << 20 for mib in _sizes(block_mb)]
     disk = directory or _disk_of_the_local_tier()
 
@@ -71,7 +77,7 @@ def store(
     sections = [
         _measure(part, disk, sizes, mb << 20, records, files, soak, trained, say) for part in parts
     ]
-    publish("The store, measured", sections, as_json=as_json, out=out)
+    publish("The store, measured", sections, began, as_json=as_json, out=out)
 
 
 def _measure(

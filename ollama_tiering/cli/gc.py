@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.builds import builds_here
 from ollama_tiering.cli.model_names import present_models
 from ollama_tiering.cli.rm import kept_sentence
 from ollama_tiering.cli.store_options import (
@@ -21,7 +22,9 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 _KINDS = {
+    "forbidden": "of models that a rule says not to store",
     "model gone": "of models that are gone",
+    "other build": "of engines that are not on this machine any more",
     "unreachable": "whose start is missing",
     "temporary": "of unfinished writes",
     "vacant": "without a block",
@@ -47,12 +50,16 @@ def gc(
 ) -> None:
     """Remove leftovers, quarantined blocks, blocks whose start is missing, models without blocks.
 
-    With --older-than and --models also what expired and what belongs to removed models. What is
-    pinned or being read stays.
+    Also what builds of Ollama stored that are not on this machine any more: no other build finds
+    it. What lies in a shared directory stays. With --older-than and --models also what expired and
+    what belongs to removed models. What is pinned or being read stays.
     """
     present = present_models(models) if models else None
+    builds = builds_here() or None
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
-        waste = admin.collect(older_than_seconds=older_than, models=present, dry_run=dry_run)
+        waste = admin.collect(
+            older_than_seconds=older_than, models=present, dry_run=dry_run, builds=builds
+        )
     if as_json:
         document = {"version": 1, "dry_run": dry_run, "waste": [asdict(one) for one in waste]}
         click.echo(json.dumps(document, indent=1))

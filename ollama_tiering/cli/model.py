@@ -32,7 +32,7 @@ def model() -> None:
 @click.option("--embd", type=int, help="Width of the residual stream.")
 @click.option("--ffn", type=int, help="Width of the feed-forward layer.")
 @click.option("--ctx", type=int, help="Context length the model claims.")
-@click.option("--dtype", type=click.Choice(["f16", "q8_0", "f32"]), help="Of the weights.")
+@click.option("--dtype", type=click.Choice(["f16", "q8_0", "q4_k_m", "f32"]), help="Of weights.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--dry-run", is_flag=True, help="Check, say what would be written, write nothing.")
 def make(
@@ -75,6 +75,9 @@ def make(
         click.echo(f"would write {file}: {stored_bytes:,} bytes of weights ({what})")
         return
 
+    from ollama_tiering import extras
+
+    extras.need("models")
     from ollama_tiering.models.make import make_model
 
     try:
@@ -99,11 +102,11 @@ def shapes(as_json: bool) -> None:
         rows = [{f: getattr(shape, f) for f in fields} for shape in SHAPES.values()]
         click.echo(json.dumps(rows, indent=2))
         return
-    click.echo(f"{'shape':<12} {'layers':>6} {'heads':>6} {'dim':>4} {'embd':>5} {'ffn':>5} "
-               f"{'ctx':>6} {'dtype':>5} {'K/V per token':>14}  about")  # fmt: skip
+    click.echo(f"{'shape':<15} {'layers':>6} {'heads':>6} {'dim':>4} {'embd':>5} {'ffn':>5} "
+               f"{'ctx':>6} {'dtype':>6} {'K/V per token':>14}  about")  # fmt: skip
     for shape in SHAPES.values():
         click.echo(
-            f"{shape.name:<12} {shape.layers:>6} {f'{shape.heads}/{shape.kv_heads}':>6} "
-            f"{shape.head_dim:>4} {shape.embd:>5} {shape.ffn:>5} {shape.ctx:>6} {shape.dtype:>5} "
+            f"{shape.name:<15} {shape.layers:>6} {f'{shape.heads}/{shape.kv_heads}':>6} "
+            f"{shape.head_dim:>4} {shape.embd:>5} {shape.ffn:>5} {shape.ctx:>6} {shape.dtype:>6} "
             f"{shape.kv_bytes_per_token:>8} bytes  {shape.about}"
         )

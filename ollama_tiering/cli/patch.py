@@ -31,7 +31,7 @@ _UNTESTED = click.option(
     "--allow-untested", is_flag=True, help="Also on a tree that is not a supported version."
 )
 _CPU = click.option(
-    "--cpu", type=click.Choice(["variants", "native"]), help="CPU code.  [default: variants]"
+    "--cpu", type=click.Choice(["native", "variants"]), help="CPU code.  [default: native]"
 )
 _CUDA = click.option(
     "--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code.  [default: auto]"

@@ -61,7 +61,7 @@ def rm(
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
         if not (yes or dry_run):
             planned = admin.remove(selection, dry_run=True)
-            if not planned.blocks:
+            if not planned.blocks and not planned.waiting_blocks:
                 click.echo(_sentence(planned, dry_run=True))
                 return
             click.echo(_sentence(planned, dry_run=True), err=True)
@@ -81,6 +81,16 @@ def kept_sentence(kept: Mapping[str, int]) -> str:
 def _sentence(removal: Removal, *, dry_run: bool) -> str:
     verb = "would remove" if dry_run else "removed"
     what = f"{count(removal.chains, 'conversation')}, {count(removal.blocks, 'block')}"
+    rest = kept_sentence(removal.kept) + _waiting_sentence(removal)
     if not removal.blocks:
-        return f"nothing to remove{kept_sentence(removal.kept)}"
-    return f"{verb} {what}, {format_size(removal.stored_bytes)}{kept_sentence(removal.kept)}"
+        return f"nothing to remove{rest}"
+    return f"{verb} {what}, {format_size(removal.stored_bytes)}{rest}"
+
+
+def _waiting_sentence(removal: Removal) -> str:
+    if not removal.waiting_blocks:
+        return ""
+    return (
+        f"; on the remote tier {count(removal.waiting_blocks, 'block')} may stay for now, not used "
+        f"any more, until they can be removed ({removal.waiting_for})"
+    )

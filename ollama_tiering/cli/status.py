@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering import config
+from ollama_tiering.cli import status_rules
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
 
@@ -104,7 +105,9 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "queued_demotions": answer.queued_demotions,
         "queued_bytes": answer.queued_bytes,
         "not_written": dict(answer.not_written),
+        "other_builds_blocks": _other_builds_blocks(answer),
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
+        "models": status_rules.documents(answer),
         "runners": [
             {
                 "pid": runner.pid,
@@ -121,6 +124,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "prefill_tokens_per_second": runner.prefill_tokens_per_second,
                 "snapshot_blocks": runner.snapshot_blocks,
                 "skipped_by_gate": runner.skipped_by_gate,
+                "memory_short_tokens": runner.memory_short_tokens,
                 "failures": runner.failures,
                 "cpu_attention": runner.cpu_attention,
             }
@@ -156,12 +160,34 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
     if answer.misses:
         misses = ", ".join(f"{count} {reason}" for reason, count in sorted(answer.misses.items()))
         yield f"misses: {misses}"
+    if others := _other_builds_blocks(answer):
+        yield (
+            f"{others} blocks were stored by engines that are not on this machine any more: "
+            "nothing here finds them; `tiering gc` removes them (not from a shared directory)"
+        )
+    yield from status_rules.lines(answer)
     if not answer.runners:
         yield "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner)
+        if refused := status_rules.refusal(answer, runner.namespace):
+            yield f"  not stored: {refused}"
         if runner.namespace in answer.q8_0_namespaces:
             yield "  lossy: its rows are rounded to q8_0 when they are stored"
+
+
+def _other_builds_blocks(answer: pb.StatResponse) -> int:
+    """Blocks that no build on this machine and no runner that is alive can find; 0 where no build
+    of ours is here to compare with.
+    """
+    from ollama_tiering.cli.builds import builds_here
+    from ollama_tiering.store.census import build_of, of_other_build
+
+    here = builds_here()
+    if not here:
+        return 0
+    known = here | {build for runner in answer.runners if (build := build_of(runner.engine))}
+    return sum(use.blocks for use in answer.namespaces if of_other_build(use.engine, known))
 
 
 def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
@@ -180,13 +206,18 @@ def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
         yield f"runner {runner.pid} {model}: not tiered: {runner.reason or 'no reason given'}"
         yield from _attention(runner)
         return
-    yield f"runner {runner.pid} {model}: tiered, {runner.engine}"
+    yield f"runner {runner.pid} {model}: tiered, {runner.engine.partition('+')[0]}"
     yield from _attention(runner)
     yield (
         f"  {runner.requests} requests, {runner.prompt_tokens} prompt tokens: "
         f"{runner.memory_tokens} in memory, {runner.restored_tokens} restored, "
         f"{runner.recomputed_tokens} recomputed"
     )
+    if runner.memory_short_tokens:
+        yield (
+            f"  {runner.memory_short_tokens} of the recomputed tokens were stored: too little "
+            "memory was available to read them"
+        )
     if runner.failures:
         yield f"  {runner.failures} calls to the sidecar failed"
 

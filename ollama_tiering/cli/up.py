@@ -12,6 +12,8 @@ import click
 from ollama_tiering.cli import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
+    from ollama_tiering.errors import ConfigError
+    from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.record import Record
     from ollama_tiering.launch.up import Request
     from ollama_tiering.patchset.report import Report
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     type=click.Choice(["exact", "stock"]),
     help="Attention of models on the CPU.  [env OLLAMA_CPU_ATTENTION; default: exact]",
 )
-@click.option("--cpu", type=click.Choice(["variants", "native"]), help="CPU code of the build.")
+@click.option("--cpu", type=click.Choice(["native", "variants"]), help="CPU code of the build.")
 @click.option("--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code of the build.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
@@ -49,9 +51,9 @@ def up(
 
     Runs until Ctrl-C or SIGTERM: Ollama stores what its models hold, then the sidecar writes it
     down. Every OLLAMA_* variable is passed on. An installed Ollama is not touched. If it is up
-    already, this says so and ends with exit code 0; if something else has the port, with 9.
+    already, this says so and ends with exit code 0; if something else has the port, with 9. If the
+    sidecar cannot start, one line says why and Ollama serves as stock.
     """
-    from ollama_tiering import config
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import parse_address
     from ollama_tiering.launch.record import AlreadyUp, Record, claim
@@ -60,21 +62,62 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
     address = parse_address(host or os.environ.get("OLLAMA_HOST") or "")
-    settings = config.load({"sidecar.socket": socket, "server.cpu_attention": cpu_attention})
-    request = launching.Request(
-        address,
-        settings.sidecar.socket_path,
-        models.absolute() if models else None,
-        settings.server.cpu_attention,
-    )
+    flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
+    request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
         with claim(address) as held:
             launching.require_free(address)
             held.write(Record(pid=os.getpid(), url=address.url, socket=str(request.socket)))
-            binary = patched_binary(report, **build)
+            binary = _built_binary(unreadable) if unreadable else patched_binary(report, **build)
             launching.run(request, binary, held, report, lambda: _ready(request, binary, report))
     except AlreadyUp as already:
         _already(already.record)
+
+
+def _request(
+    address: Address, models: Path | None, flags: dict[str, Any]
+) -> tuple[Request, ConfigError | None]:
+    """Settings in a file or variable that cannot be used cost the cache, not the server. A flag
+    that cannot is a ConfigError.
+    """
+    from ollama_tiering import config
+    from ollama_tiering.errors import ConfigError
+    from ollama_tiering.launch.up import Request
+
+    try:
+        settings = config.load(flags)
+    except ConfigError as error:
+        _require_good_flags(flags)
+        why = f"{error.message} ({error.hint})"
+        attention = flags["server.cpu_attention"]
+        socket = config.default_socket_path()
+        return Request(address, socket, models, attention, why_stock=why), error
+    attention = settings.server.cpu_attention
+    return Request(address, settings.sidecar.socket_path, models, attention), None
+
+
+def _require_good_flags(flags: dict[str, Any]) -> None:
+    from ollama_tiering.config import SETTINGS
+    from ollama_tiering.errors import ConfigError
+
+    for setting in SETTINGS:
+        if (value := flags.get(setting.key)) is not None:
+            try:
+                setting.parse(value)
+            except (ValueError, TypeError) as error:
+                name = setting.key.partition(".")[2].replace("_", "-")
+                raise ConfigError(f"flag --{name}: {error}", hint="name another") from None
+
+
+def _built_binary(unreadable: ConfigError) -> Path:
+    """Nothing is built by settings that cannot be read: what is there serves."""
+    from ollama_tiering.launch.choose import named_binary
+    from ollama_tiering.patchset.build import built_binaries
+
+    binary = named_binary() or next(iter(built_binaries()), None)
+    if binary is None:
+        raise unreadable
+    return binary
 
 
 def patched_binary(report: Report, **build: Any) -> Path:
@@ -111,7 +154,8 @@ def _ready(request: Request, binary: Path, report: Report) -> None:
     if not report.quiet:
         click.echo(f"  use   {where}{binary} run qwen3:0.6b   (or any client)")
         click.echo("  look  tiering status")
-        click.echo(f"  logs  {request.server_log}  {request.sidecar_log}")
+        logs = (request.server_log, request.sidecar_log)
+        click.echo(f"  logs  {'  '.join(str(log) for log in logs if log.exists())}")
         click.echo("  stop  Ctrl-C")
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.config.environment import ENV_CONFIG
+from ollama_tiering.config.model_rules import SECTION as MODELS
+from ollama_tiering.config.model_rules import read_rules
 from ollama_tiering.config.places import (
     config_file,
     default_local_dir,
-    default_ram_dir,
+    default_remote_key_file,
     default_socket_path,
 )
 from ollama_tiering.config.settings import (
@@ -29,7 +31,7 @@ from ollama_tiering.config.settings import (
     SidecarConfig,
 )
 from ollama_tiering.config.sizes import GIB
-from ollama_tiering.errors import ConfigError
+from ollama_tiering.errors import ConfigError, did_you_mean
 
 _SHOWN_CHARACTERS: Final = 200  # of what the file says, in a message: it may say anything
 
@@ -55,6 +57,7 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
                 values[section][setting.field] = parse(value)
             except (ValueError, TypeError, OverflowError) as error:
                 raise ConfigError(f"{origin}: {_shown(str(error))}", hint=cure) from None
+    values["sidecar"]["model_rules"] = read_rules(document.get(MODELS, {}), file, text)
     sidecar = SidecarConfig(**(_sidecar_defaults() | values["sidecar"]))
     if sidecar.low_watermark >= sidecar.high_watermark:
         raise ConfigError(
@@ -78,10 +81,11 @@ def load_sidecar(
 def _sidecar_defaults() -> dict[str, Any]:
     return {
         "socket_path": default_socket_path(),
-        "ram_dir": default_ram_dir(),
+        "ram_dir": None,
         "ram_budget_bytes": min(8 * GIB, _total_ram_bytes() // 4),
         "local_dir": default_local_dir(),
         "local_budget_bytes": 32 * GIB,
+        "remote_key_file": default_remote_key_file(),
     }
 
 
@@ -151,18 +155,22 @@ def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> 
     known = {setting.key for setting in SETTINGS}
     sections = {key.partition(".")[0] for key in known}
     for section, content in document.items():
+        if section == MODELS:
+            continue  # its rules have names of their own
         if section not in sections or not isinstance(content, dict):
             line = _line_of(text, section)
             raise ConfigError(
-                f"{file}:{line}: no such section: {_shown(section)}",
-                hint=f"sections are {', '.join(f'[{name}]' for name in sorted(sections))}",
+                f"{file}:{line}: no such section: {_shown(section)}"
+                f"{did_you_mean(section, known_sections := sorted({*sections, MODELS}))}",
+                hint=f"sections are {', '.join(f'[{name}]' for name in known_sections)}",
             )
         for name in content:
             key = f"{section}.{name}"
             if key not in known:
                 keys = sorted(k.partition(".")[2] for k in known if k.startswith(f"{section}."))
                 raise ConfigError(
-                    f"{file}:{_line_of(text, key)}: no such key in [{section}]: {_shown(name)}",
+                    f"{file}:{_line_of(text, key)}: no such key in [{section}]: {_shown(name)}"
+                    f"{did_you_mean(name, keys)}",
                     hint=f"keys are {', '.join(keys)}",
                 )
 

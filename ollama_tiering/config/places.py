@@ -43,14 +43,13 @@ def default_socket_path() -> Path:
     return run_dir() / "sidecar.sock"
 
 
-def default_ram_dir() -> Path:
-    """tmpfs on Linux; elsewhere a directory that behaves the same, only slower."""
-    shm = Path("/dev/shm")
-    return shm / f"{APP_NAME}-{os.getuid()}" if shm.is_dir() else state_dir() / "ram"
-
-
 def default_local_dir() -> Path:
     return data_dir() / "blocks"
+
+
+def default_remote_key_file() -> Path:
+    """The secret that machines with one remote directory share."""
+    return state_dir() / "remote.key"
 
 
 def _user_dir(kind: str) -> Path:

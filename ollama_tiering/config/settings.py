@@ -15,6 +15,7 @@ from ollama_tiering.config.environment import (
     ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
     ENV_MIN_TOKENS,
+    ENV_MODELS,
     ENV_RAM_DIR,
     ENV_RAM_GB,
     ENV_REMOTE,
@@ -22,6 +23,7 @@ from ollama_tiering.config.environment import (
     ENV_SOCKET,
     ENV_SOURCE,
 )
+from ollama_tiering.config.model_rules import MAX_TTL_DAYS, ModelRule
 from ollama_tiering.config.sizes import GIB, parse_size
 
 DEFAULT_SOURCE = "https://github.com/ollama/ollama.git"
@@ -38,7 +40,7 @@ class SidecarConfig:
     """What the sidecar and its store are told. Budgets are physical bytes and hold."""
 
     socket_path: Path
-    ram_dir: Path
+    ram_dir: Path | None  # None: the sidecar chooses (sidecar.ram_place)
     ram_budget_bytes: int
     local_dir: Path
     local_budget_bytes: int
@@ -46,6 +48,8 @@ class SidecarConfig:
     remote_budget_bytes: int = 256 * GIB  # of the whole directory, whoever wrote it
     remote_deadline_seconds: float = 5.0  # of every operation on it
     remote_rescan_seconds: float = 120.0  # how often it is looked at for what others did
+    remote_mac: bool = True  # its blocks carry a MAC, and those without one are not used
+    remote_key_file: Path | None = None  # the secret of the MACs; places.py says where
     high_watermark: float = 0.95  # share of a budget at which demotion starts
     low_watermark: float = 0.85  # ... and at which it stops
     lease_seconds: float = 60.0  # a Get lease pins its blocks no longer than this
@@ -58,7 +62,9 @@ class SidecarConfig:
     write_queue_bytes: int = 4 * GIB  # may wait to be written down, at most half of the RAM tier
     write_queue_seconds: float = 60.0  # ... at the measured speed; 0 means no limit
     tail_seconds: float = 10.0  # a partly filled block waits so long for a longer one
-    ttl_days: float = 0.0  # unused for so long, a block is dropped; 0 means never
+    ttl_days: float = 30.0  # unused for so long, a block is dropped; 0 means never
+    model_rules: tuple[ModelRule, ...] = ()  # [models."name"]: store, ttl_days, budget
+    models_dir: Path | None = None  # Ollama's, for the names of models; None: where Ollama has it
     local_encoding: str = "none"  # none | zstd: how blocks are written to the local tier
     remote_encoding: str = "none"  # ... and to the remote one
     zstd_level: int = 1
@@ -73,7 +79,7 @@ class PatchConfig:
 
     source: str = DEFAULT_SOURCE
     tag: str = DEFAULT_TAG
-    cpu: str = "variants"  # variants | native
+    cpu: str = "native"  # native (this processor) | variants (every one)
     cuda: str = "auto"  # auto | on | off
 
 
@@ -149,6 +155,12 @@ def _choice(*names: str) -> Callable[[Any], str]:
     return parse
 
 
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    return value
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a name")
@@ -177,6 +189,8 @@ SETTINGS = (
     Setting("sidecar.remote_deadline_seconds", "remote_deadline_seconds", _number(0.1, 300)),
     # Well below what the others wait before they take a sidecar for dead.
     Setting("sidecar.remote_rescan_seconds", "remote_rescan_seconds", _number(1, 240)),
+    Setting("sidecar.remote_mac", "remote_mac", _switch),
+    Setting("sidecar.remote_key_file", "remote_key_file", _path),
     Setting("sidecar.high_watermark", "high_watermark", _number(0.1, 1.0)),
     Setting("sidecar.low_watermark", "low_watermark", _number(0.0, 1.0)),
     Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),
@@ -189,7 +203,8 @@ SETTINGS = (
     Setting("sidecar.write_queue", "write_queue_bytes", parse_size),
     Setting("sidecar.write_queue_seconds", "write_queue_seconds", _number(0, 86400)),
     Setting("sidecar.tail_seconds", "tail_seconds", _number(0, 3600)),
-    Setting("sidecar.ttl_days", "ttl_days", _number(0, 36500)),
+    Setting("sidecar.ttl_days", "ttl_days", _number(0, MAX_TTL_DAYS)),
+    Setting("sidecar.models_dir", "models_dir", _path, ENV_MODELS),
     Setting(
         "sidecar.local_encoding", "local_encoding", _choice("none", "zstd"), ENV_LOCAL_ENCODING
     ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from ollama_tiering.errors import MissingTool
+from ollama_tiering import extras
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import nvrtc
 from ollama_tiering.kernels.binding import PaArgs, PaMask, PaRows
@@ -28,9 +28,7 @@ def cupy() -> Any:
     try:
         import cupy as module
     except ImportError:
-        raise MissingTool(
-            "CuPy is not installed", hint="pip install 'ollama-tiering[cuda]'"
-        ) from None
+        raise extras.lacking("cuda") from None
     return module
 
 

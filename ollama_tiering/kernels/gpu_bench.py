@@ -1,4 +1,4 @@
-"""What the GPU kernels reach, as ratios to what the same GPU does at best (issue 5, row 7).
+"""What the GPU kernels reach, as ratios to what the same GPU does at best.
 
 Every figure is the best of several; times are of CUDA events. K/V of a measurement is spread over
 so many layers that the GPU's own cache does not hold it.

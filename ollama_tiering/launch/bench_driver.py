@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
+from ollama_tiering import config
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.drivers import Scratch
 from ollama_tiering.launch.ollama_driver import OllamaDriver
@@ -14,11 +16,14 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"
 _FLASH = "OLLAMA_FLASH_ATTENTION"
-_ATTENTION = "OLLAMA_CPU_ATTENTION"
+_FLASH_IN_LOG = re.compile(rb"FlashAttention:(Enabled|Disabled)\b")  # the runner's load request
 
 
 class BenchDriver(OllamaDriver):
-    """Always restores what can be restored: what the gate would say is not the question."""
+    """Always restores what can be restored: what the gate would say is not the question.
+
+    `attention` is `exact` or `stock`, as in `tiering up`; `flash` None: as Ollama likes it.
+    """
 
     def __init__(
         self,
@@ -26,14 +31,37 @@ class BenchDriver(OllamaDriver):
         scratch: Scratch,
         *,
         ctx: int,
+        attention: str,
         flash: bool | None = None,
-        attention: str | None = None,
         tiered: bool = True,
     ) -> None:
         env: dict[str, str | None] = {_GATE: "restore", "OLLAMA_NOPRUNE": "1"}
+        env |= {config.ENV_CPU_ATTENTION: attention}
         env |= {_FLASH: str(int(flash))} if flash is not None else {}
-        env |= {_ATTENTION: attention} if attention is not None else {}
         super().__init__(binary, scratch, ctx=ctx, env=env, tiered=tiered)
+        self._asked_for, self._flash = attention, flash
+        self._log_before = 0  # bytes that servers before this one have written
+
+    def _start(self) -> None:
+        self._log_before = self._log.stat().st_size if self._log.exists() else 0
+        super()._start()
+
+    @property
+    def flash(self) -> bool | None:
+        """What the runner was loaded with, by the server's log, else what it was told to use."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_before)
+            found = _FLASH_IN_LOG.findall(log.read())
+        return found[-1] == b"Enabled" if found else self._flash
+
+    @property
+    def attention(self) -> str:
+        """In words: what the runner reports, else what it was told to use."""
+        told = self.last_report.cpu_attention if self.last_report else self._asked_for
+        if told != "stock":
+            return told or "of the GPU"
+        ways = {None: "stock", True: "stock with flash attention"}
+        return ways.get(self.flash, "stock without flash attention")
 
     def again(self, *, reboot: bool, measure: bool) -> None:
         """Restarts both; `reboot` empties the RAM tier and the page cache of the local tier."""
@@ -71,8 +99,10 @@ class GateDriver(BenchDriver):
     disk only, where every restore reads past the page cache.
     """
 
-    def __init__(self, binary: Path, scratch: Scratch, *, ctx: int, ram: bool) -> None:
-        super().__init__(binary, scratch, ctx=ctx)
+    def __init__(
+        self, binary: Path, scratch: Scratch, *, ctx: int, attention: str, ram: bool
+    ) -> None:
+        super().__init__(binary, scratch, ctx=ctx, attention=attention)
         if not ram:
             self._sidecar = scratch.sidecar(ram_gb=0)
 
@@ -84,7 +114,9 @@ class GateDriver(BenchDriver):
 
 
 class Untiered(BenchDriver):
-    """The same binary with tiering off. It has no sidecar, and nothing to settle."""
+    """A binary with tiering off, the same one or a stock one. It has no sidecar, and nothing to
+    settle.
+    """
 
     def __init__(
         self,
@@ -92,10 +124,10 @@ class Untiered(BenchDriver):
         scratch: Scratch,
         *,
         ctx: int,
+        attention: str,
         flash: bool | None = None,
-        attention: str | None = None,
     ) -> None:
-        super().__init__(binary, scratch, ctx=ctx, flash=flash, attention=attention, tiered=False)
+        super().__init__(binary, scratch, ctx=ctx, attention=attention, flash=flash, tiered=False)
 
     def settle(self) -> pb.RunnerReport:
         return pb.RunnerReport()

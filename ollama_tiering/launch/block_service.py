@@ -21,6 +21,8 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0  # more than the sidecar's own drain takes
 _ASK_SECONDS = 2.0
+_GIVE_UP_SECONDS = 5.0
+_ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
 
 def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | None:
@@ -80,6 +82,19 @@ class BlockService:
         assert ready.answer is not None
         return ready.answer
 
+    def why_not(self, error: Exception) -> str:
+        """Cause and cure of a start that failed, in one line: the sidecar's own words if it had
+        any, for those name the place.
+        """
+        said = self.child.tail().splitlines() if self.child else []
+        cause = next((line.strip() for line in reversed(said) if _ERROR in line), "")
+        if not cause and self.child and not self.child.running:
+            cause = f"it {self.child.how_it_ended()}: {said[-1].strip() if said else ''}"
+        hint = next((line.strip() for line in reversed(said) if _HINT in line), "")
+        return f"{cause.removeprefix(_ERROR) or str(error).partition(chr(10))[0]}" + (
+            f" ({hint.removeprefix(_HINT)})" if hint else ""
+        )
+
     @property
     def answers(self) -> bool:
         """Cheap for our own process: it lives. Somebody else's is asked."""
@@ -90,6 +105,12 @@ class BlockService:
         if self.child is None:
             return True
         return self.child.stop(seconds=STOP_SECONDS, hurry=hurry)
+
+    def give_up(self) -> None:
+        """Ends one that did not get ready, and forgets it."""
+        if self.child is not None:
+            self.child.stop(seconds=_GIVE_UP_SECONDS)
+            self.child = None
 
     def last_words(self) -> str:
         """What it printed at its end, the line that says whether all is on disk."""

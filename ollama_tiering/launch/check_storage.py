@@ -10,17 +10,20 @@ from pathlib import Path
 
 import psutil
 
-from ollama_tiering.config import SidecarConfig, format_size
+from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
 from ollama_tiering.launch.check import Check, fail, ok, warn
+from ollama_tiering.sidecar import ram_place
 from ollama_tiering.store.deadline import DeadlineThreads
 
 MEMORY = {"tmpfs", "ramfs"}
+_TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-…"  # the first start makes a name up
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre"}
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:
+    ram_dir = settings.ram_dir or ram_place.recorded() or _TO_BE_CHOSEN
     places = (
-        ("RAM tier", settings.ram_dir, settings.ram_budget_bytes),
+        ("RAM tier", ram_dir, settings.ram_budget_bytes),
         ("local tier", settings.local_dir, settings.local_budget_bytes),
     )
     for name, directory, budget_bytes in places:
@@ -33,7 +36,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
         yield _room(f"{name} budget", directory, budget_bytes)
     yield from _remote(settings)
     if settings.ram_budget_bytes:
-        yield _memory(settings)
+        yield _memory(settings, ram_dir)
     yield permissions("socket directory", settings.socket_path.parent)
 
 
@@ -108,10 +111,10 @@ def _room(name: str, directory: Path, budget_bytes: int) -> Check:
     return ok(name, finding)
 
 
-def _memory(settings: SidecarConfig) -> Check:
+def _memory(settings: SidecarConfig, ram_dir: Path) -> Check:
     memory = psutil.virtual_memory()
     finding = f"{format_size(memory.available)} of {format_size(memory.total)} available"
-    if memory.available + stored_bytes(settings.ram_dir) < settings.ram_budget_bytes:
+    if memory.available + stored_bytes(ram_dir) < settings.ram_budget_bytes:
         budget = format_size(settings.ram_budget_bytes)
         return warn(
             "memory", f"{finding}, the RAM tier may take {budget}", "lower OLLAMA_KV_TIER_RAM_GB"

@@ -51,6 +51,20 @@ def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
     return None
 
 
+def stock_beside(binary: Path) -> Path | None:
+    """The finished build of the same version and kind without our patches, if there is one.
+
+    It lies in `<cache>/trees/<name>-stock/src/` where a binary of ours is in `<name>/src/`.
+    """
+    source = binary.parent
+    if source.name != "src":
+        return None
+    folder = source.parent.with_name(f"{source.parent.name}-stock")
+    stock = folder / "src" / "ollama"
+    finished = (folder / "stamp.json").is_file()
+    return stock if finished and os.access(stock, os.X_OK) else None
+
+
 def choose(wanted: str, *, source_cached: Callable[[], bool], build: Callable[[], Path]) -> Choice:
     """`build` gives the binary, at once when it is up to date.
 

@@ -23,7 +23,11 @@ class RunnerNews:
         for report in answer.runners:
             if report.pid not in self._known:
                 model = report.model.removeprefix("sha256-")[:12]
-                how = "is tiered" if report.tiered else f"is not tiered: {report.reason}"
+                refused = [t for t in answer.model_terms if report.namespace in t.namespaces]
+                if report.tiered and refused and refused[0].refusal:
+                    how = f"is not stored: {refused[0].refusal}"
+                else:
+                    how = "is tiered" if report.tiered else f"is not tiered: {report.reason}"
                 exact = report.cpu_attention.startswith("exact")
                 attention = f", attention {report.cpu_attention}" if exact else ""
                 self._say(f"model {model} loaded, {how}{attention}")

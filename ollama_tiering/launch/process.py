@@ -101,7 +101,8 @@ def start(
         raise MissingTool(f"{program[0]}: no such program")
     if leashed:
         program = [sys.executable, "-IS", leash.__file__, *program]
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in (log.parent.parent, log.parent):  # private both, whatever the umask says
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             program,

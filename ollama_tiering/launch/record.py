@@ -61,12 +61,22 @@ def record_path(address: Address) -> Path:
     return config.run_dir() / f"up-{address.port}.json"
 
 
+def _second_path(address: Address) -> Path:
+    return config.state_dir() / "run" / record_path(address).name
+
+
+def _opened(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 @contextlib.contextmanager
 def claim(address: Address) -> Iterator[Claim]:
     """Holds the port against another `tiering up`; AlreadyUp where one has it."""
-    path = record_path(address)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        handle = _opened(record_path(address))
+    except OSError:  # somebody else's runtime directory, as after `su`
+        handle = _opened(_second_path(address))
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,15 +90,33 @@ def claim(address: Address) -> Iterator[Claim]:
 
 def running(address: Address) -> Record | None:
     """What a living `tiering up` says of itself. Takes no lock, so it is in nobody's way."""
-    try:
-        handle = os.open(record_path(address), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        record = _read(handle)
-    finally:
-        os.close(handle)
-    return record if record and psutil.pid_exists(record.pid) else None
+    for path in (record_path(address), _second_path(address)):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            record = _read(handle)
+        finally:
+            os.close(handle)
+        if record and psutil.pid_exists(record.pid):
+            return record
+    return None
+
+
+def binaries() -> list[Path]:
+    """What every `tiering up` serves that runs, or was killed."""
+    folders = (config.run_dir(), config.state_dir() / "run")
+    found = []
+    for path in (path for folder in folders for path in folder.glob("up-*.json")):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if (record := _read(handle)) and record.binary:
+                    found.append(Path(record.binary))
+            finally:
+                os.close(handle)
+    return found
 
 
 def _read(handle: int) -> Record | None:

@@ -1,8 +1,9 @@
 """Two processes kept together: the server is what is served, the sidecar only helps.
 
 The server's end is the end; a sidecar that dies is started again, with growing pauses, while the
-server goes on. They are stopped in the order that loses nothing: the server first, which stores
-what its models hold, then the sidecar, which writes it down.
+server goes on. Each cause is said once, however often it strikes. They are stopped in the order
+that loses nothing: the server first, which stores what its models hold, then the sidecar, which
+writes it down.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.ollama import STOP_SECONDS
 from ollama_tiering.launch.process import Child, died
@@ -55,50 +56,74 @@ class Interrupts:
 class Pair:
     """What runs. `say` gets what is worth knowing; `changed` is called when a process is new."""
 
-    service: BlockService
+    service: BlockService | None  # None: the server alone, as stock
     server: Child
     interrupts: Interrupts
     say: Callable[[str], None]
     changed: Callable[[], None] = lambda: None
     look: Callable[[], None] = lambda: None  # now and then
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
+    settled_seconds: float = LONGEST_PAUSE_SECONDS  # a sidecar that lives so long is well again
+    _pause_seconds: float = 0.0
+    _since: float = 0.0  # (monotonic) the sidecar runs
+    _said: set[str] = field(default_factory=set)  # since it was well
 
     def watch(self) -> None:
         """Returns when an end is asked for. ServiceError when the server ended by itself."""
-        pause = self.first_pause_seconds
+        self._since = time.monotonic()
+        self._pause_seconds = self.first_pause_seconds
         ask_at = time.monotonic() + ASK_EVERY_SECONDS
         while not self.interrupts.asked():
             if not self.server.running:
                 raise died(self.server)
             due = time.monotonic() >= ask_at
-            if (self.service.child or due) and not self.service.answers:
-                pause = self._again(pause)
+            service = self.service
+            if service and (service.child or due) and not service.answers:
+                self._again(service)
                 continue
             if due:
                 ask_at = time.monotonic() + ASK_EVERY_SECONDS
                 self.look()
             time.sleep(TICK_SECONDS)
 
-    def _again(self, pause: float) -> float:
-        """Starts the sidecar after a pause; the next pause, longer where it did not live long."""
-        ended = self.service.obituary() if self.service.child else "the sidecar does not answer"
-        self.say(f"{ended}\nserving goes on without it; starting it again in {pause:g} s")
-        resume_at = time.monotonic() + pause
+    def _again(self, service: BlockService) -> None:
+        """Starts the sidecar after a pause, longer each time until it lives for a while."""
+        if self._since and time.monotonic() - self._since >= self.settled_seconds:
+            self._pause_seconds = self.first_pause_seconds
+            self._said.clear()
+        ended = service.obituary() if service.child else "the sidecar does not answer"
+        self._say_once(
+            f"{ended}\nserving goes on without it; starting it again in {self._pause_seconds:g} s, "
+            "then after longer pauses"
+        )
+        self._since = 0.0
+        if self._rest(self._pause_seconds):
+            return
+        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+        try:
+            service.ensure(self._over)
+        except KeyboardInterrupt:  # `ensure` was told that it is over
+            return
+        except (TieringError, OSError) as error:
+            self._say_once(str(error))
+            return
+        self._since = time.monotonic()
+        self.changed()
+        self._say_once("the sidecar runs again")
+
+    def _say_once(self, text: str) -> None:
+        """The first line tells a cause; the last lines of a log differ by their times."""
+        cause = text.partition("\n")[0]
+        if cause not in self._said:
+            self._said.add(cause)
+            self.say(text)
+
+    def _rest(self, seconds: float) -> bool:
+        """True: it is over meanwhile."""
+        resume_at = time.monotonic() + seconds
         while time.monotonic() < resume_at and not self._over():
             time.sleep(TICK_SECONDS)
-        if self._over():
-            return pause
-        try:
-            self.service.ensure(self._over)
-        except KeyboardInterrupt:  # `ensure` was told that it is over
-            return pause
-        except ServiceError as error:
-            self.say(error.message)
-        else:
-            self.changed()
-            self.say("the sidecar runs again")
-            return self.first_pause_seconds
-        return min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return self._over()
 
     def _over(self) -> bool:
         return self.interrupts.asked() or not self.server.running
@@ -112,6 +137,8 @@ class Pair:
 
     def stop_sidecar(self) -> None:
         insisted = self.interrupts.count
+        if self.service is None:
+            return
         if not self.service.child:
             self.say("the sidecar ran before and stays")
         elif self.service.stop(lambda: self.interrupts.count > max(1, insisted)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import Protocol
 
 from ollama_tiering import __version__, config
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.launch import block_service, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import Claim, Record
+from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
+from ollama_tiering.store.pb import block_store_pb2 as pb
 
 _RETIRE_SECONDS = 30.0
 
@@ -40,7 +41,8 @@ class Request:
     address: Address
     socket: Path
     models: Path | None = None
-    cpu_attention: str = "exact"
+    cpu_attention: str | None = "exact"  # None: as the binary itself
+    why_stock: str = ""  # a reason not even to try the sidecar
 
     @property
     def server_log(self) -> Path:
@@ -71,7 +73,10 @@ def require_free(address: Address) -> None:
 
 
 def _how_to_stop(found: Found) -> str:
-    if shutil.which("systemctl") and Path("/etc/systemd/system/ollama.service").exists():
+    """By its unit, where it runs in one; whose process it is may be hidden from this user."""
+    if found.pid and (command := stop_command(found.pid)):
+        return command
+    if not found.pid and (SYSTEM_UNITS / "ollama.service").exists():
         return "sudo systemctl stop ollama"
     return f"kill {found.pid}" if found.pid else "quit the app, or end `ollama serve`"
 
@@ -79,9 +84,14 @@ def _how_to_stop(found: Found) -> str:
 def run(
     request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[], None]
 ) -> None:
-    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for."""
+    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for.
+
+    Where the sidecar does not start, the server runs as stock: it only helps.
+    """
     interrupts = Interrupts()
-    service = BlockService(request.socket, rotate(request.sidecar_log))
+    # The same models directory as the server's: rules are for models by name.
+    place = {config.ENV_MODELS: str(request.models)} if request.models else None
+    service = BlockService(request.socket, rotate(request.sidecar_log), env=place)
     record = Record(
         pid=os.getpid(),
         url=request.address.url,
@@ -96,11 +106,9 @@ def run(
         held.write(record)
 
     with interrupts.listening():
-        _retire_orphan(request.socket, held.left, report)
-        with report.stage("starting the sidecar"):
-            before = service.ensure(interrupts.asked)
+        before = _start_sidecar(request, service, held.left, interrupts, report)
         try:
-            if service.child is None:
+            if before and service.child is None:
                 _say_shared(request.socket, before.version, report)
             note()
             if request.cpu_attention == "exact":
@@ -114,7 +122,10 @@ def run(
                     request.address,
                     log=rotate(request.server_log),
                     env=ollama.server_environment(
-                        request.address, request.socket, request.models, request.cpu_attention
+                        request.address,
+                        request.socket if before else None,
+                        request.models,
+                        request.cpu_attention,
                     ),
                     interrupted=interrupts.asked,
                     leashed=True,
@@ -124,26 +135,55 @@ def run(
             raise
         record.server_pid, record.ready = server.pid, True
         note()
-        news = RunnerNews(request.socket, report.say)
-        pair = Pair(service, server, interrupts, report.say, note, news)
-        with _stopping(pair, before.put_blocks, before.put_bytes):
+        news = RunnerNews(request.socket, report.say) if before else _nothing
+        pair = Pair(service if before else None, server, interrupts, report.say, note, news)
+        with _stopping(pair, before):
             ready()
             pair.watch()
-            report.say("stopping: Ollama stores what its models hold (Ctrl-C again: at once)")
+            stored = "stores what its models hold " if before else ""
+            report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _start_sidecar(
+    request: Request,
+    service: BlockService,
+    left: Record | None,
+    interrupts: Interrupts,
+    report: Teller,
+) -> pb.StatResponse | None:
+    """What it says of itself. None, and one line of cause and cure: it does not start."""
+    why = request.why_stock
+    if not why:
+        _retire_orphan(request.socket, left, report)
+        try:
+            with report.stage("starting the sidecar"):
+                return service.ensure(interrupts.asked)
+        except (TieringError, OSError) as error:
+            why = f"{service.why_not(error)}; log: {request.sidecar_log}"
+            service.give_up()
+        except BaseException:
+            service.give_up()
+            raise
+    report.warn(f"no sidecar, so Ollama serves as stock, without its cache: {why}")
+    return None
 
 
 @contextlib.contextmanager
-def _stopping(pair: Pair, blocks: int, stored_bytes: int) -> Iterator[None]:
+def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
     """Stops both, whichever way the body ends, and says what was stored meanwhile."""
     try:
         yield
     finally:
         pair.stop_server()
-        if after := block_service.ask(pair.service.socket):
+        if before and pair.service and (after := block_service.ask(pair.service.socket)):
             # the counters of a sidecar that was started again begin at 0
-            again = after.put_blocks < blocks
-            new = after.put_blocks - (0 if again else blocks)
-            size = config.format_size(after.put_bytes - (0 if again else stored_bytes))
+            again = after.put_blocks < before.put_blocks
+            new = after.put_blocks - (0 if again else before.put_blocks)
+            size = config.format_size(after.put_bytes - (0 if again else before.put_bytes))
             pair.say(f"Ollama stopped; {new} blocks ({size}) were stored")
         else:
             pair.say("Ollama stopped")

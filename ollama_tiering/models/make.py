@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.models import vocab
+from ollama_tiering.models import kquant, vocab
 from ollama_tiering.models.shapes import Shape, Tensor
 
 ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
@@ -33,7 +33,7 @@ CONSTANT_CHANNEL = 4.0  # value of channel 0 in every embedding
 NO_REPEAT = 8.0  # how much the logit of the token just seen is lowered, about
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
-_FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's enum llama_ftype
+_FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's enum llama_ftype
 _PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o"}
 
 Progress = Callable[[Tensor], None]
@@ -77,12 +77,18 @@ def _write(shape: Shape, path: Path, name: str, values: Values, progress: Progre
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for tensor in tensors:
-            qtype = gguf.GGMLQuantizationType[tensor.dtype.upper()]
-            writer.write_tensor_data(gguf.quantize(values(tensor), qtype))
+            writer.write_tensor_data(_stored(values(tensor), tensor.dtype))
             if progress:
                 progress(tensor)
     finally:
         writer.close()
+
+
+def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
+    if dtype in kquant.BLOCK_BYTES:
+        return kquant.quantise(values, dtype)
+    stored: NDArray[np.generic] = gguf.quantize(values, gguf.GGMLQuantizationType[dtype.upper()])
+    return stored
 
 
 def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from ollama_tiering.errors import UsageError
 from ollama_tiering.models.vocab import VOCAB_SIZE
 
-DTYPES = ("f32", "f16", "q8_0")
-Q8_0_BLOCK = 32
+DTYPES = ("f32", "f16", "q8_0", "q4_k_m")  # q4_k_m is a mixture, as llama.cpp makes it
+ROW_MULTIPLES = {"q8_0": 32, "q4_k_m": 256}  # a row is whole blocks
 
-_BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "q8_0": (Q8_0_BLOCK, 34)}
+_BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34), "q4_k": (256, 144),
+                "q6_k": (256, 210)}  # fmt: skip
 _LIMITS = {"layers": 512, "heads": 512, "kv_heads": 512, "head_dim": 1024, "embd": 65536,
            "ffn": 262144, "ctx": 1 << 24}  # fmt: skip
 
@@ -72,18 +73,19 @@ class Shape:
         out = [self._matrix("token_embd", VOCAB_SIZE, self.embd)]
         for layer in range(self.layers):
             blk = f"blk.{layer}."
-            out += [replace(tensor, name=blk + tensor.name) for tensor in self._block()]
+            out += [replace(tensor, name=blk + tensor.name) for tensor in self._block(layer)]
         out.append(self._vector("output_norm", self.embd))
-        out.append(self._matrix("output", VOCAB_SIZE, self.embd))
+        out.append(self._matrix("output", VOCAB_SIZE, self.embd, more_bits=True))
         return out
 
-    def _block(self) -> list[Tensor]:
+    def _block(self, layer: int) -> list[Tensor]:
+        more = use_more_bits(layer, self.layers)
         q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
         out = [
             self._vector("attn_norm", self.embd),
             self._matrix("attn_q", q_dim, self.embd),
             self._matrix("attn_k", kv_dim, self.embd),
-            self._matrix("attn_v", kv_dim, self.embd),
+            self._matrix("attn_v", kv_dim, self.embd, more_bits=more),
             self._matrix("attn_output", self.embd, q_dim),
             self._vector("ffn_norm", self.embd),
         ]
@@ -92,7 +94,7 @@ class Shape:
         out += [
             self._matrix("ffn_gate" + suffix, *experts, self.ffn, self.embd),
             self._matrix("ffn_up" + suffix, *experts, self.ffn, self.embd),
-            self._matrix("ffn_down" + suffix, *experts, self.embd, self.ffn),
+            self._matrix("ffn_down" + suffix, *experts, self.embd, self.ffn, more_bits=more),
         ]
         if self.experts:
             out.append(Tensor("ffn_gate_inp.weight", (self.experts, self.embd), "f32"))
@@ -106,8 +108,9 @@ class Shape:
             out.append(self._vector("attn_sinks", self.heads))
         return out
 
-    def _matrix(self, name: str, *shape: int) -> Tensor:
-        return Tensor(name + ".weight", shape, self.dtype)
+    def _matrix(self, name: str, *shape: int, more_bits: bool = False) -> Tensor:
+        mixed = "q6_k" if more_bits else "q4_k"
+        return Tensor(name + ".weight", shape, mixed if self.dtype == "q4_k_m" else self.dtype)
 
     def _vector(self, name: str, elements: int) -> Tensor:
         return Tensor(name + ".weight", (elements,), "f32")
@@ -128,16 +131,24 @@ class Shape:
             raise ShapeError(f"--head-dim must be even for RoPE, not {self.head_dim}")
         if self.embd < 2:
             raise ShapeError("--embd must be at least 2")
-        if self.dtype == "q8_0":
-            for option, row in (
-                ("--embd", self.embd),
-                ("--ffn", self.ffn),
-                ("--heads times --head-dim", self.heads * self.head_dim),
-            ):
-                if row % Q8_0_BLOCK:
-                    raise ShapeError(
-                        f"{option} ({row}) must be a multiple of {Q8_0_BLOCK} for q8_0"
-                    )
+        multiple = ROW_MULTIPLES.get(self.dtype, 1)
+        for option, row in (
+            ("--embd", self.embd),
+            ("--ffn", self.ffn),
+            ("--heads times --head-dim", self.heads * self.head_dim),
+        ):
+            if row % multiple:
+                raise ShapeError(
+                    f"{option} ({row}) must be a multiple of {multiple} for {self.dtype}"
+                )
+
+
+def use_more_bits(layer: int, layers: int) -> bool:
+    """Whether `attn_v` and `ffn_down` of a layer are Q6_K in Q4_K_M (llama.cpp, llama-quant.cpp);
+    so is `output`, and every other matrix is Q4_K.
+    """
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 SHAPES = {
@@ -147,6 +158,8 @@ SHAPES = {
               "fast on a CPU; Ollama's Go engine"),
         Shape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q8_0", 1e6, 1e-6,
               "Qwen3-0.6B's geometry; Ollama's Go engine"),
+        Shape("qwen3-0.6b-q4km", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q4_k_m", 1e6, 1e-6,
+              "the same in Q4_K_M, which most downloads are"),
         Shape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
               "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
         Shape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,

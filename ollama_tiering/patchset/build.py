@@ -8,27 +8,28 @@ fits, a build does nothing. One process builds in a tree at a time (file lock).
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import apply, gomod, tools
+from ollama_tiering.patchset import apply, estimate, gomod, headers, identity, stamp, tools
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import Finished, stream
 from ollama_tiering.patchset.tree import disk_full
 from ollama_tiering.patchset.upstream import SourceCache
 
-STAMP_FORMAT = 1
 SHOWN_LINES = 12
 NATIVE_FLAGS = "-O3 -march=native"
 
@@ -40,7 +41,7 @@ class BuildOptions:
     """
 
     tag: str = config.DEFAULT_TAG
-    cpu: str = "variants"
+    cpu: str = "native"
     cuda: str = "auto"
     cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
     jobs: int | None = None
@@ -80,6 +81,19 @@ class Plan:
     @property
     def log(self) -> Path:
         return self.folder / "build.log"
+
+    @property
+    def compiler_flags(self) -> dict[str, str]:
+        """Of cgo, where the person has set none."""
+        if self.options.cpu != "native":
+            return {}
+        flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
+        return {"CGO_CFLAGS": flags, "CGO_CXXFLAGS": flags}
+
+    @property
+    def cuda_arch(self) -> str | None:
+        """None: upstream's list."""
+        return self.options.cuda_arch or ("native" if shutil.which("nvidia-smi") else None)
 
     @property
     def needs_cmake(self) -> bool:
@@ -127,7 +141,7 @@ def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) 
     """
     options = plan.options
     if not plan.tree.is_dir():
-        _warn_if_little_space(plan.folder, report)
+        _warn_if_little_space(plan, report)
         with report.stage(f"extracting {options.tag}"):
             cache.extract(options.tag, plan.tree)
     go_mod = (plan.tree / gomod.GO_MOD).read_bytes()
@@ -156,16 +170,18 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
     try:
         with locked(chosen.folder / "lock", f"another build of {options.tag} is at work", report):
             go = prepare(chosen, patchset, cache, report)
-            stamp = _stamp(chosen, patchset, go)
-            if _is_current(chosen, stamp):
+            state = stamp.state_of(chosen.options, chosen.kind, chosen.compiler_flags, patchset, go)
+            if stamp.is_current(chosen.stamp, chosen.binary, state):
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
             chosen.stamp.unlink(missing_ok=True)
+            _say_what_it_takes(chosen, report)
             chosen.log.write_text("", encoding="utf-8")
+            build_id = _build_id(chosen, patchset, cache, go)
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
-            _build_go(chosen, patchset, go, report)
-            _write_stamp(chosen, stamp)
+            _build_go(chosen, patchset, go, build_id, report)
+            stamp.write(chosen.stamp, chosen.binary, state, build_id)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(chosen.folder) from None
@@ -184,17 +200,27 @@ def _build_ggml(plan: Plan, report: Report) -> None:
         preset = f"CUDA {plan.cuda.major}"
         _require_preset(plan, preset)
         configure = [f"-DCMAKE_CUDA_COMPILER={plan.cuda.nvcc}"]
-        arch = plan.options.cuda_arch or ("native" if shutil.which("nvidia-smi") else None)
+        arch = plan.cuda_arch
         configure += [f"-DCMAKE_CUDA_ARCHITECTURES={arch}"] if arch else []
     else:
         preset, configure = "CPU", ["-DCMAKE_CUDA_COMPILER=NOTFOUND"]
     targets = (["CPU"] if plan.options.cpu == "variants" else []) + ([preset] if plan.cuda else [])
+    _forget_other_compilers_work(plan)
     with report.stage("configuring GGML") as detail:
         _step(plan, report, detail, cmake, "--preset", preset, *configure)
     for target in targets:
         with report.stage(f"compiling GGML ({target})") as detail:
             jobs = str(plan.options.jobs or os.cpu_count() or 1)
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
+
+
+def _forget_other_compilers_work(plan: Plan) -> None:
+    """CMake does not see that a compiler was updated, and would keep what the old one made."""
+    folder, mark = plan.tree / "build", plan.folder / "compilers"
+    wanted = identity.compiler_digest(plan.compiler_flags, plan.cuda)
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        mark.write_text(wanted, encoding="utf-8")
 
 
 def _require_preset(plan: Plan, name: str) -> None:
@@ -207,18 +233,34 @@ def _require_preset(plan: Plan, name: str) -> None:
         )
 
 
-def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
+def _build_id(plan: Plan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
+    return identity.build_id(
+        patchset,
+        tag=plan.options.tag,
+        tree=cache.tree(plan.options.tag) or "",
+        kind=plan.kind,
+        go_tags=plan.options.go_tags,
+        go=tools.go_version(go),
+        flags=plan.compiler_flags,
+        cuda=plan.cuda,
+        cuda_arch=plan.cuda_arch,
+    )
+
+
+def _build_go(plan: Plan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
     variables = {
         "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
         "github.com/ollama/ollama/server.mode": "release",
     }
     variables |= {
-        name: v.replace("{digest}", patchset.digest) for name, v in patchset.go_ldflags.items()
+        name: value.replace(identity.PLACEHOLDER, build_id)
+        for name, value in patchset.go_ldflags.items()
     }
     ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in variables.items())])
     command: list[str | Path] = [
         go,
         "build",
+        "-v",
         "-mod=readonly",
         "-trimpath",
         "-buildvcs=false",
@@ -231,15 +273,26 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, report: Report) -> None:
         command += ["-p", str(plan.options.jobs)]
     # beside the final name first: a running server keeps its file, a failed link leaves the old one
     fresh = plan.binary.with_name(f".{plan.binary.name}.new")
-    environment = (
-        {"CGO_CFLAGS": NATIVE_FLAGS, "CGO_CXXFLAGS": NATIVE_FLAGS}
-        if plan.options.cpu == "native"
-        else {}
-    )
-    environment = {name: value for name, value in environment.items() if not os.environ.get(name)}
-    with report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail:
-        _step(plan, report, detail, *command, "-o", fresh, ".", environment=environment)
+    with report.stage("looking for Go packages"):
+        total = package_total(go, plan.tree, plan.options.go_tags, go_environment())
+    with (
+        compiler_environment(plan, go) as environment,
+        report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail,
+    ):
+        counted = PackageCount(total, detail)
+        _step(plan, report, counted, *command, "-o", fresh, ".", environment=environment)
     fresh.replace(plan.binary)
+
+
+@contextmanager
+def compiler_environment(plan: Plan, go: Path) -> Iterator[dict[str, str]]:
+    """The C compilers' flags of a native build, as environment; a person's own go first."""
+    wanted = plan.compiler_flags
+    with contextlib.ExitStack() as stack:
+        if wanted and not os.environ.get("CGO_CXXFLAGS"):
+            made = headers.precompiled(go, wanted["CGO_CXXFLAGS"], plan.folder)
+            wanted["CGO_CXXFLAGS"] = stack.enter_context(made)
+        yield {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
 
 def _step(
@@ -266,7 +319,8 @@ def _step(
 def _failed(plan: Plan, program: str, done: Finished) -> BuildError:
     if done.disk_was_full:
         return disk_full(plan.folder)
-    last = "\n".join(f"  {line}" for line in done.tail[-SHOWN_LINES:])
+    told = [line for line in done.tail if not is_package(line)]
+    last = "\n".join(f"  {line}" for line in told[-SHOWN_LINES:])
     return BuildError(
         f"{program} failed with exit code {done.returncode}; log: {plan.log}\n{last}",
         hint=_cure(done),
@@ -282,51 +336,27 @@ def _cure(done: Finished) -> str:
     return "read the log; to start over delete the folder it lies in"
 
 
-# --- the stamp ------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
 
 
-def _stamp(plan: Plan, patchset: Patchset, go: Path) -> str:
-    toolchain = {
-        name: os.environ.get(name)
-        for name in ("CC", "CXX", "CGO_CFLAGS", "CGO_CXXFLAGS", "GOFLAGS")
-    }
-    decisive = {
-        "format": STAMP_FORMAT,
-        "patchset": patchset.digest,
-        "options": {
-            k: v for k, v in asdict(plan.options).items() if k not in ("jobs", "allow_untested")
-        },
-        "kind": plan.kind,
-        "go": tools.go_version(go),
-        "environment": toolchain,
-    }
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+def _say_what_it_takes(plan: Plan, report: Report) -> None:
+    environment = os.environ | go_environment()
+    if estimate.is_first(Path(environment["GOCACHE"])):
+        options = plan.options
+        said = estimate.first_build(
+            options.tag, not plan.needs_cmake, options.jobs, config.cache_dir()
+        )
+        report.say(said)
 
 
-def _is_current(plan: Plan, stamp: str) -> bool:
-    try:
-        saved = json.loads(plan.stamp.read_text(encoding="utf-8"))
-        return bool(saved == {"stamp": stamp, "binary": _fingerprint(plan.binary)})
-    except (OSError, ValueError):
-        return False
-
-
-def _write_stamp(plan: Plan, stamp: str) -> None:
-    content = json.dumps({"stamp": stamp, "binary": _fingerprint(plan.binary)})
-    plan.stamp.write_text(content, encoding="utf-8")
-
-
-def _fingerprint(binary: Path) -> list[int]:
-    info = binary.stat()
-    return [info.st_size, info.st_mtime_ns]
-
-
-def _warn_if_little_space(folder: Path, report: Report) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < 3 * config.GIB:
+def _warn_if_little_space(plan: Plan, report: Report) -> None:
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(plan.folder).free
+    needed = estimate.needed_bytes(not plan.needs_cmake)
+    if free < needed:
         report.warn(
-            f"only {config.format_size(free)} free at {folder}; a first build takes about 3 GB"
+            f"only {config.format_size(free)} free at {plan.folder}; a first build takes about "
+            f"{config.format_size(needed)}"
         )
 
 

@@ -17,6 +17,7 @@ from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset import kernels
 from ollama_tiering.patchset.diff import Diff, parse
 
+FOR_TESTS = b"//go:build kvtier_"  # files of builds with a tag of ours; the tag is in their name
 IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
 
 
@@ -62,10 +63,24 @@ class Patchset:
     @cached_property
     def digest(self) -> str:
         """Changes whenever applying would give another tree."""
+        return self._digest(self.overlay)
+
+    @cached_property
+    def compiled_digest(self) -> str:
+        """The same of what is compiled: without the overlay's tests, and what is for them alone."""
+        return self._digest(
+            {
+                name: content
+                for name, content in self.overlay.items()
+                if not name.endswith("_test.go") and not content.startswith(FOR_TESTS)
+            }
+        )
+
+    def _digest(self, overlay: dict[str, bytes]) -> str:
         state = hashlib.sha256(b"ollama-tiering patchset 1\0")
         for hook in self.hooks:
             _feed(state, "hook", hook.name, hook.text.encode())
-        for name, content in sorted(self.overlay.items()):
+        for name, content in sorted(overlay.items()):
             _feed(state, "overlay", name, content)
         for need in self.go_requires:
             _feed(

@@ -7,9 +7,12 @@ Everything else (each command and its output) goes to the log file that `run` wr
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class Report:
@@ -32,21 +35,54 @@ class Report:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Prints `text` and, when it went well, the seconds it took. Yields a setter for the live
-        detail.
+        """Prints `text` and, when it went well, the seconds it took. Yields a setter for the
+        detail: live on a terminal, elsewhere a line every SECONDS_BETWEEN_LINES.
         """
         started = time.monotonic()
-        if self.quiet or not sys.stderr.isatty():
-            self.say(f"{text} ...")
+        if self.quiet:
             yield lambda _detail: None
-        else:
+        elif sys.stderr.isatty():
             from rich.console import Console
             from rich.markup import escape
 
             console = Console(stderr=True)
-            width = max(20, console.width - len(text) - 12)
+            width = max(20, console.width - len(text) - 20)
             with console.status(escape(text)) as live:
-                yield lambda detail: live.update(
-                    f"{escape(text)}  [dim]{escape(detail[:width])}[/dim]"
-                )
+
+                def show(detail: str, seconds: float) -> None:
+                    clock = f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+                    live.update(f"{escape(text)}  [dim]{clock} {escape(detail[:width])}[/dim]")
+
+                with _ticking(show, started, every=1.0) as detail:
+                    yield detail
+        else:
+            self.say(f"{text} ...")
+
+            def line(detail: str, seconds: float) -> None:
+                self.say(f"{text}: {detail or 'at work'}, {seconds:.0f} s so far")
+
+            with _ticking(line, started, every=SECONDS_BETWEEN_LINES) as detail:
+                yield detail
         self.say(f"{text}: done in {time.monotonic() - started:.1f} s")
+
+
+@contextmanager
+def _ticking(
+    show: Callable[[str, float], None], started: float, *, every: float
+) -> Iterator[Callable[[str], None]]:
+    """Calls `show` with the last detail and the seconds since `started`, again and again: a
+    compiler may say nothing for a minute.
+    """
+    over, last = threading.Event(), [""]
+
+    def tick() -> None:
+        while not over.wait(every):
+            show(last[0], time.monotonic() - started)
+
+    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield lambda detail: last.__setitem__(0, detail)
+    finally:
+        over.set()
+        thread.join()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset.lock import locked
+from ollama_tiering.patchset.pip import pip_install
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
 
@@ -125,10 +125,9 @@ def installed(package: str, report: Report) -> Path:
             needs = Path(scratch) / "requirements.txt"
             needs.write_text(requirement)
             files = Path(scratch) / "files"
-            pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-            done = run(
-                *pip, "--no-deps", "--require-hashes", "--target", files, "-r", needs, report=report
-            )
+            exact = ("--no-deps", "--require-hashes", "--target", files, "-r", needs)
+            with pip_install() as (pip, env):
+                done = run(*pip, *exact, env=env, report=report)
             if done.returncode:
                 why = done.tail[-1] if done.tail else "pip failed"
                 program = package.removesuffix("-bin")

@@ -98,13 +98,20 @@ class SidecarAdministration:
             answers.cancel()
 
     def collect(
-        self, *, older_than_seconds: float, models: frozenset[str] | None, dry_run: bool
+        self,
+        *,
+        older_than_seconds: float,
+        models: frozenset[str] | None,
+        dry_run: bool,
+        builds: frozenset[str] | None = None,
     ) -> list[Waste]:
         request = pb.CollectRequest(
             older_than_seconds=older_than_seconds,
             ask_models=models is not None,
             models=sorted(models or ()),
             dry_run=dry_run,
+            ask_builds=builds is not None,
+            builds=sorted(builds or ()),
         )
         return _call(lambda: messages.waste_of(self._stub.Collect(request, timeout=_LONG_SECONDS)))
 

@@ -158,11 +158,20 @@ def removal_message(removal: Removal) -> pb.RemoveResponse:
         blocks=removal.blocks,
         stored_bytes=removal.stored_bytes,
         kept=removal.kept,
+        waiting_blocks=removal.waiting_blocks,
+        waiting_for=removal.waiting_for,
     )
 
 
 def removal_of(message: pb.RemoveResponse) -> Removal:
-    return Removal(message.chains, message.blocks, message.stored_bytes, dict(message.kept))
+    return Removal(
+        message.chains,
+        message.blocks,
+        message.stored_bytes,
+        dict(message.kept),
+        message.waiting_blocks,
+        message.waiting_for,
+    )
 
 
 def waste_message(waste: Sequence[Waste]) -> pb.CollectResponse:

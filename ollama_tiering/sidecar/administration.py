@@ -14,7 +14,9 @@ import grpc
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.sidecar import admin_messages as messages
 from ollama_tiering.sidecar.bounds import Slots
+from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.census import build_of
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
-_MAX_MODELS: Final = 1 << 16
+_MAX_NAMED: Final = 1 << 16  # in one request
 _STATUS: Final = (
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -40,6 +42,7 @@ class AdministrationService:
     _admin: Administration
     _tools: Slots
     _pool: Executor
+    _runners: RunnerTable
 
     async def List(
         self, request: pb.ListRequest, context: Context
@@ -92,18 +95,28 @@ class AdministrationService:
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
         try:
-            if len(request.models) > _MAX_MODELS:
-                raise ValueError(f"{len(request.models)} models are more than {_MAX_MODELS}")
+            for what, named in (("models", request.models), ("builds", request.builds)):
+                if len(named) > _MAX_NAMED:
+                    raise ValueError(f"{len(named)} {what} are more than {_MAX_NAMED}")
             older_than_seconds = messages.seconds_of(request.older_than_seconds)
             models = frozenset(request.models) if request.ask_models else None
+            builds = self._builds_in_use().union(request.builds) if request.ask_builds else None
             waste = await self._threaded(
                 lambda: self._admin.collect(
-                    older_than_seconds=older_than_seconds, models=models, dry_run=request.dry_run
+                    older_than_seconds=older_than_seconds,
+                    models=models,
+                    dry_run=request.dry_run,
+                    builds=builds,
                 )
             )
         except Exception as error:
             await _abort(context, error)
         return messages.waste_message(waste)
+
+    def _builds_in_use(self) -> frozenset[str]:
+        """Those of the runners that are alive, whoever built them."""
+        named = (build_of(runner.engine) for runner in self._runners.alive())
+        return frozenset(name for name in named if name)  # of a model that is not tiered: none
 
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

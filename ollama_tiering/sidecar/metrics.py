@@ -1,20 +1,13 @@
-"""The store's report as Prometheus metrics, and where a Prometheus server on this host reads them.
+"""The store's report as Prometheus metrics.
 
-Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice. The
-endpoint is off unless `sidecar.metrics_port` is set, listens on loopback only and answers one
-connection at a time in a thread of its own: whoever holds it up holds up the metrics and nothing
-else. What it shows is counts, sizes and times; no prompt, key, path or model name.
+Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice.
+What it shows is counts, sizes and times; no prompt, key, path or model name.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from socketserver import TCPServer
-from types import TracebackType
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -22,17 +15,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ollama_tiering import __version__
+from ollama_tiering.sidecar.endpoint import Answer, Page, Request
 from ollama_tiering.store.report import StoreReport, TierReport
 from ollama_tiering.store.tiered import TieredStore
 
-log = logging.getLogger(__name__)
-
-LOOPBACK: Final = "127.0.0.1"
 # There from the start with 0, so that the first one is an increase to whoever watches.
 _REASONS: Final = ("unknown prefix", "evicted", "i/o error", "file gone", "corrupt")
 _ERRORS: Final = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ESTALE", "ENOENT", "ETIMEDOUT")
-_CLIENT_SECONDS: Final = 5.0
-_STOP_SECONDS: Final = 1.0
 
 _Getter = Callable[[TierReport], float]
 _TIER_GAUGES: Final[tuple[tuple[str, str, _Getter], ...]] = (
@@ -186,55 +175,21 @@ def make_registry(store: TieredStore) -> CollectorRegistry:
     return registry
 
 
-class MetricsEndpoint:
-    """A context manager. Without a port it does nothing; a port that is taken is a warning: the
-    sidecar is there for its blocks.
-    """
+def metrics_page(registry: CollectorRegistry) -> Page:
+    """In the format and the encoding that the client asks for."""
+    app = make_wsgi_app(registry)
 
-    def __init__(self, registry: CollectorRegistry, port: int) -> None:
-        self._registry = registry
-        self._port = port
-        self._server: WSGIServer | None = None
+    async def answer(request: Request) -> Answer:
+        said: list[tuple[str, list[tuple[str, str]]]] = []
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": request.path,
+            "QUERY_STRING": request.query,
+            "HTTP_ACCEPT": request.headers.get("accept", ""),
+            "HTTP_ACCEPT_ENCODING": request.headers.get("accept-encoding", ""),
+        }
+        parts: Iterable[bytes] = app(environ, lambda *status: said.append(status))
+        status, headers = said[0]
+        return Answer(int(status.split()[0]), b"".join(parts), tuple(headers))
 
-    def __enter__(self) -> MetricsEndpoint:
-        if not self._port:
-            return self
-        app = make_wsgi_app(self._registry)
-        try:
-            self._server = make_server(LOOPBACK, self._port, app, _Server, _Handler)
-        except OSError as error:
-            log.warning("metrics not served: port=%d error=%s", self._port, error)
-            return self
-        serve = self._server.serve_forever
-        threading.Thread(target=serve, args=(0.1,), name="metrics", daemon=True).start()
-        log.info("metrics: url=http://%s:%d/metrics", LOOPBACK, self._server.server_port)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            # Not waited for: a slow client must not hold up the sidecar's end.
-            ending = threading.Thread(target=server.shutdown, daemon=True)
-            ending.start()
-            ending.join(_STOP_SECONDS)
-            server.server_close()
-
-
-class _Server(WSGIServer):
-    def server_bind(self) -> None:
-        """As the base class, but asks no name server, perhaps in vain, what we are called."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = LOOPBACK, self.server_address[1]
-        self.setup_environ()
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _CLIENT_SECONDS  # of one read or write
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug("metrics request: client=%s %s", self.client_address[0], format % args)
+    return answer

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import SidecarConfig
+from ollama_tiering.sidecar.ram_place import recorded, settled
+from ollama_tiering.sidecar.remote_key import remote_authenticity
+from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.sidecar.server import open_store
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.deadline import DeadlineThreads
 from ollama_tiering.store.errors import UnsafeDirectory
-from ollama_tiering.store.frozen import ENDLESS_BYTES, FrozenIndex, FrozenTier
-from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
+from ollama_tiering.store.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
+from ollama_tiering.store.fs_names import VERSION_DIRECTORY
 from ollama_tiering.store.index import INDEX_NAME, BlockIndex
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.tier import Tier, TierKind
@@ -41,7 +44,7 @@ class Purpose(Enum):
 def offline(config: SidecarConfig, purpose: Purpose) -> Iterator[Administration]:
     """ServiceError when a process uses a directory already."""
     if purpose is Purpose.STORE:
-        store, all_seen = open_store(config, background=False), config.remote_dir is None
+        store, all_seen = open_store(settled(config), background=False), config.remote_dir is None
     else:
         store, all_seen = _open_frozen(config, thaw=purpose is Purpose.CHANGE)
     try:
@@ -53,15 +56,16 @@ def offline(config: SidecarConfig, purpose: Purpose) -> Iterator[Administration]
 def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, bool]:
     """Only directories that are there: nothing is made. Whether every tier could be looked at."""
     wanted = (
-        (TierKind.RAM, config.ram_dir, config.ram_budget_bytes),
+        (TierKind.RAM, config.ram_dir or recorded(), config.ram_budget_bytes),
         (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
     )
+    wanted_remote = config.remote_dir is not None and config.remote_budget_bytes > 0
     tiers: list[tuple[Tier, int]] = []
     budgets: list[int] = []
     lowest: Path | None = None
     try:
         for kind, directory, budget_bytes in wanted:
-            if budget_bytes and directory.is_dir():
+            if budget_bytes and directory is not None and directory.is_dir():
                 tiers.append((FrozenTier(kind, directory), ENDLESS_BYTES))
                 budgets.append(budget_bytes)
                 lowest = directory
@@ -76,8 +80,10 @@ def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, boo
             index_path=lowest and lowest / INDEX_NAME,
             index_type=BlockIndex if thaw else FrozenIndex,
             pin_share=config.pin_share,
+            decide=RuleBook(config).decide,
             background=False,
             measure=False,
+            absent_remote=config.remote_dir if remote is None and wanted_remote else None,
         )
     except BaseException:
         for tier, _ in tiers:
@@ -88,7 +94,6 @@ def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, boo
         if thaw and isinstance(level.tier, FrozenTier):
             level.tier.thaw()
     store.pins.enforce()
-    wanted_remote = config.remote_dir is not None and config.remote_budget_bytes > 0
     return store, remote is not None or not wanted_remote
 
 
@@ -99,6 +104,8 @@ def _frozen_remote(config: SidecarConfig) -> FrozenTier | None:
     directory = config.remote_dir
     if directory is None or not config.remote_budget_bytes:
         return None
+    key_file = config.remote_key_file
+    authenticity = remote_authenticity(key_file, mac=config.remote_mac, make=False)
     threads = DeadlineThreads(
         "remote-tier", limit=1, deadline_seconds=config.remote_deadline_seconds
     )
@@ -106,7 +113,7 @@ def _frozen_remote(config: SidecarConfig) -> FrozenTier | None:
     def opened() -> FrozenTier:
         if not (directory / VERSION_DIRECTORY).is_dir():  # opening it would make one
             raise FileNotFoundError(errno.ENOENT, "nothing is stored there, or it is not mounted")
-        return FrozenTier(TierKind.REMOTE, directory, exclusive=False)
+        return FrozenRemote(directory, authenticity)
 
     try:
         return threads.call(opened)

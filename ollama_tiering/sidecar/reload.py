@@ -19,6 +19,7 @@ from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.notify import notify
+from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
 
@@ -30,6 +31,7 @@ _BUDGETS: Final = {
     "local_budget_bytes": (TierKind.LOCAL, "local_dir"),
 }
 _WATERMARKS: Final = ("high_watermark", "low_watermark")
+_RULES: Final = frozenset(("model_rules", "ttl_days", "models_dir"))
 
 
 class Reloader:
@@ -44,12 +46,14 @@ class Reloader:
         reread: Callable[[], SidecarConfig],
         limit: Callable[[Path, int, TierKind], int],
         say: Callable[[str], None] = notify,
+        book: RuleBook | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._reread = reread
         self._limit = limit
         self._say = say
+        self._book = book or RuleBook(config)
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
@@ -82,6 +86,9 @@ class Reloader:
             if getattr(wanted, field.name) != getattr(self._config, field.name)
         ]
         done = [name for name in changed if self._change(name, wanted)]
+        if not _RULES.isdisjoint(done):
+            self._book.change(wanted)
+            self._store.set_terms(self._book.decide)
         values: dict[str, Any] = {name: getattr(wanted, name) for name in done}
         self._config = replace(self._config, **values)
         left = [name for name in changed if name not in done]
@@ -101,17 +108,18 @@ class Reloader:
         elif name == "log_level":
             logs.set_level(wanted.log_level)
         else:
-            return False
+            return name in _RULES
         return True
 
     def _set_budget(self, name: str, wanted: SidecarConfig) -> bool:
-        kind, directory = _BUDGETS[name]
-        if getattr(wanted, directory) != getattr(self._config, directory):
+        kind, field = _BUDGETS[name]
+        directory = getattr(wanted, field)
+        if directory is None or directory != getattr(self._config, field):
             return False  # a budget of another place
         budget_bytes = getattr(wanted, name)
         try:
             if budget_bytes:
-                budget_bytes = self._limit(getattr(wanted, directory), budget_bytes, kind)
+                budget_bytes = self._limit(directory, budget_bytes, kind)
             over = self._store.set_budget(kind, budget_bytes)
         except (ValueError, OSError) as error:
             log.warning("budget not changed: tier=%s reason=%s", kind.label, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta, verify_buffer
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, Namespace
-from ollama_tiering.store.pagecache import read_past
+from ollama_tiering.store.pagecache import read_past, read_whole
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
 if TYPE_CHECKING:
@@ -126,7 +125,11 @@ class Blocks(Sequence[Block]):
 
 
 def load(answer: pb.GetResponse) -> Buffer:
-    """The file's bytes: mapped from RAM; read from a disk, where a bad page would be SIGBUS."""
+    """The file's bytes, in memory of our own: what is checked is what is then used.
+
+    Never mapped: where somebody truncates a mapped file, or a disk fails below it, touching it is
+    SIGBUS and the end of this process; what somebody writes to it would pass unchecked.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(answer.path, flags)
     try:
@@ -134,7 +137,9 @@ def load(answer: pb.GetResponse) -> Buffer:
         if not stat.S_ISREG(info.st_mode) or info.st_size != answer.file_bytes:
             raise CorruptBlock(f"{answer.path} is not a file of {answer.file_bytes} bytes")
         if answer.tier == pb.TIER_RAM:
-            return mmap.mmap(fd, info.st_size, prot=mmap.PROT_READ)
+            return read_whole(fd, info.st_size)
+    except EOFError as error:
+        raise CorruptBlock(f"{answer.path}: {error}") from None
     finally:
         os.close(fd)
     try:

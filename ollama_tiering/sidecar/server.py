@@ -15,27 +15,33 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, format_size
 from ollama_tiering.errors import ConfigError, ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
+from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.gate import Gate
 from ollama_tiering.sidecar.memory import share_one_arena
-from ollama_tiering.sidecar.metrics import MetricsEndpoint, make_registry
+from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.ram_place import kept, settled
 from ollama_tiering.sidecar.reload import Reloader
+from ollama_tiering.sidecar.remote_key import remote_authenticity
+from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
+from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daemon_pool import DaemonPool
@@ -62,7 +68,9 @@ _PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
-def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore:
+def open_store(
+    config: SidecarConfig, *, background: bool = True, book: RuleBook | None = None
+) -> TieredStore:
     """The tiers of the configuration; a budget of 0 means no such tier."""
     _refuse_unsupported(config)
     wanted = (
@@ -72,7 +80,7 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
     tiers: list[tuple[Tier, int]] = []
     try:
         for kind, directory, budget_bytes in wanted:
-            if budget_bytes:
+            if budget_bytes and directory is not None:
                 opened = FsTier(kind, directory)
                 tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
         if not tiers:
@@ -92,6 +100,7 @@ def open_store(config: SidecarConfig, *, background: bool = True) -> TieredStore
             staging_seconds=config.remote_deadline_seconds,
             rescan_seconds=config.remote_rescan_seconds,
             codec=_codec(config, {tier.kind for tier, _ in tiers}),
+            decide=(book or RuleBook(config)).decide,
         )
     except BaseException:
         for tier, _ in tiers:
@@ -117,6 +126,7 @@ def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
         directory,
         lambda: SharedFsTier(directory),
         deadline_seconds=config.remote_deadline_seconds,
+        authenticity=remote_authenticity(config.remote_key_file, mac=config.remote_mac, make=True),
     )
 
 
@@ -135,9 +145,11 @@ def serve(
     share_one_arena()
     _allow_open_files()
     with claim_socket(config.socket_path):
-        store = open_store(config)
+        config = settled(asked := config)
+        book = RuleBook(config)
+        store = open_store(config, book=book)
         try:
-            asyncio.run(_serve(config, store, ready, reread))
+            asyncio.run(_serve(config, store, book, ready, _keeping_place(asked, config, reread)))
         finally:
             left = store.close(_DRAIN_SECONDS)
             if left.blocks:
@@ -147,6 +159,15 @@ def serve(
                     format_size(left.left_bytes),
                 )
         return left
+
+
+def _keeping_place(
+    asked: SidecarConfig, now: SidecarConfig, reread: Callable[[], SidecarConfig] | None
+) -> Callable[[], SidecarConfig] | None:
+    """A RAM tier whose place was chosen stays where it is until the next start."""
+    if reread is None or asked.ram_dir is not None:
+        return reread
+    return lambda: kept(now, reread())
 
 
 @contextlib.contextmanager
@@ -174,6 +195,7 @@ def make_gate(guard: PeerGuard, counting: CallMetrics | None = None) -> Gate:
 async def _serve(
     config: SidecarConfig,
     store: TieredStore,
+    book: RuleBook,
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
 ) -> None:
@@ -181,7 +203,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    reloader = Reloader(store, config, reread or (lambda: config), cut_budget)
+    reloader = Reloader(store, config, reread or (lambda: config), cut_budget, book=book)
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     registry = make_registry(store)
@@ -194,27 +216,31 @@ async def _serve(
             ("grpc.so_reuseport", 0),
         ],
     )
-    with (
-        _pool() as pool,
-        MetricsEndpoint(registry, config.metrics_port),
-    ):
+    standing = Standing(store)
+    pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
+    with _pool() as pool, Endpoint(pages, config.metrics_port):
         rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, gate)  # type: ignore[arg-type]
+        # `enable_server_reflection` takes the blocking one where the server is no grpc.aio.Server.
+        described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, gate)
         server.add_generic_rpc_handlers((gate,))
         bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard))
+        watching = _watch_names(book, store, pool)
+        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard), watching)
         tasks = [asyncio.create_task(chore) for chore in chores]
+        standing.phase = "serving"
         notify("READY=1")
         if ready is not None:
             ready(f"sidecar ready: socket={config.socket_path} {_summary(store)}")
         await stopping.wait()
         log.info("stopping")
+        standing.phase = "stopping"
         notify("STOPPING=1")
         for task in tasks:
             task.cancel()
@@ -237,6 +263,16 @@ async def _watch_peers(guard: PeerGuard) -> None:
     while True:
         await asyncio.sleep(_PEER_SECONDS)
         guard.trim()
+
+
+async def _watch_names(book: RuleBook, store: TieredStore, pool: Executor) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(pool, book.keep_up, store.set_terms)
+        except Exception:
+            log.exception("names of models not read")
 
 
 def _allow_open_files() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config import MIB, SidecarConfig, default_ram_dir, format_size
+from ollama_tiering.config import MIB, SidecarConfig, format_size
 from ollama_tiering.store.dirs import in_memory, secure_directory
 from ollama_tiering.store.index import INDEX_NAME, remove_index
 from ollama_tiering.store.policy import StorePolicy
@@ -19,22 +19,20 @@ log = logging.getLogger(__name__)
 _FILESYSTEM_SHARE: Final = 0.95
 _LEAST_TMPFS_BYTES: Final = 128 * MIB  # a container's 64 MB hold nine blocks of a small model
 _LEAST_INDEXED_BYTES: Final = 64 * MIB  # less is scanned at once, and the index would take a part
-_DAY_SECONDS: Final = 86400.0
 
 
 def ram_budget(config: SidecarConfig) -> int:
     """0 where there is no memory file system worth it: the store then works without a RAM tier."""
+    if config.ram_dir is None:
+        if config.ram_budget_bytes:
+            log.warning("no RAM tier: no memory file system here takes it")
+        return 0
     if not config.ram_budget_bytes or not config.local_budget_bytes:
         return config.ram_budget_bytes
     directory = secure_directory(config.ram_dir)
     if not in_memory(directory):
-        named = directory != default_ram_dir()
-        log.warning(
-            "%s: path=%s is on a disk",
-            "RAM tier is no faster than the local tier" if named else "no RAM tier",
-            directory,
-        )
-        return config.ram_budget_bytes if named else 0
+        log.warning("RAM tier is no faster than the local tier: path=%s is on a disk", directory)
+        return config.ram_budget_bytes
     has_bytes = _filesystem_bytes(directory)
     if has_bytes < min(_LEAST_TMPFS_BYTES, config.ram_budget_bytes):
         log.warning("no RAM tier: path=%s has only %s", directory, format_size(has_bytes))
@@ -84,7 +82,6 @@ def store_policy(config: SidecarConfig, tiers: Sequence[tuple[Tier, int]]) -> St
         queue_seconds=config.write_queue_seconds,
         tail_seconds=config.tail_seconds,
         min_free_percent=config.min_free_percent,
-        ttl_seconds=config.ttl_days * _DAY_SECONDS,
     )
 
 

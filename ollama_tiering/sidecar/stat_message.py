@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from ollama_tiering import __version__
 from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import StoreReport, TierReport
+from ollama_tiering.store.report import ModelReport, StoreReport, TierReport
 
 
 def stat_message(
-    report: StoreReport, started_unix_seconds: int, runners: Sequence[pb.RunnerReport]
+    report: StoreReport,
+    started_unix_seconds: int,
+    runners: Sequence[pb.RunnerReport],
+    namespaces: Sequence[pb.NamespaceUse],
 ) -> pb.StatResponse:
     counters = report.counters
     return pb.StatResponse(
@@ -31,6 +34,21 @@ def stat_message(
         queued_bytes=report.unsaved_bytes,
         not_written=report.not_written,
         q8_0_namespaces=report.q8_0_namespaces,
+        namespaces=namespaces,
+        model_terms=map(_model_terms, report.models),
+    )
+
+
+def _model_terms(model: ModelReport) -> pb.ModelTerms:
+    return pb.ModelTerms(
+        model=model.model,
+        name=model.terms.name,
+        namespaces=model.namespaces,
+        refusal=model.terms.refusal,
+        ttl_seconds=model.terms.ttl_seconds,
+        budget_bytes=model.terms.budget_bytes,
+        local_bytes=model.local_bytes,
+        remote_bytes=model.remote_bytes,
     )
 
 

@@ -29,6 +29,7 @@ from ollama_tiering.store.inventory import (
     Waste,
 )
 from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.remains import remove_remains
 from ollama_tiering.store.session import CommitResult, WriteSession
 from ollama_tiering.store.state import Level
 from ollama_tiering.store.tier import OpenBlock, TierKind
@@ -77,11 +78,30 @@ class Administration:
         )
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
-        """Removes the selected chains; what another chain needs, or is pinned or in use, stays."""
+        """Removes the selected chains; what another chain needs, or is pinned or in use, stays.
+
+        Of what is removed no token is left in this host's tiers, index and quarantine included.
+        """
         census = self._census()
         ends = self._records(census, selection)
-        wait_seconds = REMOVE_WAIT_SECONDS
-        return removal.remove_chains(self._state, ends, dry_run=dry_run, wait_seconds=wait_seconds)
+        everything = selection == EVERYTHING
+        unseen = self._store.graveyard.unseen() if everything else {}
+        done = removal.remove_chains(
+            self._state,
+            ends,
+            self._store.graveyard,
+            dry_run=dry_run,
+            wait_seconds=REMOVE_WAIT_SECONDS,
+            unseen=unseen,
+            clean=lambda keys: remove_remains(
+                self._state, None if everything else keys, alone=self._alone
+            ),
+        )
+        if not dry_run:
+            self._store.graveyard.forget_unseen(unseen)
+            self._store.scrub_index()
+            room.sync_removals(self._state)
+        return done
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
@@ -105,11 +125,18 @@ class Administration:
             self._store.rebuild_index()
 
     def collect(
-        self, *, older_than_seconds: float, models: frozenset[str] | None, dry_run: bool
+        self,
+        *,
+        older_than_seconds: float,
+        models: frozenset[str] | None,
+        dry_run: bool,
+        builds: frozenset[str] | None = None,
     ) -> list[Waste]:
         """Removes what nobody can use: each kind once, kinds without anything too.
 
-        `models` are the file names of the models that are there; None asks nothing about models.
+        `models` are the file names of the models that are there, `builds` the builds of the engine
+        on this host; None asks nothing about them. What other builds stored on the remote tier
+        stays.
         """
         census = self._census()
         ends = {record.key: record for record in self._records(census, EVERYTHING)}
@@ -123,22 +150,40 @@ class Administration:
             for record in ends.values()
             if models is not None and census.gone_model(record.namespace, models)
         ]
+        others = [
+            record
+            for record in ends.values()
+            if builds is not None and census.other_build(record.namespace, builds)
+        ]
         broken = []  # nothing, as long as its start may only be unseen yet
         if self._all_seen and all(level.known for level in self._state.levels):
             broken = [record for record in ends.values() if not census.chain(record).complete]
+        forbidden = [r for r in ends.values() if self._state.terms.of(r.namespace).remove]
         result = []
         for kind, chosen in (
             ("expired", expired),
+            ("forbidden", forbidden),
             ("model gone", orphans),
+            ("other build", others),
             ("unreachable", broken),
         ):
             left = [record for record in chosen if ends.pop(record.key, None) is not None]
-            done = removal.remove_chains(self._state, left, dry_run=dry_run)
+            done = removal.remove_chains(
+                self._state,
+                left,
+                self._store.graveyard,
+                dry_run=dry_run,
+                own_only=kind == "other build",  # there it may be another host's
+            )
             done.kept.pop(removal.SHARED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]
-        return [*result, *files, self._vacant(dry_run)]
+        result += [*files, self._vacant(dry_run)]
+        room.sync_removals(self._state)
+        if not dry_run and any(waste.files for waste in result):
+            self._store.scrub_index()
+        return result
 
     def chain(self, chain_id: str) -> ChainToExport:
         """What an export of this chain consists of. StoreDamaged when its start is missing."""
@@ -240,10 +285,10 @@ class Administration:
         )
 
     def _census(self) -> Census:
-        return Census(self._state, self._describe)
+        return Census(self._state, self.describe)
 
-    def _describe(self, namespace: NamespaceId) -> Fields:
-        """From a tier of this host: a remote one may hang."""
+    def describe(self, namespace: NamespaceId) -> Fields:
+        """What a namespace is the digest of, from a tier of this host: a remote one may hang."""
         for level in self._state.levels:
             directory = level.tier.directory
             if directory is not None and level.tier.kind is not TierKind.REMOTE:

@@ -20,9 +20,25 @@ from ollama_tiering.store.tree import BlockRecord
 
 Describe = Callable[[NamespaceId], Fields]
 
+_BUILT_ENGINE: Final = "ollama-go/"
+
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
 _DIGITS: Final = (8, 12, 16, 24, 64)
 _CANDIDATES: Final = 8
+
+
+def build_of(engine: str) -> str:
+    """The build in a namespace's `engine`, "ollama-go/0.16.3+<build>"; "" where there is none."""
+    return engine.partition("+")[2]
+
+
+def of_other_build(engine: str, builds: frozenset[str]) -> bool:
+    """Whether that is a build of Ollama and not one of these. Of one that was built by hand nobody
+    can know where it is: never.
+    """
+    build = build_of(engine)
+    by_hand = build.startswith("exe-")
+    return engine.startswith(_BUILT_ENGINE) and build not in builds and not by_hand
 
 
 class _Sum:
@@ -177,6 +193,12 @@ class Census:
     def totals_of_blocks(self, lines: Iterable[BlockLine]) -> Totals:
         records = (self._state.tree.get(line.key) for line in lines)
         return self._totals([record for record in records if record is not None], 0)
+
+    def other_build(self, namespace: NamespaceId, builds: frozenset[str]) -> bool:
+        """Whether an engine wrote it that is a build of Ollama and not one of these: what such a
+        build stored no other finds.
+        """
+        return of_other_build(dict(self.description(namespace)).get("engine", ""), builds)
 
     def gone_model(self, namespace: NamespaceId, present: frozenset[str]) -> bool:
         """Whether the namespace names a model file and that is not among those present."""

@@ -16,7 +16,7 @@ class Outcome(Enum):
     RESERVED = "reserved"
     PRESENT = "present"
     NO_ROOM = "no room"  # nothing may be evicted for it, or too many are reserved already
-    REFUSED = "refused"  # by admission: not now, not on this disk
+    REFUSED = "refused"  # by admission (not now, not on this disk) or by a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Reserved:
     outcome: Outcome
     reservation_id: int = 0
     path: Path | None = None
+    reason: str = ""  # why it is refused, where a rule does
 
 
 @dataclass(frozen=True, slots=True)

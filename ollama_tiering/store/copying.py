@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store import room, transcode
+from ollama_tiering.store import room, shares, transcode
 from ollama_tiering.store.blockfile import BlockMeta, check_place, read_meta
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey
@@ -95,7 +95,7 @@ class Copier:
             return Failure.OTHER
         if not state.admission.charge(target, record.file_bytes):
             return Failure.NOT_TODAY
-        claim = room.reserve_room(state, target, record.file_bytes)
+        claim = shares.reserve_room(state, target, record.namespace, record.file_bytes)
         if claim is None:
             state.admission.refund(target, record.file_bytes)
             return Failure.NO_ROOM if state.waits_for(target) else Failure.OTHER
@@ -134,8 +134,7 @@ class Copier:
                 transfer.write_to(temp, spent)
         except UnsupportedFormat as error:
             self._abandon(target, temp, claim)
-            log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
-            room.set_aside(state, source, record.key)
+            room.set_aside(state, source, record.key, error)
             return Failure.OTHER
         except CorruptBlock as error:
             self._abandon(target, temp, claim)

@@ -1,4 +1,4 @@
-"""Bytes written to the local disk today, kept in a small file that survives restarts and kills.
+"""Bytes written to the local disk today, in a small file that survives restarts, kills, power cuts.
 
 The file is always ahead of what was written, by at most `_AHEAD_BYTES` and a small part of the
 limit: a killed sidecar has spent too much of its day, never too little. It is not in the index,
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.dirs import sync_directory
 from ollama_tiering.store.tier import Tier, TierKind
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,10 @@ class DailyWrites:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w", encoding="ascii") as file:
                 json.dump({"day": self._day, "written_bytes": written_bytes}, file)
+                file.flush()
+                os.fsync(fd)
             temporary.rename(self._path)
+            sync_directory(self._path.parent)
         except OSError as error:
             log.warning("count of today's writes not kept: path=%s error=%s", self._path, error)
             with contextlib.suppress(OSError):

@@ -37,8 +37,7 @@ def _damaged(state: StoreState, level: Level, record: BlockRecord) -> bool:
             check_place(meta, record.namespace, record.key)
             verify_payload(meta, block.read_at)
     except UnsupportedFormat as error:
-        log.warning("block not readable here, kept: key=%s reason=%s", record.key.hex(), error)
-        room.set_aside(state, level, record.key)
+        room.set_aside(state, level, record.key, error)
     except CorruptBlock as error:
         log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
         return room.quarantine(state, level, record.namespace, record.key)

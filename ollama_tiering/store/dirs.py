@@ -1,7 +1,7 @@
 """Directories the store may trust: made 0700, owned by this user, writable by nobody else, locked.
 
 A path is walked with O_NOFOLLOW one component at a time below the root, so nothing planted below it
-leads elsewhere.
+leads elsewhere, and each directory on the way has to be ours, as the file at its end.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Final
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.errors import UnsafeDirectory
+from ollama_tiering.store.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -26,9 +28,16 @@ Made = Callable[[tuple[str, ...]], None]
 
 
 def secure_directory(path: Path) -> Path:
-    """Makes the directory 0700 if it is missing; UnsafeDirectory when others could write to it."""
+    """Makes the directory 0700 if it is missing; UnsafeDirectory when others could write to it.
+
+    Its name is durable, and so are those of the directories before it that had to be made.
+    """
     try:
+        missing = list(itertools.takewhile(lambda one: not one.exists(), (path, *path.parents)))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in missing:
+            with contextlib.suppress(OSError):  # one that this user may not list
+                sync_directory(made.parent)
         fd = os.open(path, _DIRECTORY)
     except OSError as error:
         raise UnsafeDirectory(
@@ -49,6 +58,15 @@ def secure_directory(path: Path) -> Path:
             hint=f"chmod 700 {path}",
         )
     return path
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def lock_file(path: Path, purpose: str) -> int:
@@ -82,7 +100,9 @@ def lock_file(path: Path, purpose: str) -> int:
 
 @contextlib.contextmanager
 def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
-    """Descriptor of root/parts…; links on the way are an error (ELOOP or ENOTDIR)."""
+    """Descriptor of root/parts…; links on the way are an error (ELOOP or ENOTDIR), and so is a
+    directory that is not ours (NotOurs).
+    """
     fd = walk_below(root, parts, create=create)
     try:
         yield fd
@@ -113,6 +133,7 @@ def walk_below(
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below
+            require_ours(os.fstat(fd), part)
     except BaseException:
         os.close(fd)
         raise
@@ -149,11 +170,22 @@ def regular_file(name: str, flags: int, below: int) -> Iterator[tuple[int, os.st
 
 
 def checked_regular(fd: int, name: str) -> os.stat_result:
-    """FileNotFoundError when it is no regular file: nothing of ours is there."""
+    """FileNotFoundError when it is no regular file or not ours: nothing of ours is there."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(f"{name} is not a regular file")
+    require_ours(info, name)
     return info
+
+
+def own_directory(entry: os.DirEntry[str]) -> str:
+    """Why the entry of a listing is no directory of ours; empty when it is one."""
+    if not entry.is_dir(follow_symlinks=False):
+        return "it is no directory"
+    try:
+        return why_not_ours(entry.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return "it is gone"
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:

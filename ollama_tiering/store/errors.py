@@ -17,6 +17,12 @@ class UnsupportedFormat(StoreDamaged):
     """An intact block file of a version or encoding this reader does not know."""
 
 
+class NotAuthentic(UnsupportedFormat):
+    """A file on a shared tier that no holder of this deployment's key has written: it is no block
+    here, and not ours to put away.
+    """
+
+
 class InvalidBlock(TieringError):
     """A block or claim that a client offers contradicts itself or its reservation."""
 

@@ -13,6 +13,7 @@ The order is the tier's own (lru.py). May a copy go? All of it is here:
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from ollama_tiering.store.key import BlockKey
@@ -34,9 +35,13 @@ def choose_victims(
     return victims
 
 
-def blocking_leaf(state: StoreState, level: Level) -> BlockKey | None:
+def blocking_leaf(
+    state: StoreState, level: Level, among: Container[bytes] | None = None
+) -> BlockKey | None:
     """The least valuable block of another tier that keeps one of this tier from leaving: an end of
     a chain whose start lies here and whose rest does not.
+
+    `among`: only blocks of these namespaces.
 
     What waits to be written down leaves by that, if the tier below takes anything now. A shared
     tier's blocks are not ours to drop, and those of a tier that fails now are not dropped for that.
@@ -51,6 +56,8 @@ def blocking_leaf(state: StoreState, level: Level) -> BlockKey | None:
         for key in other.lru:
             record = state.tree.get(key)
             if record is None or level.index in record.levels or state.tree.children(key):
+                continue
+            if among is not None and record.namespace not in among:
                 continue
             if other is not state.levels[max(record.levels)]:
                 continue

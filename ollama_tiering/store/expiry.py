@@ -7,13 +7,14 @@ start (a machine whose clock is not set yet), put expiry off: a wrong clock must
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.eviction import Rules
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
+from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 
@@ -23,27 +24,25 @@ _EVERY_SECONDS: Final = 60.0
 _JUMP: Final = 120.0
 _MOST_BLOCKS: Final = 1000  # of one pass
 _YOUNG_BLOCKS: Final = 64  # in a row; what follows is younger still, but for small disorder
+_LOOKS_PER_HOLD: Final = 2000  # of the lock: look-ups must not wait for longer
 
 
 class Expiry:
-    """Not thread-safe: the mover drives it."""
+    """Not thread-safe: the mover of the levels drives it."""
 
-    def __init__(
-        self, ttl_seconds: float, clock: Callable[[], float], wall_clock: Callable[[], float]
-    ) -> None:
-        self._ttl_seconds = ttl_seconds
+    def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
         self._offset = wall_clock() - clock()
         self._next = clock() + START_SECONDS
 
-    def run(self, state: StoreState) -> bool:
+    def run(self, state: StoreState, levels: Iterable[Level]) -> bool:
         """Drops some of what is too old; whether there was any."""
-        if not self._ttl_seconds or self._jumped() or self._clock() < self._next:
+        shortest = state.terms.shortest_ttl_seconds
+        if not shortest or self._jumped() or self._clock() < self._next:
             return False
-        before = self._wall_clock() - self._ttl_seconds
-        own = [level for level in state.levels if level.shared is None]  # not what others need
-        dropped = [self._drop(state, level, before) for level in own]
+        now = self._wall_clock()
+        dropped = [self._drop(state, level, now, shortest) for level in levels]
         if not any(dropped):
             self._next = self._clock() + _EVERY_SECONDS
         return any(dropped)
@@ -56,44 +55,65 @@ class Expiry:
             self._next = self._clock() + JUMP_SECONDS
         return abs(jump) > _JUMP
 
-    def _drop(self, state: StoreState, level: Level, before: float) -> int:
+    def _drop(self, state: StoreState, level: Level, now: float, shortest: float) -> int:
+        """A model may have a longer time than `shortest`: its blocks are passed over."""
+        dropped = 0
         with state.lock:
-            state.expire()
-            rules = Rules(state, level, partial=False)
-            chosen: dict[BlockKey, None] = {}
-            for segment in level.lru.segments():
-                young = 0
-                for key in segment:
-                    taken = len(chosen)
-                    self._choose(state, level, key, before, rules, chosen)
-                    young = 0 if len(chosen) > taken else young + 1
-                    if young >= _YOUNG_BLOCKS or len(chosen) >= _MOST_BLOCKS:
-                        break
-            doomed = state.take(level, chosen)
-            level.stats.expired_blocks += len(doomed)
-        room.unlink(state, doomed)
-        return len(doomed)
+            segments = [list(segment) for segment in level.lru.segments()]
+        for segment in segments:
+            for keys in _parts(segment):
+                with state.lock:
+                    state.expire()
+                    chosen, young = self._choose(state, level, keys, now, shortest)
+                    doomed = state.take(level, chosen)
+                    level.stats.expired_blocks += len(doomed)
+                room.unlink(state, doomed)
+                dropped += len(doomed)
+                if young or dropped >= _MOST_BLOCKS:
+                    break
+        return dropped
 
     def _choose(
+        self, state: StoreState, level: Level, keys: Sequence[BlockKey], now: float, shortest: float
+    ) -> tuple[list[BlockKey], bool]:
+        """What is too old of these; whether all that follows is young. Lock held."""
+        rules = Rules(state, level, partial=False)
+        chosen: dict[BlockKey, None] = {}
+        young = 0
+        for key in keys:
+            record = state.tree.get(key)
+            young = young + 1 if record and record.last_use >= now - shortest else 0
+            if young >= _YOUNG_BLOCKS:
+                return list(chosen), True
+            for one in self._chain(state, level, record, now, rules, chosen):
+                chosen[one.key] = None
+                rules.unblocks(one.key)
+        return list(chosen), False
+
+    def _chain(
         self,
         state: StoreState,
         level: Level,
-        key: BlockKey,
-        before: float,
+        record: BlockRecord | None,
+        now: float,
         rules: Rules,
         chosen: dict[BlockKey, None],
-    ) -> None:
+    ) -> Iterator[BlockRecord]:
         """The block and, one by one, the parents that may go with it."""
-        candidate: BlockKey | None = key
-        while candidate is not None and candidate in level.lru:
-            record = state.tree.get(candidate)
+        while record is not None and record.key in level.lru:
+            ttl_seconds = state.terms.of(record.namespace).ttl_seconds
             if (
-                record is None
-                or record.last_use >= before
-                or candidate in chosen
-                or level.lru.pinned(candidate)
-                or not rules.may_evict(candidate)
+                not ttl_seconds
+                or record.last_use >= now - ttl_seconds
+                or record.key in chosen
+                or level.lru.pinned(record.key)
+                or not rules.may_evict(record.key)
             ):
                 return
-            chosen[candidate] = None
-            candidate = rules.unblocks(candidate)
+            yield record
+            record = state.tree.get(BlockKey(record.parent))
+
+
+def _parts(keys: Sequence[BlockKey]) -> Iterator[Sequence[BlockKey]]:
+    for start in range(0, len(keys), _LOOKS_PER_HOLD):
+        yield keys[start : start + _LOOKS_PER_HOLD]

@@ -27,8 +27,10 @@ from ollama_tiering.store.archive import (
     tar_head,
     tar_padding,
 )
-from ollama_tiering.store.blockfile import read_meta, verify_payload
+from ollama_tiering.store.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.describe import Fields
+from ollama_tiering.store.dirs import sync_directory
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.inventory import Listing
 from ollama_tiering.store.key import BlockKey, NamespaceId
@@ -100,15 +102,33 @@ def _copy(chain: ChainToExport, block: ArchivedBlock, source: OpenBlock, out: _T
     if source.file_bytes != block.file_bytes:
         raise CorruptBlock(f"block {block.key.hex()} has another size than the store says")
     meta = read_meta(source.read_at, source.file_bytes)
+    head = source.read_at(0, meta.payload_offset)
+    meta = read_meta(buffer_reader(head), source.file_bytes)  # what is written is what is checked
     if (meta.namespace, meta.key) != (chain.namespace, block.key):
         raise CorruptBlock(f"the file of block {block.key.hex()} holds another block")
-    verify_payload(meta, source.read_at)
     digest = hashlib.sha256()
-    for offset in range(0, block.file_bytes, _COPY_BYTES):
-        data = source.read_at(offset, min(_COPY_BYTES, block.file_bytes - offset))
+
+    def write(data: bytes) -> None:
         digest.update(data)
         out.write(data)
+
+    write(head)
+    for segment in meta.segments:
+        crc = 0
+        end = segment.file_offset + segment.stored_bytes
+        for data in _parts(source, segment.file_offset, end):
+            crc = crc32c(data, crc)
+            write(data)
+        if crc != segment.crc32c:
+            raise damaged(segment)
+        for data in _parts(source, end, align(end)):
+            write(data)
     return digest.hexdigest()
+
+
+def _parts(source: OpenBlock, start: int, end: int) -> Iterator[bytes]:
+    for offset in range(start, end, _COPY_BYTES):
+        yield source.read_at(offset, min(_COPY_BYTES, end - offset))
 
 
 class _Tar:
@@ -153,7 +173,7 @@ def _tar(target: Path, manifest: Manifest) -> Iterator[_Target]:
     finally:
         out.close()
         temporary.unlink(missing_ok=True)
-    _sync(target.parent)
+    sync_directory(target.parent)
 
 
 class _Directory:
@@ -194,11 +214,13 @@ def _directory(target: Path, manifest: Manifest) -> Iterator[_Target]:
     out = _Directory(temporary)
     try:
         yield out
+        for made in (temporary / BLOCKS_DIRECTORY, temporary):
+            sync_directory(made)
         temporary.rename(target)  # refused by the system when something with content is there
     finally:
         out.close()
         shutil.rmtree(temporary, ignore_errors=True)
-    _sync(target.parent)
+    sync_directory(target.parent)
 
 
 def _appear(temporary: Path, target: Path) -> None:
@@ -213,11 +235,3 @@ def _appear(temporary: Path, target: Path) -> None:
 
 def _temporary(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

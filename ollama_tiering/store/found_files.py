@@ -1,7 +1,7 @@
 """Every file below a tier's directory, as it lies there: looks, follows no link, changes nothing.
 
 Blocks are what a scan would find. The rest is what the tools judge: quarantined blocks, what an
-interrupted write left behind, files that are not the store's.
+interrupted write left behind, files that are not the store's (also because of who may write them).
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.dirs import entries, open_below
-from ollama_tiering.store.fs_tier import (
+from ollama_tiering.store.dirs import entries, open_below, own_directory
+from ollama_tiering.store.fs_names import (
     BAD_SUFFIX,
     DESCRIPTION_NAME,
     TMP_SUFFIX,
     VERSION_DIRECTORY,
 )
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.ownership import why_not_ours
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.speed import PROBE_PREFIX
+from ollama_tiering.store.tombstones import TOMBSTONES_NAME
 
+_TOP_TEMPORARY: Final = (PROBE_PREFIX, f".{PINS_NAME}.", f".{TOMBSTONES_NAME}.")
 _BLOCK_UNIT: Final = 512  # of st_blocks
 
 
@@ -55,16 +58,16 @@ class FoundFile:
 def walk(directory: Path) -> Iterator[FoundFile]:
     """OSError of a directory that cannot be listed passes; one that is gone is empty."""
     for entry in entries(directory):
-        if entry.name.startswith((PROBE_PREFIX, f".{PINS_NAME}.")):
+        if entry.name.startswith(_TOP_TEMPORARY):
             yield from _found(What.TEMPORARY, (), entry)
     for entry in entries(directory / VERSION_DIRECTORY):
         namespace = digest_from_hex(entry.name)
         parts = (VERSION_DIRECTORY, entry.name)
-        if namespace is None or not entry.is_dir(follow_symlinks=False):
+        if namespace is None or own_directory(entry):
             yield from _found(What.FOREIGN, parts[:1], entry)
             continue
         for inner in entries(Path(entry.path)):
-            if inner.is_dir(follow_symlinks=False) and len(inner.name) == 2:
+            if len(inner.name) == 2 and not own_directory(inner):
                 yield from _shard(NamespaceId(namespace), (*parts, inner.name), Path(inner.path))
             elif inner.name.startswith(".") and inner.name.endswith(TMP_SUFFIX):
                 yield from _found(What.TEMPORARY, parts, inner)
@@ -73,9 +76,10 @@ def walk(directory: Path) -> Iterator[FoundFile]:
 
 
 def remove_file(directory: Path, found: FoundFile) -> None:
-    """Unlinks what the walk found, where it found it; one that is gone is fine."""
+    """Unlinks what the walk found, where it found it, for good; one that is gone is fine."""
     with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
         os.unlink(found.name, dir_fd=below)
+        os.fsync(below)
 
 
 def _shard(namespace: NamespaceId, parts: tuple[str, ...], directory: Path) -> Iterator[FoundFile]:
@@ -107,7 +111,7 @@ def _found(
         info = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(info.st_mode):
+    if not stat.S_ISREG(info.st_mode) or why_not_ours(info):
         what = What.FOREIGN
     size = info.st_blocks * _BLOCK_UNIT
     yield FoundFile(what, parts, entry.name, size, info.st_ctime, namespace, key)

@@ -16,15 +16,17 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from ollama_tiering.store.authenticity import Authenticity
 from ollama_tiering.store.found_files import What, walk
 from ollama_tiering.store.fs_files import FsTempBlock
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import BlockIndex, IndexRow, refuse_odd_files
 from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import StoredBlock
+from ollama_tiering.store.tier import OpenBlock, StoredBlock, TierKind
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,10 @@ class FrozenTier(FsTier):
         if not self.frozen:
             super().quarantine(namespace, key)
 
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        if not self.frozen:
+            super().remove_quarantined(namespace, key)
+
     def purge_quarantine(self, keep_blocks: int) -> None:
         if not self.frozen:
             super().purge_quarantine(keep_blocks)
@@ -74,6 +80,27 @@ class FrozenTier(FsTier):
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         if not self.frozen:
             super().describe(namespace, fields)
+
+
+class FrozenRemote(FrozenTier):
+    """A directory that sidecars share, which go on using it: not locked, nothing is announced."""
+
+    def __init__(self, directory: Path, authenticity: Authenticity) -> None:
+        self._authenticity = authenticity
+        super().__init__(TierKind.REMOTE, directory, exclusive=False)
+
+    def scan(self) -> Iterator[StoredBlock]:
+        return map(self._authenticity.seen, super().scan())
+
+    @contextlib.contextmanager
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        with super().open(namespace, key) as block:
+            yield self._authenticity.opened(block)
+
+    @contextlib.contextmanager
+    def peek(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        with super().open(namespace, key) as block:
+            yield self._authenticity.peeked(block)
 
 
 class FrozenIndex(BlockIndex):

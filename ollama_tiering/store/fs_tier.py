@@ -12,7 +12,6 @@ state but physical bytes of quarantined files and of what is no block, and names
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -23,35 +22,40 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.daemon_pool import DaemonPool
+from ollama_tiering.store.describe import write_description
 from ollama_tiering.store.dirs import (
     entries,
     in_memory,
     lock_file,
     open_below,
+    own_directory,
     regular_file,
     secure_directory,
     walk_below,
 )
 from ollama_tiering.store.fs_files import READ, WRITE, FsOpenBlock, FsTempBlock
+from ollama_tiering.store.fs_names import (
+    BAD_SUFFIX,
+    DESCRIPTION_NAME,
+    LOCK_NAME,
+    TMP_SUFFIX,
+    VERSION_DIRECTORY,
+    file_name,
+    shard,
+)
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.names import Names
 from ollama_tiering.store.namespace_text import namespace_text
-from ollama_tiering.store.other_bytes import OtherBytes, physical_bytes
+from ollama_tiering.store.other_bytes import OtherBytes, files_bytes, physical_bytes
+from ollama_tiering.store.ownership import Refused
 from ollama_tiering.store.pagecache import forget
 from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tier import OpenBlock, StoredBlock, TempBlock, TierKind
 
 log = logging.getLogger(__name__)
 
-VERSION_DIRECTORY: Final = "v1"
-BAD_SUFFIX: Final = ".bad"  # a damaged block, kept for a person to look at
-TMP_SUFFIX: Final = ".tmp"  # a block while it is being written
-LOCK_NAME: Final = ".lock"
-DESCRIPTION_NAME: Final = "namespace.json"
-
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
 _LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
-_SYNCS_AT_ONCE: Final = 4
 _TRIES: Final = 4  # another thread may remove a directory that was just found
 _SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _TOP: Final = ("",)  # place of the files beside the version directory
@@ -69,10 +73,8 @@ class FsTier:
         self.in_memory = in_memory(directory)
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
-        # Directories with names that are not durable yet; a number that changes with every name.
-        self._unsynced: dict[tuple[str, ...], int] = {}
-        self._names = itertools.count()
-        self._syncing = DaemonPool(_SYNCS_AT_ONCE, "sync")
+        self.refused = Refused(kind.label)
+        self._names = Names(directory, in_memory=self.in_memory)
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive
@@ -83,25 +85,33 @@ class FsTier:
             self.close()
             raise
 
+    @property
+    def refused_files(self) -> int:
+        return len(self.refused)
+
     def scan(self) -> Iterator[StoredBlock]:
         for entry in entries(self.directory):
-            if entry.name.startswith(PROBE_PREFIX) and entry.is_file(follow_symlinks=False):
+            unfinished = self._exclusive and entry.name.endswith(TMP_SUFFIX)
+            needless = unfinished or entry.name.startswith(PROBE_PREFIX)
+            if needless and entry.is_file(follow_symlinks=False):
                 Path(entry.path).unlink(missing_ok=True)
         self.measure_overhead()
-        self._note((VERSION_DIRECTORY,), self._root)
+        self._found((VERSION_DIRECTORY,))
         for namespace_entry in entries(self.directory / VERSION_DIRECTORY):
             namespace = digest_from_hex(namespace_entry.name)
-            if namespace is None or not namespace_entry.is_dir(follow_symlinks=False):
+            if namespace is None or not self._trusted(namespace_entry):
                 continue
             place = (VERSION_DIRECTORY, namespace_entry.name)
-            self._note(place, Path(namespace_entry.path))
+            self._found(place)
             self._note((*place, DESCRIPTION_NAME), Path(namespace_entry.path) / DESCRIPTION_NAME)
             for shard_entry in entries(Path(namespace_entry.path)):
-                if shard_entry.is_dir(follow_symlinks=False):
-                    self._note((*place, shard_entry.name), Path(shard_entry.path))
+                if self._trusted(shard_entry):
+                    self._found((*place, shard_entry.name))
                     yield from self._scan_shard(NamespaceId(namespace), shard_entry)
                     if self._exclusive and _SHARD.fullmatch(shard_entry.name):
                         self._remove_directory(*place, shard_entry.name)
+                elif self._exclusive and self._unfinished_description(shard_entry):
+                    Path(shard_entry.path).unlink(missing_ok=True)
             if self._exclusive:
                 self._remove_namespace(place)
 
@@ -119,7 +129,7 @@ class FsTier:
         self, namespace: NamespaceId, key: BlockKey, name: str, file_bytes: int
     ) -> FsTempBlock:
         place, grown = shard(namespace, key), 0
-        below = walk_below(self.directory, place, create=True, made=self._to_sync)
+        below = walk_below(self.directory, place, create=True, made=self._names.added)
         try:
             fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
@@ -172,34 +182,16 @@ class FsTier:
                 os.fsync(below)
         temp.let_go()
         if durable:
-            self._sync([place[:length] for length in range(len(place))])
+            self._names.sync([place[:length] for length in range(len(place))])
         else:
-            self._to_sync(place)
+            self._names.added(place)
         return temp.stored_bytes
 
     def sync_names(self) -> None:
-        self._sync(list(self._unsynced))
+        self._names.sync()
 
-    def _to_sync(self, place: tuple[str, ...]) -> None:
-        """A name in it is new, and not durable yet."""
-        if not self.in_memory:
-            self._unsynced[place] = next(self._names)
-
-    def _sync(self, places: Sequence[tuple[str, ...]]) -> None:
-        """Those of them that need it. Several at once: one commit of a journal does for all."""
-        wanted = [place for place in places if place in self._unsynced]
-        if len(wanted) == 1:
-            self._sync_directory(wanted[0])
-        elif wanted:
-            for done in [self._syncing.submit(self._sync_directory, place) for place in wanted]:
-                done.result()
-
-    def _sync_directory(self, place: tuple[str, ...]) -> None:
-        before = self._unsynced.get(place)
-        with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
-            os.fsync(below)
-        if self._unsynced.get(place) == before:  # else a name came meanwhile, and needs another one
-            self._unsynced.pop(place, None)
+    def sync_removals(self) -> None:
+        self._names.sync_removed()
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, FsTempBlock)
@@ -207,7 +199,7 @@ class FsTier:
         self._unlink(temp.namespace, temp.key, temp.name)
 
     @contextlib.contextmanager
-    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[FsOpenBlock]:
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
         with self.opened(namespace, key, file_name(key), READ) as (fd, info):
             try:
                 yield FsOpenBlock(fd, info.st_size, in_memory=self.in_memory)
@@ -216,12 +208,15 @@ class FsTier:
                     # What is read here is needed once; the page cache is for what is used again.
                     forget(fd)
 
+    peek = open
+
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+        path = self._block_path(namespace, key)
         try:
-            info = os.lstat(self._block_path(namespace, key))
+            info = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return stat.S_ISREG(info.st_mode)
+        return stat.S_ISREG(info.st_mode) and not self.refused.is_not_ours(path, info)
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
         return Path(self._block_path(namespace, key))
@@ -236,40 +231,36 @@ class FsTier:
             os.rename(name, name + BAD_SUFFIX, src_dir_fd=below, dst_dir_fd=below)
         self._bad[namespace, name + BAD_SUFFIX] = physical_bytes(info)
 
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        name = file_name(key) + BAD_SUFFIX
+        self._unlink(namespace, key, name)
+        self._bad.pop((namespace, name), None)
+
     def quarantined_bytes(self) -> int:
         return sum(tuple(self._bad.values()))  # a copy: a scan may go on in another thread
+
+    def quarantined(self) -> frozenset[NamespaceId]:
+        """Whose damaged blocks lie here."""
+        return frozenset(namespace for namespace, _ in tuple(self._bad))
 
     def overhead_bytes(self) -> int:
         return self.quarantined_bytes() + self._other.total
 
     def measure_overhead(self) -> None:
-        total = physical_bytes(self.directory.stat())
-        for entry in entries(self.directory):
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_file(follow_symlinks=False):
-                    total += physical_bytes(entry.stat(follow_symlinks=False))
-        self._other.note(_TOP, total)
+        self._other.note(_TOP, files_bytes(self.directory))
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         for namespace, name in list(self._bad)[: max(0, len(self._bad) - keep_blocks)]:
-            self._unlink(namespace, BlockKey(bytes.fromhex(name[:64])), name)
-            self._bad.pop((namespace, name), None)
+            self.remove_quarantined(namespace, BlockKey(bytes.fromhex(name[:64])))
 
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         parts = (VERSION_DIRECTORY, namespace.hex())
-        text = namespace_text(fields)
-        with open_below(self.directory, parts, create=True) as below:
-            name = f".{secrets.token_hex(4)}{TMP_SUFFIX}"
-            try:
-                os.stat(DESCRIPTION_NAME, dir_fd=below, follow_symlinks=False)
-            except FileNotFoundError:
-                fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
-                with os.fdopen(fd, "wb") as file:
-                    file.write(text)
-                os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
-                self._note(parts[:1], self._root)
-                self._note(parts, self._root / parts[1])
-                self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
+        if write_description(
+            self.directory, parts, namespace_text(fields), durable=not self.in_memory
+        ):
+            self._note(parts[:1], self._root)
+            self._note(parts, self._root / parts[1])
+            self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
 
     def remove_vacant(self, namespace: NamespaceId) -> None:
         """The directories and description of a namespace; if there is anything else, they stay."""
@@ -286,7 +277,7 @@ class FsTier:
             forget(fd)
 
     def close(self) -> None:
-        self._syncing.close()
+        self._names.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -296,6 +287,7 @@ class FsTier:
         self, namespace: NamespaceId, key: BlockKey, name: str, flags: int
     ) -> Iterator[tuple[int, os.stat_result]]:
         with (
+            self.refused.noted(self._block_path(namespace, key)),
             open_below(self.directory, shard(namespace, key)) as below,
             regular_file(name, flags, below) as opened,
         ):
@@ -307,11 +299,11 @@ class FsTier:
 
     def _unlink(self, namespace: NamespaceId, key: BlockKey, name: str) -> None:
         place = shard(namespace, key)
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open_below(self.directory, place) as below,
-        ):
-            os.unlink(name, dir_fd=below)
+        with contextlib.suppress(FileNotFoundError), open_below(self.directory, place) as below:
+            info = os.stat(name, dir_fd=below, follow_symlinks=False)
+            if not self.refused.is_not_ours(self._block_path(namespace, key), info):
+                os.unlink(name, dir_fd=below)
+                self._names.removed(place)
         if self.growth_bytes and self._exclusive:  # what others share keeps its directories
             self._remove_directory(*place)
 
@@ -320,6 +312,7 @@ class FsTier:
         with contextlib.suppress(OSError):
             with open_below(self.directory, place[:-1]) as above:
                 os.rmdir(place[-1], dir_fd=above)
+            self._names.removed(place[:-1])
             self._other.forget(place)
             self._note(place, self.directory.joinpath(*place))
 
@@ -340,6 +333,13 @@ class FsTier:
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
+    def _found(self, place: tuple[str, ...]) -> None:
+        path = self.directory.joinpath(*place)
+        self._note(place, path)
+        if self._exclusive:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._names.found(place, path.lstat().st_mtime)
+
     def _scan_shard(
         self, namespace: NamespaceId, directory: os.DirEntry[str]
     ) -> Iterator[StoredBlock]:
@@ -355,6 +355,8 @@ class FsTier:
                 continue
             if not stat.S_ISREG(info.st_mode):
                 log.warning("not a regular file, ignored: path=%s", entry.path)
+            elif self.refused.is_not_ours(entry.path, info):
+                self._not_ours((*shard(namespace, BlockKey(key)), entry.name), physical_bytes(info))
             elif rest == BLOCK_SUFFIX:
                 stored_bytes = physical_bytes(info)
                 yield StoredBlock(
@@ -373,16 +375,21 @@ class FsTier:
         self._unlink(namespace, key, name)
         log.info("unfinished write removed: key=%s name=%s", key.hex(), name)
 
-    def _damaged(self, namespace: NamespaceId, name: str) -> None:
-        """A quarantined block is there."""
+    def _damaged(self, namespace: NamespaceId, name: str) -> None: ...
+
+    def _not_ours(self, place: tuple[str, ...], stored_bytes: int) -> None:
+        """Left alone, but it takes room."""
+        self._other.note(place, stored_bytes)
+
+    def _trusted(self, entry: os.DirEntry[str]) -> bool:
+        """Whether blocks below a directory may be used: not where others may have put them."""
+        reason = own_directory(entry)
+        if reason and entry.is_dir(follow_symlinks=False):
+            self.refused.note(entry.path, reason)
+        return not reason
+
+    def _unfinished_description(self, entry: os.DirEntry[str]) -> bool:
+        return entry.name.endswith(TMP_SUFFIX) and entry.is_file(follow_symlinks=False)
 
     def _foreign(self, entry: os.DirEntry[str]) -> None:
         """A file among the blocks that is none of ours: left alone."""
-
-
-def file_name(key: BlockKey) -> str:
-    return key.hex() + BLOCK_SUFFIX
-
-
-def shard(namespace: NamespaceId, key: BlockKey) -> tuple[str, str, str]:
-    return VERSION_DIRECTORY, namespace.hex(), key.hex()[:2]

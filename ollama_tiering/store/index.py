@@ -27,7 +27,8 @@ INDEX_NAME: Final = "index.sqlite"
 
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")  # of the files SQLite makes
 
-_VERSION: Final = 4
+_VERSION: Final = 5
+_WITHOUT_SECURE_DELETE: Final = 4  # the same tables
 _CHECKPOINT_PAGES: Final = 256
 HEADROOM_BYTES: Final = 8 << 20  # what the files may grow by between two looks at them
 _SCHEMA: Final = """
@@ -136,6 +137,18 @@ class BlockIndex:
             return False
         return True
 
+    def scrub(self) -> None:
+        """Leaves nothing of deleted rows in any file: in the database they are overwritten already
+        (secure_delete), the log of changes is emptied.
+        """
+        try:
+            (busy, *_) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.DatabaseError as error:
+            self._start_over(error)
+            return
+        if busy:
+            log.warning("index in use elsewhere, its log keeps deleted rows: path=%s", self.path)
+
     def compact(self) -> None:
         """Gives pages that are no longer needed back to the file system."""
         try:
@@ -199,12 +212,18 @@ class BlockIndex:
             if path is not None:
                 path.chmod(0o600)
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+            connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             connection.execute(f"PRAGMA journal_size_limit = {HEADROOM_BYTES // 4}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if version == _WITHOUT_SECURE_DELETE:  # what was deleted may lie in it still
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+                version = _VERSION
             if version != _VERSION and tables:
                 raise sqlite3.DatabaseError(f"index version {version} is not {_VERSION}")
             if not tables:

@@ -103,12 +103,17 @@ class PinResult:
 
 @dataclass(slots=True)
 class Removal:
-    """What was removed, or would be. `kept` counts blocks of the selection by why they stay."""
+    """What was removed, or would be. `kept` counts blocks of the selection by why they stay.
+    `waiting_blocks` are out of use, but stay on the remote tier until it can be told;
+    `waiting_for` says why.
+    """
 
     chains: int = 0
     blocks: int = 0
     stored_bytes: int = 0
     kept: dict[str, int] = field(default_factory=dict)
+    waiting_blocks: int = 0
+    waiting_for: str = ""
 
     def add(self, other: Removal) -> None:
         self.chains += other.chains

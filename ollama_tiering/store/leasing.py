@@ -82,6 +82,8 @@ class Leaser:
         with state.lock:
             state.expire()
             records: list[BlockRecord] = []
+            if state.terms.of(namespace).refusal:
+                keys = ()  # the look-up before counted it as a miss
             for key in keys:
                 record = state.tree.get(key)
                 if record is None or record.namespace != namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import Final
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
@@ -11,6 +12,8 @@ from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
 from ollama_tiering.store.tier import Tier, TierStats
+
+REFUSED: Final = "kept out by a rule"  # a miss: the rules say not to store the model
 
 
 @dataclass(slots=True)
@@ -31,10 +34,22 @@ class Level:
     space: FreeSpace | None = None  # where a free-space floor is kept
     full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
+    said_not_authentic: bool = False
     shared: SharedBooks | None = None  # of a tier that other sidecars use too
     # Held by a writer from evicting to reserving: what it freed is not another's. Never taken with
     # the store's lock held.
     making_room: threading.Lock = field(default_factory=threading.Lock)
+    # The same for the part of the tier that one model may have; taken before `making_room`.
+    sharing: threading.Lock = field(default_factory=threading.Lock)
+    held_bytes: dict[NamespaceId, int] = field(default_factory=dict)  # physical, of its blocks
+
+    def count(self, namespace: NamespaceId, more_bytes: int) -> None:
+        """Blocks of the namespace came, or went if negative: whether a file is there decides."""
+        held = self.held_bytes.get(namespace, 0) + more_bytes
+        if held:
+            self.held_bytes[namespace] = held
+        else:
+            self.held_bytes.pop(namespace, None)
 
     @property
     def known(self) -> bool:
@@ -72,7 +87,8 @@ class Counters:
     @property
     def hits(self) -> int:
         """Look-ups that found at least one row."""
-        return self.has_calls - self.misses.get("unknown prefix", 0)
+        misses = self.misses
+        return self.has_calls - misses.get("unknown prefix", 0) - misses.get(REFUSED, 0)
 
     def miss(self, reason: str) -> None:
         self.misses[reason] = self.misses.get(reason, 0) + 1

@@ -1,12 +1,23 @@
-"""What of a prompt is stored, and how soon it could be had."""
+"""What of a prompt is stored, and how soon it could be had.
+
+In pieces: the lock is held for PIECE_BLOCKS blocks at a time, whatever the length of the prompt, so
+others get their turn in between. What is evicted meanwhile makes the match end earlier.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
+from ollama_tiering.store.level import REFUSED
 from ollama_tiering.store.report import MatchedBlock
 from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.tree import BlockRecord
+
+PIECE_BLOCKS: Final = 512  # a look-up of so many takes a fraction of a millisecond
+
+_Found = list[tuple[BlockRecord, int]]  # and how many of its rows match
 
 
 def match(
@@ -20,49 +31,98 @@ def match(
 
     The tier that is named for a block is the one that has it, decoded, in memory soonest.
     """
+    pieces = match_in_pieces(state, namespace, keys, tokens, block_tokens)
+    return [block for piece in pieces for block in piece]
+
+
+def match_in_pieces(
+    state: StoreState,
+    namespace: NamespaceId,
+    keys: Sequence[BlockKey],
+    tokens: bytes,
+    block_tokens: int,
+) -> Iterator[list[MatchedBlock]]:
+    """The same for a caller that does something else in between. The last pieces, in which what
+    was found is marked as used, are empty; one that stops before has not used it.
+    """
+    if state.terms.of(namespace).refusal:
+        with state.lock:
+            state.counters.has_calls += 1
+            state.counters.asked_tokens += len(tokens) // TOKEN_BYTES
+            state.counters.miss(REFUSED)
+        return
+    step = block_tokens * TOKEN_BYTES
+    parent: bytes = namespace
+    found: _Found = []
+    for start in range(0, max(1, len(keys)), PIECE_BLOCKS):
+        part = keys[start : start + PIECE_BLOCKS]
+        with state.lock:
+            run = state.tree.run(namespace, parent, part, tokens, start * step, step)
+            piece: _Found = [(record, block_tokens) for record in run]
+            parent = run[-1].key if run else parent
+            over = len(run) < len(part) or start + PIECE_BLOCKS >= len(keys)
+            if over:
+                at = (start + len(run)) * step
+                piece += state.tree.best_child(parent, tokens[at : at + step])
+            reached = _reached(state, piece)
+            blocks = _described(state, reached)
+        found += reached
+        yield blocks
+        if over or len(reached) < len(piece):
+            break
+    yield from _use(state, found)
     with state.lock:
-        found = state.tree.match(namespace, keys, tokens, block_tokens)
-        if resting := state.resting():  # what lies only there cannot be had now
-            reached = [not record.levels.issubset(resting) for record, _ in found]
-            if False in reached:
-                found = found[: reached.index(False)]
-                state.counters.miss("out of reach")
-        if found and 2 * found[-1][1] < found[-1][0].rows:
-            # A few rows in common, as under one chat template, do not make a block wanted.
-            state.touch([found[-1][0]])
-            leaf_to_root = [record for record, _ in reversed(found[:-1])]
-        else:
-            leaf_to_root = [record for record, _ in reversed(found)]
-        state.touch(leaf_to_root, hit=True)
-        state.admission.used(leaf_to_root)
-        speeds = state.speeds()
-        kinds = [level.tier.kind for level in state.levels]
-        per_block, per_byte = speeds[0]
-        blocks = []
-        matched = 0
-        for record, rows in found:
-            file_bytes = stored_bytes = record.file_bytes
-            if 0 in record.levels and not record.encoded and not resting:  # by far the most
-                nearest, seconds = 0, per_block + file_bytes * per_byte
-            else:
-                nearest, seconds = state.nearest(record, speeds, resting)
-                stored_bytes = record.bytes_at(nearest)
-            matched += rows
-            blocks.append(
-                MatchedBlock(
-                    record.key,
-                    rows,
-                    record.rows,
-                    kinds[nearest],
-                    stored_bytes,
-                    file_bytes,
-                    seconds,
-                )
-            )
         counters = state.counters
         counters.has_calls += 1
-        counters.asked_tokens += len(tokens) // 4
-        counters.matched_tokens += matched
+        counters.asked_tokens += len(tokens) // TOKEN_BYTES
+        counters.matched_tokens += sum(rows for _, rows in found)
         if not found:
             counters.miss("unknown prefix")
+
+
+def _reached(state: StoreState, piece: _Found) -> _Found:
+    """Without what can be had from nowhere now, and what comes after it."""
+    if resting := state.resting():
+        reached = [not record.levels.issubset(resting) for record, _ in piece]
+        if False in reached:
+            state.counters.miss("out of reach")
+            return piece[: reached.index(False)]
+    return piece
+
+
+def _described(state: StoreState, piece: _Found) -> list[MatchedBlock]:
+    speeds, resting = state.speeds(), state.resting()
+    kinds = [level.tier.kind for level in state.levels]
+    per_block, per_byte = speeds[0]
+    blocks = []
+    for record, rows in piece:
+        file_bytes = stored_bytes = record.file_bytes
+        if 0 in record.levels and not record.encoded and not resting:  # by far the most
+            nearest, seconds = 0, per_block + file_bytes * per_byte
+        else:
+            nearest, seconds = state.nearest(record, speeds, resting)
+            stored_bytes = record.bytes_at(nearest)
+        blocks.append(
+            MatchedBlock(
+                record.key, rows, record.rows, kinds[nearest], stored_bytes, file_bytes, seconds
+            )
+        )
     return blocks
+
+
+def _use(state: StoreState, found: _Found) -> Iterator[list[MatchedBlock]]:
+    """Marks as used, from the leaf to the root: the leaf is the first of them to be evicted."""
+    root_to_leaf = [record for record, _ in found]
+    if found and 2 * found[-1][1] < found[-1][0].rows:
+        # A few rows in common, as under one chat template, do not make a block wanted.
+        with state.lock:
+            state.touch([root_to_leaf.pop()])
+    starts = range(0, len(root_to_leaf), PIECE_BLOCKS)
+    for start in reversed(starts):
+        with state.lock:
+            state.touch(reversed(root_to_leaf[start : start + PIECE_BLOCKS]), hit=True)
+        yield []
+    for start in starts:  # what comes before a block is queued already when its turn comes
+        with state.lock:
+            state.admission.used(reversed(root_to_leaf[start : start + PIECE_BLOCKS]))
+        yield []

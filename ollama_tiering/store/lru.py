@@ -29,6 +29,7 @@ class Reservation(Generic[K]):
     def __init__(self, lru: ByteLru[K], reserved_bytes: int) -> None:
         self._lru = lru
         self.reserved_bytes = reserved_bytes
+        self.ended: Callable[[], None] | None = None  # called once, when the claim ends
         self._open = True
 
     def commit(self, key: K, stored_bytes: int) -> None:
@@ -48,6 +49,8 @@ class Reservation(Generic[K]):
         if self._open:
             self._open = False
             self._lru.reserved_bytes -= self.reserved_bytes
+            if self.ended is not None:
+                self.ended()
 
     def __enter__(self) -> Reservation[K]:
         return self

@@ -57,6 +57,7 @@ class MemoryTier:
     """`capacity_bytes` is the disk below it: a block that does not fit is ENOSPC."""
 
     shared = False
+    refused_files = 0
 
     def __init__(self, kind: TierKind, *, capacity_bytes: int | None = None) -> None:
         self.kind = kind
@@ -87,6 +88,9 @@ class MemoryTier:
         pass
 
     def sync_names(self) -> None:
+        pass
+
+    def sync_removals(self) -> None:
         pass
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
@@ -120,6 +124,14 @@ class MemoryTier:
             self.bad[namespace, key] = self.blocks.pop((namespace, key))
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "no such block", key.hex()) from None
+
+    def peek(
+        self, namespace: NamespaceId, key: BlockKey
+    ) -> contextlib.AbstractContextManager[MemoryOpenBlock]:
+        return self.open(namespace, key)
+
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self.bad.pop((namespace, key), None)
 
     def quarantined_bytes(self) -> int:
         return sum(align(len(data)) for data in self.bad.values())

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ollama_tiering.store import room
+from ollama_tiering.store import room, shares
 from ollama_tiering.store.copying import Copier, Failure, Filled
+from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
@@ -60,9 +61,12 @@ class Mover:
         self.copy = self._copier.copy
         self._threads = DaemonPool(_WRITES_AT_ONCE, "write-down")
         self._gave_back = state.clock()
-        self._to_sync: set[int] = set()  # levels with names that are not durable yet
+        # Level -> blocks whose names are not durable yet. At first also those a scan found.
+        self._to_sync: dict[int, list[BlockRecord]] = {
+            level.index: [] for level in state.levels if level.shared is None
+        }
         self._synced = state.clock()
-        self._expiry = Expiry(state.policy.ttl_seconds, state.clock, state.wall_clock)
+        self._expiry = Expiry(state.clock, state.wall_clock)
 
     def set_watermarks(self, high: float, low: float) -> None:
         self._high, self._low = high, low
@@ -85,13 +89,16 @@ class Mover:
         """
         state = self._state
         moved = [room.shrink(state, level) for level in state.levels]
+        own = [level for level in state.levels if level.shared is None]
+        if state.terms.with_budget:
+            moved += [shares.shrink(state, level) for level in own]
         if state.early:
             moved.append(self._drop_early())
         now = state.clock()
         if not 0 <= now - self._gave_back < _GIVE_BACK_SECONDS:
             self._gave_back = now
             moved += [room.give_back(state, level) for level in state.levels]
-            moved.append(self._expiry.run(state))
+            moved.append(self._expiry.run(state, own))
         return any(moved)
 
     def sample(self) -> bool:
@@ -180,7 +187,8 @@ class Mover:
             with state.lock:
                 for key in held:
                     state.unpin(key)
-        self._to_sync.update(job.target.index for job in jobs[:done])
+        for job in jobs[:done]:
+            self._to_sync.setdefault(job.target.index, []).append(job.record)
         if not jobs or not 0 <= state.clock() - self._synced < _SYNC_SECONDS:
             self.sync_names()
         with state.lock:
@@ -208,7 +216,7 @@ class Mover:
         batch_bytes = 0
         for key in state.unsaved.ready(state.clock(), _BATCH_BLOCKS):
             record = state.tree.get(key)
-            if record is None:
+            if record is None or state.terms.of(record.namespace).refusal:
                 state.unsaved.discard(key)
                 settled = True
                 continue
@@ -292,16 +300,25 @@ class Mover:
         return list(self._threads.map(call, *of))
 
     def sync_names(self) -> None:
-        """A power cut costs what was named since; a block that is lost is a miss."""
+        """A power cut costs what was named since; a block that is lost is a miss. Only now may the
+        shorter ones go that it covers.
+        """
         state = self._state
         self._synced = state.clock()
-        while self._to_sync:
-            level = state.levels[self._to_sync.pop()]
+        for level in [state.levels[index] for index in self._to_sync]:
+            if state.suspended(level) or not level.surveyed:
+                continue
             try:
                 level.tier.sync_names()
             except OSError as error:
                 with state.lock:
                     state.failed(level, error, "sync")
+                continue  # tried again when the tier is
+            for record in self._to_sync.pop(level.index):
+                with state.lock:
+                    there = level.index in record.levels
+                    doomed = take_covered(state, record, level.index) if there else []
+                room.unlink(state, doomed)
 
     def close(self) -> None:
         self._threads.close()

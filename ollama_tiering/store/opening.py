@@ -35,10 +35,13 @@ def keep_headroom(state: StoreState, index_path: Path | None) -> None:
             level.headroom_bytes += HEADROOM_BYTES
 
 
-def load(state: StoreState, index: BlockIndex | None) -> dict[BlockKey, IndexRow]:
+def load(
+    state: StoreState, index: BlockIndex | None, *, absent_remote: bool = False
+) -> dict[BlockKey, IndexRow]:
     """Fills the books with what the index says. Nobody else uses the state yet.
 
-    A shared tier is looked at while serving: the rows of its blocks are returned instead.
+    A shared tier is looked at while serving: the rows of its blocks are returned instead. So are
+    those of a remote tier that could not be opened.
     """
     for level in state.levels:
         level.surveyed = level.shared is not None
@@ -56,7 +59,9 @@ def load(state: StoreState, index: BlockIndex | None) -> dict[BlockKey, IndexRow
     copies: list[tuple[BlockRecord, Level, int]] = []
     for row in index.load():
         known = levels.get(row.tier)
-        if known is None:
+        if known is None and absent_remote and row.tier == TierKind.REMOTE:
+            later[row.key] = row
+        elif known is None:
             state.index_changed.add(row.key)
         elif known.shared is not None:
             later[row.key] = row

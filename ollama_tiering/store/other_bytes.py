@@ -1,20 +1,34 @@
 """Physical bytes of what a tier directory holds beside blocks: directories, descriptions, index.
 
-Known by place, so that they can be counted without looking at the disk. Thread-safe; nothing here
-waits for a disk.
+Known by place, so that they can be counted without looking at the disk. Thread-safe; `OtherBytes`
+never waits for a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import Final
+
+from ollama_tiering.store.dirs import entries
 
 BLOCK_UNIT: Final = 512  # of st_blocks, whatever the file system
 
 
 def physical_bytes(info: os.stat_result) -> int:
     return info.st_blocks * BLOCK_UNIT
+
+
+def files_bytes(directory: Path) -> int:
+    """Of a directory and the files in it, not of what is below. Waits for the disk."""
+    total = physical_bytes(directory.stat())
+    for entry in entries(directory):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_file(follow_symlinks=False):
+                total += physical_bytes(entry.stat(follow_symlinks=False))
+    return total
 
 
 class OtherBytes:

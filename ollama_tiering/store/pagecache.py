@@ -44,19 +44,32 @@ def read_past(path: str, file_bytes: int, flags: int) -> mmap.mmap:
     return memory
 
 
+def read_whole(fd: int, file_bytes: int) -> mmap.mmap:
+    """The first bytes of an open file, in memory of their own. EOFError when it is shorter."""
+    memory = mmap.mmap(-1, file_bytes)
+    _fill(memory, fd)
+    return memory
+
+
 def _read_into(memory: mmap.mmap, path: str, flags: int) -> None:
     fd = os.open(path, flags)
     try:
-        with memoryview(memory) as view:
-            offset = 0
-            while offset < view.nbytes:
-                read = os.preadv(fd, [view[offset:]], offset)
-                if not read:
-                    raise EOFError(f"{path} ends at {offset}")
-                offset += read
+        _fill(memory, fd)
         forget(fd)  # of a file system without direct reads
+    except EOFError as error:
+        raise EOFError(f"{path}: {error}") from None
     finally:
         os.close(fd)
+
+
+def _fill(memory: mmap.mmap, fd: int) -> None:
+    with memoryview(memory) as view:
+        offset = 0
+        while offset < view.nbytes:
+            read = os.preadv(fd, [view[offset:]], offset)
+            if not read:
+                raise EOFError(f"the file ends at {offset}")
+            offset += read
 
 
 def forget(fd: int) -> None:

@@ -14,13 +14,12 @@ import errno
 import json
 import logging
 import os
-import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ollama_tiering.store.durable_file import bounded_content, replace_file
 from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 
@@ -115,7 +114,7 @@ def load_pins(path: Path) -> list[Pin]:
     OSError passes.
     """
     try:
-        return _parse(_content(path))
+        return _parse(bounded_content(path, _MAX_FILE_BYTES))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -151,42 +150,15 @@ def save_pins(path: Path, text: str) -> None:
     text = text or json.dumps({"version": _VERSION, "pins": []}) + "\n"
     if there and not _readable(path):
         path.rename(path.with_name(path.name + _BAD_SUFFIX))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(path, text)
 
 
 def _readable(path: Path) -> bool:
     try:
-        _parse(_content(path))
+        _parse(bounded_content(path, _MAX_FILE_BYTES))
     except (ValueError, OSError):
         return False
     return True
-
-
-def _content(path: Path) -> bytes:
-    """ValueError when it is no regular file, or longer than pins can be."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("not a regular file")
-        data = file.read(_MAX_FILE_BYTES + 1)
-    if len(data) > _MAX_FILE_BYTES:
-        raise ValueError("the file is too long")
-    return data
 
 
 def _parse(data: bytes) -> list[Pin]:

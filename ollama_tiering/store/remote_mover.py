@@ -11,6 +11,12 @@ import threading
 import time
 from typing import Final, cast
 
+from ollama_tiering.errors import StoreDamaged
+from ollama_tiering.store import shares
+from ollama_tiering.store.authenticity import MAX_AUTHENTIC_BYTES
+from ollama_tiering.store.blockfile import read_meta
+from ollama_tiering.store.errors import NotAuthentic
+from ollama_tiering.store.graveyard import Block, Graveyard
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.mover import Mover
@@ -35,6 +41,7 @@ class RemoteMover(Mover):
         state: StoreState,
         level: Level,
         rows: dict[BlockKey, IndexRow],
+        graveyard: Graveyard,
         *,
         period_seconds: float,
         high_watermark: float,
@@ -43,6 +50,7 @@ class RemoteMover(Mover):
         super().__init__(state, high_watermark=high_watermark, low_watermark=low_watermark)
         assert level.shared is not None
         self._level = level
+        self._graveyard = graveyard
         self._books = level.shared
         self._tier = cast(SharedTier, level.tier)  # that is what `shared` says
         self._rescan = Rescan(
@@ -78,7 +86,7 @@ class RemoteMover(Mover):
         return urgent
 
     def step(self) -> bool:
-        return self.recover() and (self.tidy() or self.look() or self.demote_one())
+        return self.recover() and (self.tidy() or self.look() or self.drop() or self.demote_one())
 
     def recover(self) -> bool:
         """Whether the tier may be used. After a rest one cheap call finds out (half-open)."""
@@ -106,8 +114,9 @@ class RemoteMover(Mover):
         state, books = self._state, self._books
         with state.lock:
             described = next(iter(books.to_describe.items()), None)
-            doomed = next(iter(books.doomed), None)
+            doomed = next(iter(books.doomed.items()), None)
         if described is None and doomed is None:
+            self._graveyard.flush()
             return False
         try:
             if described is not None:
@@ -115,14 +124,37 @@ class RemoteMover(Mover):
                 with state.lock:
                     books.to_describe.pop(described[0], None)
             if doomed is not None:
-                self._tier.remove(*doomed)
-                with state.lock:
-                    books.doomed.pop(doomed, None)
+                self._remove(*doomed)
         except OSError as error:
             with state.lock:
                 state.failed(self._level, error, "remove")
             return False
         return True
+
+    def _remove(self, block: Block, removed: float | None) -> None:
+        """`removed`: when a person removed it; what was stored there since stays."""
+        if removed is None:
+            self._tier.remove(*block)
+        elif not self._stored_since(block, removed):
+            self._tier.remove(*block)
+            self._tier.remove_quarantined(*block)
+        with self._state.lock:
+            if self._books.doomed.get(block, -1.0) == removed:
+                del self._books.doomed[block]
+                self._graveyard.lift(*block)
+
+    def _stored_since(self, block: Block, removed: float) -> bool:
+        record = self._state.tree.get(block[1])
+        if record is not None and self._level.index in record.levels:
+            return True
+        try:
+            with self._tier.peek(*block) as opened:
+                created = read_meta(opened.read_at, opened.file_bytes).created_unix_seconds
+        except NotAuthentic:
+            return True  # not ours to remove, and never used
+        except (FileNotFoundError, StoreDamaged):
+            return False
+        return created > removed
 
     def look(self) -> bool:
         if not self._rescan.due():
@@ -135,6 +167,16 @@ class RemoteMover(Mover):
                 self._state.failed(self._level, error, "scan")
             return False
         return True
+
+    def drop(self) -> bool:
+        """What is above a model's budget, and what nobody used for too long: not this sidecar, nor
+        any other, for they tell each other by the files' times.
+        """
+        state, level = self._state, self._level
+        if not self._books.scanned:
+            return False
+        over = bool(state.terms.with_budget) and shares.shrink(state, level)
+        return self._expiry.run(state, [level]) or over
 
     def measure(self) -> None:
         """Times reading a part of the oldest block, unless clients read since the last time.
@@ -152,14 +194,14 @@ class RemoteMover(Mover):
             return
         try:
             self._tier.settle(record.namespace, record.key)  # not from this machine's own memory
-            with self._tier.open(record.namespace, record.key) as block:
+            with self._tier.peek(record.namespace, record.key) as block:
                 length = min(block.file_bytes, _PROBE_BYTES)
                 start = time.perf_counter()
                 for offset in range(0, length, _PART_BYTES):
                     block.read_at(offset, min(_PART_BYTES, length - offset))
                 level.speed.add_read(length, time.perf_counter() - start)
-        except FileNotFoundError:
-            pass  # removed by another sidecar
+        except (FileNotFoundError, NotAuthentic):
+            pass  # removed or replaced by another sidecar
 
     def demote_one(self) -> bool:
         """Copies one block down: RAM's unsaved ones, or the oldest of a local tier that is full."""
@@ -175,7 +217,9 @@ class RemoteMover(Mover):
             state.pin(record.key)
             self._books.doomed.pop((record.namespace, record.key), None)
         try:
-            done = self.copy(record, source, level)
+            done = self._graveyard.make_way(record.namespace, record.key) and self.copy(
+                record, source, level
+            )
         finally:
             with state.lock:
                 state.unpin(record.key)
@@ -217,7 +261,8 @@ class RemoteMover(Mover):
         return (
             source.index in record.levels
             and self._level.index not in record.levels
-            and record.file_bytes <= self._level.lru.budget_bytes
+            and not self._state.terms.of(record.namespace).refusal
+            and record.file_bytes <= min(self._level.lru.budget_bytes, MAX_AUTHENTIC_BYTES)
         )
 
     def _run(self) -> None:
@@ -234,6 +279,7 @@ class RemoteMover(Mover):
 def of_shared_level(
     state: StoreState,
     rows: dict[BlockKey, IndexRow],
+    graveyard: Graveyard,
     *,
     period_seconds: float,
     high_watermark: float,
@@ -246,6 +292,7 @@ def of_shared_level(
                 state,
                 level,
                 rows,
+                graveyard,
                 period_seconds=period_seconds,
                 high_watermark=high_watermark,
                 low_watermark=low_watermark,

@@ -2,7 +2,8 @@
 
 Wraps any SharedTier. Each of its calls runs in one of a few threads of its own (DeadlineThreads); a
 call that does not return is a TimeoutError, that is an OSError: weather. No call is made before it
-is needed, not even to open the directory, so that a mount that hangs does not hold up a start.
+is needed, not even to open the directory, so that a mount that hangs does not hold up a start. What
+is read is checked by its MAC, where one is asked for (store.authenticity).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ollama_tiering.store.authenticity import Authenticity, ToAuthenticate
+from ollama_tiering.store.blockfile import ALIGNMENT
 from ollama_tiering.store.deadline import DeadlineThreads, InUse
 from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.key import BlockKey, NamespaceId
@@ -73,15 +76,29 @@ class RemoteTempBlock:
     path: Path | None = None  # no client may open it
     grown_bytes = 0
 
-    def __init__(self, threads: DeadlineThreads, temp: TempBlock) -> None:
+    def __init__(self, threads: DeadlineThreads, temp: TempBlock, file_bytes: int) -> None:
         self.namespace = temp.namespace
         self.key = temp.key
-        self.file_bytes = temp.file_bytes
+        self.file_bytes = file_bytes
         self.temp = temp
         self.hangs = False
         self._threads = threads
+        # Its MAC needs all of it in order, and who writes keeps no order.
+        self._waiting = ToAuthenticate(file_bytes) if file_bytes != temp.file_bytes else None
 
     def write_at(self, offset: int, data: Buffer) -> None:
+        if self._waiting is not None:
+            self._waiting.write_at(offset, data)
+        else:
+            self._write_through(offset, data)
+
+    def complete(self, authenticity: Authenticity) -> None:
+        """Writes what waits to be, and its trailer."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.write_to(self._write_through, authenticity)
+
+    def _write_through(self, offset: int, data: Buffer) -> None:
         try:
             self._threads.call(lambda: self.temp.write_at(offset, data))
         except TimeoutError:
@@ -103,7 +120,6 @@ class RemoteTier:
 
     shared = True
     in_memory = False
-    growth_bytes = 0  # directories are counted by the scan
 
     def __init__(
         self,
@@ -112,10 +128,14 @@ class RemoteTier:
         *,
         deadline_seconds: float,
         max_threads: int = MAX_THREADS,
+        authenticity: Authenticity | None = None,
     ) -> None:
         self.kind = TierKind.REMOTE
         self.directory = directory
         self.deadline_seconds = deadline_seconds
+        self._authenticity = authenticity or Authenticity(None)
+        # Directories are counted by the scan; a MAC takes a page more than the block.
+        self.growth_bytes = ALIGNMENT if self._authenticity.required else 0
         self._open_inner = open_inner
         self._inner: SharedTier | None = None
         self._threads = DeadlineThreads(
@@ -139,6 +159,10 @@ class RemoteTier:
     def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
         return None
 
+    @property
+    def refused_files(self) -> int:
+        return self._inner.refused_files if self._inner else 0
+
     def quarantined_bytes(self) -> int:
         return self._inner.quarantined_bytes() if self._inner else 0
 
@@ -153,15 +177,17 @@ class RemoteTier:
     def scan(self) -> Iterator[StoredBlock]:
         found = self._call(lambda tier: tier.scan())
         while part := self._threads.call(lambda: list(islice(found, _SCAN_ENTRIES))):
-            yield from part
+            for stored in part:
+                yield self._authenticity.seen(stored)
 
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> RemoteTempBlock:
         def discard(temp: TempBlock | None) -> None:
             if temp is not None and self._inner is not None:
                 self._inner.discard(temp)
 
-        temp = self._call(lambda tier: tier.create(namespace, key, file_bytes), late=discard)
-        return RemoteTempBlock(self._threads, temp)
+        on_disk_bytes = file_bytes + self._authenticity.trailer_bytes
+        temp = self._call(lambda tier: tier.create(namespace, key, on_disk_bytes), late=discard)
+        return RemoteTempBlock(self._threads, temp, file_bytes)
 
     def seal(self, temp: TempBlock) -> None:
         """`publish` does it."""
@@ -169,9 +195,13 @@ class RemoteTier:
     def sync_names(self) -> None:
         """A name is durable when `publish` returns."""
 
+    def sync_removals(self) -> None:
+        """Its file server does that."""
+
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         """After a TimeoutError it may become visible yet; the next scan finds it then."""
         assert isinstance(temp, RemoteTempBlock)
+        temp.complete(self._authenticity)
         try:
             return self._call(lambda tier: tier.publish(temp.temp))
         except TimeoutError:
@@ -186,9 +216,15 @@ class RemoteTier:
             self._call(lambda tier: tier.discard(temp.temp))
 
     @contextlib.contextmanager
-    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[RemoteOpenBlock]:
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        """What is read is authentic, or reading it raises NotAuthentic."""
         with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
-            yield block
+            yield self._authenticity.opened(block)
+
+    @contextlib.contextmanager
+    def peek(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
+            yield self._authenticity.peeked(block)
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
         return self._call(lambda tier: tier.exists(namespace, key))
@@ -198,6 +234,9 @@ class RemoteTier:
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
         self._call(lambda tier: tier.quarantine(namespace, key))
+
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.remove_quarantined(namespace, key))
 
     def purge_quarantine(self, keep_blocks: int) -> None:
         self._call(lambda tier: tier.purge_quarantine(keep_blocks))

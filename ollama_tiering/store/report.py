@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.state import Counters
+from ollama_tiering.store.terms import Terms
 from ollama_tiering.store.tier import TierKind, TierStats
 
 
@@ -79,6 +80,20 @@ class TierReport:
         return "ok"
 
 
+REPORTED_NAMESPACES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model that is kept otherwise than those of which nothing is known."""
+
+    model: str  # file name
+    namespaces: list[NamespaceId]
+    terms: Terms
+    local_bytes: int
+    remote_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoreReport:
     tiers: list[TierReport]
@@ -89,4 +104,6 @@ class StoreReport:
     not_written: dict[str, int]  # how often a block did not go to the disk, by reason
     decode_bytes_per_second: float
     q8_0_namespaces: list[NamespaceId]  # whose rows are rounded to q8_0: lossy
+    namespaces: list[tuple[NamespaceId, int]]  # those with most blocks, and how many
     oldest_lease_seconds: float = 0.0  # since the oldest open lease was given; 0 without one
+    models: list[ModelReport] = field(default_factory=list)

@@ -62,7 +62,6 @@ class Rescan:
         self._generation = random.getrandbits(31)  # not that of an earlier life
         self._announced_at: float | None = None  # first, by the tier's time
         self._adopted = False  # blocks that have no place by their recency yet
-        self._unsupported: set[BlockKey] = set()  # of another format: not opened again
 
     def due(self) -> bool:
         due = min(self._due, self._again) if self._books.wanted_bytes else self._due
@@ -106,7 +105,7 @@ class Rescan:
         state, level = self._state, self._level
         uses: dict[BlockKey, float] = {}
         kept_bytes = 0
-        unsupported: set[BlockKey] = set()
+        passed_over: set[BlockKey] = set()
         seen_bytes = 0
         for stored in self._tier.scan():
             if stopping():
@@ -115,19 +114,19 @@ class Rescan:
             seen_bytes += stored.stored_bytes
             if self._as_known(stored):
                 uses[stored.key] = modified
-            elif stored.key in self._unsupported or not (record := self._record(stored, modified)):
+            elif self._same_as_ever(stored) or not (record := self._record(stored, modified)):
                 kept_bytes += stored.stored_bytes
-                if stored.key in self._unsupported:
-                    unsupported.add(stored.key)
+                passed_over.add(stored.key)
             else:
                 with state.lock:
                     if (stored.namespace, stored.key) not in self._books.doomed:
                         known = state.add_copy(record, level, stored.stored_bytes)
                         uses[stored.key] = max(modified, known.last_use)
                         self._adopted = True
-        self._unsupported = unsupported
         self._rows = {}
         with state.lock:
+            before = self._books.passed_over
+            self._books.passed_over = {k: before[k] for k in passed_over & before.keys()}
             level.kept_bytes = kept_bytes
             self._books.foreign_bytes = self._tier.foreign_bytes
             state.count_overhead(level)
@@ -142,19 +141,31 @@ class Rescan:
             return False
         return record.bytes_at(self._level.index) == stored.file_bytes
 
+    def _same_as_ever(self, stored: StoredBlock) -> bool:
+        """Whether it could not be used before, and is the same file still."""
+        now = (stored.file_bytes, stored.modified)
+        with self._state.lock:
+            before = self._books.passed_over.get(stored.key, (-1, 0.0))
+            if before is None or before == now:
+                self._books.passed_over[stored.key] = now
+                return True
+        return False
+
     def _record(self, stored: StoredBlock, modified: float) -> BlockRecord | None:
-        row = self._rows.get(stored.key)
+        row = self._rows.get(stored.key) if stored.has_mac else None
         if row and (row.namespace, row.file_bytes) == (stored.namespace, stored.file_bytes):
             record = record_of_row(row, self._level)
             record.last_use = modified
             return record
         try:
-            with self._tier.open(stored.namespace, stored.key) as block:
+            with self._tier.peek(stored.namespace, stored.key) as block:
                 meta = read_meta(block.read_at, block.file_bytes)
             check_place(meta, stored.namespace, stored.key)
         except UnsupportedFormat as error:
-            log.warning("block not readable here, kept: key=%s %s", stored.key.hex(), error)
-            self._unsupported.add(stored.key)
+            room.say_unusable(self._state, self._level, stored.key, error)
+            with self._state.lock:
+                seen = (stored.file_bytes, stored.modified)
+                self._books.passed_over[stored.key] = seen
         except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
             room.quarantine(self._state, self._level, stored.namespace, stored.key)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from ollama_tiering.store.blockfile import ALIGNMENT, align
+from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
 from ollama_tiering.store.eviction import blocking_leaf
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
@@ -167,11 +168,13 @@ def describe(
         state.count_overhead(level)
 
 
-def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
+def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
+    """Returns those whose files are still there."""
+    failed = []
     for one in doomed:
         if one.level.shared is not None:  # its own thread does it: this one may not wait
             with state.lock:
-                one.level.shared.doomed[one.namespace, one.key] = None
+                one.level.shared.doomed.setdefault((one.namespace, one.key), None)
                 state.gone(one, unlinked=True)
             continue
         unlinked = True
@@ -179,10 +182,22 @@ def unlink(state: StoreState, doomed: Sequence[Doomed]) -> None:
             one.level.tier.remove(one.namespace, one.key)
         except OSError as error:
             unlinked = False
+            failed.append(one)
             log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
         with state.lock:
             state.gone(one, unlinked=unlinked)
             state.count_overhead(one.level)
+    return failed
+
+
+def sync_removals(state: StoreState) -> None:
+    """What a person removed does not come back after a power cut. OSError is weather."""
+    for level in state.levels:
+        try:
+            level.tier.sync_removals()
+        except OSError as error:
+            with state.lock:
+                state.failed(level, error, "sync")
 
 
 def discard(level: Level, temp: TempBlock) -> None:
@@ -215,13 +230,37 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
     return True
 
 
-def set_aside(state: StoreState, level: Level, key: BlockKey) -> None:
-    """Forgets a copy this reader does not understand; its file stays and its bytes count."""
+def set_aside(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
+    """Forgets a copy that cannot be used here; its file stays and its bytes count."""
+    say_unusable(state, level, key, error)
     with state.lock:
+        if level.shared is not None:
+            level.shared.passed_over[key] = None
         doomed = state.drop_copy(level, key)
         if doomed:
-            state.counters.miss("unknown format")
             state.gone(doomed, unlinked=False)
+
+
+def say_unusable(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
+    """Counted each time. What is not authentic may be a whole directory: said once, with the
+    cure.
+    """
+    foreign = isinstance(error, NotAuthentic)
+    with state.lock:
+        state.counters.miss("not authentic" if foreign else "unknown format")
+        said, level.said_not_authentic = level.said_not_authentic, foreign
+        level.said_not_authentic |= said
+    if not foreign:
+        log.warning("block not readable here, kept: key=%s reason=%s", key.hex(), error)
+    elif not said:
+        log.warning(
+            "not authentic, neither used nor removed: tier=%s key=%s reason=%s; %s "
+            "(more are counted: `tiering status`, misses)",
+            level.tier.kind.label,
+            key.hex(),
+            error,
+            error.hint,
+        )
 
 
 def purge_quarantine(state: StoreState, level: Level, *, keep_blocks: int) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ollama_tiering.store import room
+from ollama_tiering.store.graveyard import Block, Graveyard
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Doomed, StoreState
 
 
 def remove_end(
-    state: StoreState, namespace: NamespaceId, keys: Sequence[BlockKey]
+    state: StoreState, graveyard: Graveyard, namespace: NamespaceId, keys: Sequence[BlockKey]
 ) -> tuple[int, int, bool]:
     """Blocks and bytes removed, and whether a pinned block ended it."""
     doomed: list[Doomed] = []
+    buried: dict[Block, float] = {}
     removed = 0
     pinned = False
     with state.lock:
@@ -26,8 +28,11 @@ def remove_end(
             pinned = not kept and state.pinned(key)
             if state.tree.child_count(key) or kept or pinned:
                 break
+            if graveyard.needed(record) and not graveyard.full(len(buried)):
+                buried[namespace, key] = record.created
             levels = [state.levels[index] for index in sorted(record.levels)]
             doomed += [d for level in levels if (d := state.drop_copy(level, key))]
             removed += 1
+    graveyard.bury(buried)
     room.unlink(state, doomed)
     return removed, sum(one.claim.reserved_bytes for one in doomed), pinned

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from ollama_tiering.store import room, transcode
+from ollama_tiering.store import room, shares, transcode
 from ollama_tiering.store.blockfile import (
     MAX_HEADER_BYTES,
     PREAMBLE_BYTES,
@@ -32,6 +32,7 @@ from ollama_tiering.store.claims import (
     check_meta,
     record_of,
 )
+from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
@@ -93,6 +94,8 @@ class WriteSession:
         """One answer per claim. After the first that is not taken none of the rest is either."""
         for claim in claims:
             check_claim(claim)
+        if refusal := self._state.terms.of(self.namespace).refusal:
+            return [Reserved(Outcome.REFUSED, reason=refusal)] * len(claims)
         answers: list[Reserved] = []
         for claim in claims:
             if answers and answers[-1].outcome in (Outcome.NO_ROOM, Outcome.REFUSED):
@@ -219,7 +222,7 @@ class WriteSession:
             if not state.admission.direct(claim.key, level):
                 outcome = Outcome.REFUSED
                 continue
-            reservation = room.reserve_room(state, level, claim.file_bytes)
+            reservation = shares.reserve_room(state, level, self.namespace, claim.file_bytes)
             if reservation is None:
                 continue
             if not state.admission.charge(level, claim.file_bytes):
@@ -258,6 +261,8 @@ class WriteSession:
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
         try:
+            if refusal := state.terms.of(self.namespace).refusal:
+                raise InvalidBlock(refusal)  # since it was reserved
             with pending.temp.open() as block:
                 meta = read_meta(block.read_at, block.file_bytes)
                 check_meta(meta, pending.claim, self.namespace, self._block_tokens)
@@ -308,34 +313,19 @@ class WriteSession:
         """Into the books. Lock held."""
         state, level = self._state, pending.level
         pending.room.commit(record.key, stored_bytes)
-        state.add_copy(record, level, stored_bytes)
+        record = state.add_copy(record, level, stored_bytes)  # a survey may have been first
         state.writing.discard(record.key)
         state.early.pop(record.key, None)
         if record.parent in state.writing:
             state.early.setdefault(record.parent, []).append(record.key)
         state.unpin(BlockKey(pending.claim.parent))
-        doomed = self._superseded(record)
+        doomed = take_covered(state, record, level.index)
         state.admission.committed(record, level, tail=pending.claim.tail)
         state.counters.put_blocks += 1
         state.counters.put_bytes += record.file_bytes
         level.stats.written_bytes += stored_bytes
         state.worked(level)
         state.count_overhead(level)
-        return doomed
-
-    def _superseded(self, record: BlockRecord) -> list[Doomed]:
-        """Tail blocks this one makes needless. A leased one stays until it is evicted."""
-        state = self._state
-        doomed = []
-        for shorter in state.tree.covers(record):
-            if not (state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
-                # Another sidecar may have no other copy of it than the shared one.
-                levels = [
-                    state.levels[index]
-                    for index in sorted(shorter.levels)
-                    if state.levels[index].shared is None
-                ]
-                doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
         return doomed
 
     def _take_part(self, inline: _Inline, part: bytes) -> bool:
@@ -361,6 +351,8 @@ class WriteSession:
             raise InvalidBlock(str(error)) from None
         if meta.encoded:
             raise InvalidBlock("a client stores blocks raw; the tiers encode them")
+        if refusal := self._state.terms.of(self.namespace).refusal:
+            raise NoRoom(refusal)
         claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
         check_claim(claim)
         pending = self._claim(claim)

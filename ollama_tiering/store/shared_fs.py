@@ -27,7 +27,8 @@ from ollama_tiering.store.deadline import InUse
 from ollama_tiering.store.dirs import filesystem_type, open_below
 from ollama_tiering.store.file_io import write_all
 from ollama_tiering.store.fs_files import READ, WRITE, FsTempBlock
-from ollama_tiering.store.fs_tier import TMP_SUFFIX, FsTier, file_name, shard
+from ollama_tiering.store.fs_names import TMP_SUFFIX, file_name, shard
+from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.other_bytes import physical_bytes
 from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
@@ -172,6 +173,9 @@ class SharedFsTier(FsTier):
             super()._unfinished(namespace, key, name, info)
         else:
             self._counting += physical_bytes(info)
+
+    def _not_ours(self, place: tuple[str, ...], stored_bytes: int) -> None:
+        self._counting += stored_bytes
 
     def _damaged(self, namespace: NamespaceId, name: str) -> None:
         self._seen_bad.add((namespace, name))

@@ -45,7 +45,13 @@ class SharedBooks:
     taken_bytes: int = 0  # of the allowance, since the last announcement
     written: deque[tuple[float, int]] = field(default_factory=deque)  # by when, bytes
     granted_at: tuple[float, float] = (0.0, 0.0)  # by the clock, by the wall clock
-    doomed: OrderedDict[tuple[NamespaceId, BlockKey], None] = field(default_factory=OrderedDict)
+    # Files that cannot be used here, with size and time when that was found (None: not looked at
+    # since): not opened again while they are the same.
+    passed_over: dict[BlockKey, tuple[int, float] | None] = field(default_factory=dict)
+    # To be removed there; with a time: a person removed it then (store.graveyard).
+    doomed: OrderedDict[tuple[NamespaceId, BlockKey], float | None] = field(
+        default_factory=OrderedDict
+    )
     to_describe: dict[NamespaceId, Fields] = field(default_factory=dict)
 
     def describe(self, namespace: NamespaceId, fields: Fields) -> None:

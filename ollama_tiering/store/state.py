@@ -6,6 +6,7 @@ Methods say "lock held" by being on StoreState at all, except `lock` itself.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import math
 import threading
@@ -28,6 +29,7 @@ from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
+from ollama_tiering.store.terms import Decide, Terms, TermsTable
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tree import BlockRecord, BlockTree
 from ollama_tiering.store.write_queue import WriteQueue
@@ -49,8 +51,11 @@ class StoreState:
         wall_clock: Callable[[], float] = time.time,
         policy: StorePolicy | None = None,
         daily: DailyWrites | None = None,
+        decide: Decide | None = None,
     ) -> None:
         self.policy = policy or StorePolicy()
+        always = Terms(ttl_seconds=self.policy.ttl_seconds)
+        self.terms = TermsTable(decide or (lambda _: always))
         self.lock = threading.Lock()
         self.codec = codec or Codec()
         self.clock = clock
@@ -102,6 +107,9 @@ class StoreState:
             known.encoded.update(record.encoded)
         if level.index not in known.levels:
             level.raw_bytes += known.file_bytes
+            level.count(known.namespace, stored_bytes)
+        else:
+            level.count(known.namespace, stored_bytes - level.lru.stored_bytes(known.key))
         known.add_level(level.index)
         level.lru.add(known.key, stored_bytes, oldest=oldest, hit=known.hits > 0)
         self.index_changed.add(record.key)
@@ -116,6 +124,8 @@ class StoreState:
         record.encoded.pop(level.index, None)
         level.raw_bytes -= record.file_bytes
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key), record.parent)
+        held_bytes = doomed.claim.reserved_bytes
+        doomed.claim.ended = functools.partial(level.count, record.namespace, -held_bytes)
         level.leaving_bytes += doomed.claim.reserved_bytes
         count = self.leaving_children.get(record.parent, 0)
         self.leaving_children[record.parent] = count + 1

@@ -99,6 +99,7 @@ class Survey:
         ):
             return False
         if level.lru.stored_bytes(stored.key) != stored.stored_bytes:
+            level.count(stored.namespace, stored.stored_bytes - level.lru.stored_bytes(stored.key))
             level.lru.resize(stored.key, stored.stored_bytes)
             self._state.index_changed.add(stored.key)
         return True
@@ -170,13 +171,13 @@ class Survey:
 
     def _header(self, level: Level, stored: StoredBlock) -> BlockRecord | None:
         try:
-            with level.tier.open(stored.namespace, stored.key) as block:
+            with level.tier.peek(stored.namespace, stored.key) as block:
                 meta = read_meta(block.read_at, block.file_bytes)
             check_place(meta, stored.namespace, stored.key)
         except FileNotFoundError:
             return None
         except UnsupportedFormat as error:
-            log.warning("block not readable here, kept: key=%s reason=%s", stored.key.hex(), error)
+            room.say_unusable(self._state, level, stored.key, error)
             return None
         except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
@@ -185,4 +186,12 @@ class Survey:
         except OSError as error:
             log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
             return None
-        return record_of_meta(meta, level, stored.modified)
+        return record_of_meta(meta, level, self._last_use(stored))
+
+    def _last_use(self, stored: StoredBlock) -> float:
+        """Nobody knows it any more: a file says when it was written, not when it was last read. So
+        it keeps at least half of its time to live. Where room is short it goes first all the same.
+        """
+        now = self._state.wall_clock()
+        ttl_seconds = self._state.terms.of(stored.namespace).ttl_seconds
+        return max(stored.modified, now - ttl_seconds / 2)

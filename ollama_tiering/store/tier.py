@@ -41,6 +41,7 @@ class StoredBlock:
     file_bytes: int
     stored_bytes: int  # physical
     modified: float
+    has_mac: bool = True  # or none is asked for; whether it is right is not known
 
 
 @dataclass(slots=True)
@@ -120,6 +121,11 @@ class Tier(Protocol):
     growth_bytes: int  # what one more block may add to directories, at most
 
     @property
+    def refused_files(self) -> int:
+        """Distinct files it would not use, for they are not ours (store.ownership)."""
+        ...
+
+    @property
     def shared(self) -> bool:
         """Other sidecars use it too, and a call may take until a deadline. Then it is a SharedTier,
         and no client is ever given a path of it.
@@ -127,7 +133,9 @@ class Tier(Protocol):
         ...
 
     def scan(self) -> Iterator[StoredBlock]:
-        """Everything stored. Removes what an interrupted write left behind."""
+        """Everything stored. Removes what an interrupted write left behind. Names that may not be
+        durable, for whoever gave them may have been killed, are so after the next `sync_names`.
+        """
         ...
 
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> TempBlock:
@@ -148,10 +156,18 @@ class Tier(Protocol):
         """Makes the names durable that were published since."""
         ...
 
+    def sync_removals(self) -> None:
+        """What was removed since does not come back after a power cut."""
+        ...
+
     def discard(self, temp: TempBlock) -> None: ...
 
     def open(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
         """FileNotFoundError when it is not there."""
+        ...
+
+    def peek(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
+        """As `open`, to see what a file says it is: where `open` checks a MAC, this does not."""
         ...
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool: ...
@@ -166,6 +182,10 @@ class Tier(Protocol):
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
         """Puts a damaged block out of the way, for a person to look at."""
+        ...
+
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """The damaged copy that was put out of the way; none is fine."""
         ...
 
     def quarantined_bytes(self) -> int: ...

@@ -8,11 +8,10 @@ nothing; a damaged block is a miss and is quarantined.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,9 @@ from ollama_tiering.store import damage, lookup, opening, resize, room
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.errors import InvalidBlock
+from ollama_tiering.store.graveyard import Graveyard
 from ollama_tiering.store.index import BlockIndex
+from ollama_tiering.store.index_keeper import IndexKeeper
 from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, only_in_ram
@@ -29,19 +30,15 @@ from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.probing import measure_levels
 from ollama_tiering.store.remote_mover import of_shared_level
-from ollama_tiering.store.report import (
-    Leased,
-    LeasedBlock,
-    LeftOver,
-    MatchedBlock,
-    StoreReport,
-    TierReport,
-)
+from ollama_tiering.store.report import Leased, LeasedBlock, LeftOver, MatchedBlock, StoreReport
+from ollama_tiering.store.reporting import report_of
 from ollama_tiering.store.sequence_end import remove_end
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.survey import Survey
+from ollama_tiering.store.terms import Decide, learn_described, model_of
 from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +54,8 @@ class TieredStore:
     """Opened by the constructor (which scans the tiers), ended by `close`.
 
     `tiers` are (tier, budget in bytes), fastest first. With `background` a thread moves blocks;
-    without, `run_pending` does, on the caller's time.
+    without, `run_pending` does, on the caller's time. `absent_remote` is the directory of a remote
+    tier that is configured but was not to be opened.
     """
 
     def __init__(
@@ -77,6 +75,8 @@ class TieredStore:
         measure: bool = True,
         policy: StorePolicy | None = None,
         codec: Codec | None = None,
+        decide: Decide | None = None,
+        absent_remote: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -91,13 +91,14 @@ class TieredStore:
             wall_clock=wall_clock,
             policy=policy,
             daily=self._daily,
+            decide=decide,
         )
         self.reserve_seconds = reserve_seconds
-        self._index = index_type(index_path) if index_path is not None else None
+        index = index_type(index_path) if index_path is not None else None
+        self._keeper = IndexKeeper(self._state, index)
         self._sessions: set[WriteSession] = set()
         self._closed = False
         self._stop = threading.Event()
-        self._index_suspect = False
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
         self._leaser = Leaser(
             self._state,
@@ -105,14 +106,21 @@ class TieredStore:
             lease_seconds=lease_seconds,
             deadline_seconds=min(staging_seconds, lease_seconds),
         )
+        own = [v.tier.directory for v in self._state.levels if v.shared is None]
+        learn_described(self._state.terms, own)  # before anything is served
         opening.keep_headroom(self._state, index_path)
-        rows = opening.load(self._state, self._index)
+        absent = absent_remote is not None
+        rows = opening.load(self._state, index, absent_remote=absent)
         self.pins = PinBook(self._state, pin_share)
         self.pins.load()  # before anything may be evicted
+        self.graveyard = Graveyard(self._state, self.pins.home, rows.values(), absent_remote)
+        self.graveyard.load()  # before the remote tier is looked at
+        self._withdrawal = Withdrawal(self._state, self.pins, self.graveyard, self._keeper.scrub)
         survey = Survey(self._state, self._stop, then=self.pins.enforce)
         self._remote = of_shared_level(
             self._state,
             rows,
+            self.graveyard,
             period_seconds=rescan_seconds,
             high_watermark=high_watermark,
             low_watermark=low_watermark,
@@ -123,6 +131,7 @@ class TieredStore:
         self._survey_thread: threading.Thread | None = None
         if not background:
             survey.run()
+            self.graveyard.hide()
         else:
             self._survey_thread = threading.Thread(
                 target=survey.run_until_done, name="block-survey", daemon=True
@@ -153,6 +162,16 @@ class TieredStore:
     ) -> list[MatchedBlock]:
         """Leading run of whole blocks, then the best partly matching child. Counts as use."""
         return lookup.match(self._state, namespace, keys, tokens, block_tokens)
+
+    def match_in_pieces(
+        self,
+        namespace: NamespaceId,
+        keys: Sequence[BlockKey],
+        tokens: bytes,
+        block_tokens: int,
+    ) -> Iterator[list[MatchedBlock]]:
+        """The same, one bounded piece of work at a time; see lookup.match_in_pieces."""
+        return lookup.match_in_pieces(self._state, namespace, keys, tokens, block_tokens)
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
         """Pins the leading run of `keys` that is stored, until release or the lease's end.
@@ -193,6 +212,7 @@ class TieredStore:
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         namespace_text(fields)  # or InvalidBlock
+        self._state.terms.learn(namespace, model_of(fields))
         rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
@@ -222,7 +242,7 @@ class TieredStore:
         removed = freed_bytes = 0
         deadline = time.monotonic() + REMOVE_WAIT_SECONDS
         while True:
-            blocks, stored_bytes, pinned = remove_end(self._state, namespace, keys)
+            blocks, stored_bytes, pinned = remove_end(self._state, self.graveyard, namespace, keys)
             removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
             if not pinned or time.monotonic() >= deadline:
                 return removed, freed_bytes
@@ -235,46 +255,7 @@ class TieredStore:
     # --- the rest ------------------------------------------------------------------------------
 
     def report(self) -> StoreReport:
-        state = self._state
-        with state.lock:
-            state.expire()
-            tiers = [
-                TierReport(
-                    kind=level.tier.kind,
-                    directory=level.tier.directory,
-                    budget_bytes=level.lru.budget_bytes,
-                    used_bytes=level.physical_bytes,
-                    reserved_bytes=level.lru.reserved_bytes,
-                    blocks=len(level.lru),
-                    stats=copy.deepcopy(level.stats),
-                    read_bytes_per_second=level.speed.read,
-                    write_bytes_per_second=level.speed.write,
-                    suspended=state.suspended(level),
-                    overhead_bytes=level.lru.overhead_bytes,
-                    written_today_bytes=charged * self._daily.written_bytes,
-                    daily_write_bytes=charged * self._daily.limit_bytes,
-                    disk_full=level.space is not None and level.space.short,
-                    surveyed=level.surveyed,
-                    encoding=state.codec.of(level).value,
-                    raw_bytes=level.raw_bytes,
-                    stored_bytes=level.lru.used_bytes,
-                    resting_seconds=max(0.0, level.suspended_until - state.clock()),
-                    shared=level.shared,
-                )
-                for level in state.levels
-                for charged in (state.admission.charges(level),)
-            ]
-            return StoreReport(
-                tiers,
-                copy.deepcopy(state.counters),
-                len(state.leases),
-                len(state.unsaved),
-                unsaved_bytes=state.unsaved.waiting_bytes,
-                not_written=dict(state.admission.refused),
-                decode_bytes_per_second=state.codec.decoding.bytes_per_second,
-                q8_0_namespaces=state.codec.rounded_namespaces(),
-                oldest_lease_seconds=state.leases.oldest_seconds(),
-            )
+        return report_of(self._state, self._daily)
 
     def mover_silent_seconds(self) -> float:
         """Since the background thread last began a piece of work; 0 where there is no thread."""
@@ -286,6 +267,15 @@ class TieredStore:
         self.pins.enforce()
         return over_bytes
 
+    def learn_model(self, namespace: NamespaceId, model: str) -> None:
+        """What a runner says, before there is a description. May block."""
+        self._state.terms.learn(namespace, model, sure=False)
+
+    def set_terms(self, decide: Decide) -> None:
+        """Other rules, or other names of models: hold from now on."""
+        self._state.terms.redo(decide)
+        self._state.work.set()
+
     def set_watermarks(self, high: float, low: float) -> None:
         self._mover.set_watermarks(high, low)
         self._state.work.set()
@@ -293,22 +283,22 @@ class TieredStore:
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
         while deadline is None or self._state.clock() < deadline:
-            busy = self._mover.step()
+            busy = self._withdrawal.run() or self._mover.step()
             if self._remote is not None:
                 busy = self._remote.step() or busy
             if not busy:
                 return
 
     def flush_index(self) -> None:
-        if self._index is not None:
-            if self._index_suspect:
-                self._index_suspect = False
-                self._index.start_afresh()
-            opening.save(self._state, self._index)
+        self._keeper.flush()
 
     def rebuild_index(self) -> None:
         """The next flush throws the index away and writes it anew from the books."""
-        self._index_suspect = True
+        self._keeper.rebuild()
+
+    def scrub_index(self) -> None:
+        """Afterwards none of its files holds a token of what was removed."""
+        self._keeper.scrub()
 
     def close(self, drain_seconds: float = 10.0) -> LeftOver:
         """Stops, writes down what it can in that time, and says what was left."""
@@ -339,8 +329,7 @@ class TieredStore:
     def _finish(self, deadline: float) -> None:
         """All that may hang."""
         with contextlib.ExitStack() as closing:
-            if self._index is not None:
-                closing.callback(self._index.close)
+            closing.callback(self._keeper.close)
             closing.callback(self._daily.close)
             closing.callback(self._mover.close)
             for session in list(self._sessions):
@@ -358,7 +347,7 @@ class TieredStore:
         while not self._closed:
             self._mover_seen = state.clock()
             try:
-                busy = self._mover.step()
+                busy = self._withdrawal.run() or self._mover.step()
                 now = state.clock()
                 for session in list(self._sessions):
                     session.release_expired(now)

@@ -8,6 +8,7 @@ Compact, for there are many: an only child stands for its list, sets of tiers ar
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -58,6 +59,7 @@ class BlockTree:
         self._records: dict[BlockKey, BlockRecord] = {}
         self._children: dict[bytes, BlockRecord | list[BlockRecord]] = {}
         self._namespaces: dict[NamespaceId, NamespaceId] = {}  # each once in memory
+        self._counts: Counter[NamespaceId] = Counter()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -81,6 +83,7 @@ class BlockTree:
         elif record.parent == record.namespace:
             record.parent = record.namespace
         self._records[record.key] = record
+        self._counts[record.namespace] += 1
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = record
@@ -93,6 +96,9 @@ class BlockTree:
         record = self._records.pop(key, None)
         if record is None:
             return
+        self._counts[record.namespace] -= 1
+        if not self._counts[record.namespace]:
+            del self._counts[record.namespace]
         siblings = self._children[record.parent]
         if not isinstance(siblings, list):
             del self._children[record.parent]
@@ -100,6 +106,10 @@ class BlockTree:
         del siblings[bisect_left(siblings, _entry(record), key=_entry)]
         if len(siblings) == 1:
             self._children[record.parent] = siblings[0]
+
+    def counts(self, most: int) -> list[tuple[NamespaceId, int]]:
+        """Namespaces and how many blocks each has, those with most blocks first."""
+        return self._counts.most_common(most)
 
     def children(self, key: bytes) -> Sequence[BlockRecord]:
         found = self._children.get(key)
@@ -124,10 +134,26 @@ class BlockTree:
         self, namespace: NamespaceId, keys: Sequence[BlockKey], tokens: bytes, block_tokens: int
     ) -> list[tuple[BlockRecord, int]]:
         """Blocks that start the prompt and how many rows of each match; only the last in part."""
-        found: list[tuple[BlockRecord, int]] = []
         step = block_tokens * TOKEN_BYTES
-        parent: bytes = namespace
-        at = 0
+        run = self.run(namespace, namespace, keys, tokens, 0, step)
+        at = len(run) * step
+        parent: bytes = run[-1].key if run else namespace
+        whole = [(record, block_tokens) for record in run]
+        return whole + self.best_child(parent, tokens[at : at + step])
+
+    def run(
+        self,
+        namespace: NamespaceId,
+        parent: bytes,
+        keys: Sequence[BlockKey],
+        tokens: bytes,
+        at: int,
+        step: int,
+    ) -> list[BlockRecord]:
+        """Those of `keys` that follow `parent` one after the other and hold `tokens` from byte
+        `at` on, `step` bytes each; up to the first that does not.
+        """
+        found: list[BlockRecord] = []
         records = self._records
         for key in keys:
             record = records.get(key)
@@ -138,12 +164,9 @@ class BlockTree:
                 or record.namespace != namespace
             ):
                 break
-            found.append((record, block_tokens))
+            found.append(record)
             parent = key
             at += step
-        child, rows = self._best_child(parent, tokens[at : at + step])
-        if child is not None:
-            found.append((child, rows))
         return found
 
     def covered_by(self, record: BlockRecord) -> BlockRecord | None:
@@ -179,16 +202,17 @@ class BlockTree:
                     shorter.append(other)
         return shorter
 
-    def _best_child(self, parent: bytes, tokens: bytes) -> tuple[BlockRecord | None, int]:
+    def best_child(self, parent: bytes, tokens: bytes) -> list[tuple[BlockRecord, int]]:
+        """The child that shares the most leading rows with `tokens`, and how many; or nothing."""
         siblings = self.children(parent)
         if not siblings or not tokens:
-            return None, 0
+            return []
         place = bisect_left(siblings, (tokens, b""), key=_entry)
-        best: tuple[BlockRecord | None, int] = (None, 0)
+        best: list[tuple[BlockRecord, int]] = []
         for other in siblings[max(0, place - 1) : place + 1]:
             rows = common_rows(_prefix(other), tokens)
-            if rows > best[1]:
-                best = (other, rows)
+            if rows > (best[0][1] if best else 0):
+                best = [(other, rows)]
         return best
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ollama_tiering.store.dirs import entries
-from ollama_tiering.store.fs_tier import DESCRIPTION_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.fs_names import DESCRIPTION_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.key import NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import physical_bytes
 

@@ -25,6 +25,10 @@ START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 
 
+def counted(answer: pb.StatResponse) -> bool:
+    return all(tier.surveyed for tier in answer.tiers)
+
+
 class Daemon:
     """`root` holds socket, tiers and log. A context manager; start and stop as often as needed."""
 
@@ -68,6 +72,7 @@ class Daemon:
             **{k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")},
             "PYTHONPATH": paths,
             "XDG_CONFIG_HOME": str(config),
+            "XDG_STATE_HOME": str(self.root / "state"),
             **self.env,
         }
 
@@ -96,6 +101,7 @@ class Daemon:
         self.reader.start()
         assert ready.wait(START_SECONDS), self.log
         assert "sidecar ready" in self.log, self.log
+        self.wait(counted, "all files are counted: what is put finds room", START_SECONDS)
         return self
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ollama_tiering.store.authenticity import Authenticity
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.shared_fs import SharedFsTier
@@ -139,6 +140,9 @@ class FaultyTier:
     def sync_names(self) -> None:
         pass
 
+    def sync_removals(self) -> None:
+        pass
+
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, FaultyTempBlock)
         self.faults.before("publish")
@@ -155,6 +159,8 @@ class FaultyTier:
         with self.inner.open(namespace, key) as block:
             yield FaultyOpenBlock(block, self.faults)
 
+    peek = open
+
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
         self.faults.before("exists")
         return self.inner.exists(namespace, key)
@@ -169,6 +175,14 @@ class FaultyTier:
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
         self.faults.before("quarantine")
         self.inner.quarantine(namespace, key)
+
+    @property
+    def refused_files(self) -> int:
+        return self.inner.refused_files
+
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self.faults.before("remove_quarantined")
+        self.inner.remove_quarantined(namespace, key)
 
     def quarantined_bytes(self) -> int:
         return self.inner.quarantined_bytes()
@@ -213,7 +227,12 @@ class FaultyTier:
 
 
 def remote_tier(
-    directory: Path, faults: Faults, *, deadline_seconds: float = 10.0, max_threads: int = 8
+    directory: Path,
+    faults: Faults,
+    *,
+    deadline_seconds: float = 10.0,
+    max_threads: int = 8,
+    authenticity: Authenticity | None = None,
 ) -> RemoteTier:
     """A remote tier as the sidecar has it, with faults below its deadlines."""
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -222,7 +241,13 @@ def remote_tier(
         faults.before("mount")
         return FaultyTier(SharedFsTier(directory), faults)
 
-    return RemoteTier(directory, opened, deadline_seconds=deadline_seconds, max_threads=max_threads)
+    return RemoteTier(
+        directory,
+        opened,
+        deadline_seconds=deadline_seconds,
+        max_threads=max_threads,
+        authenticity=authenticity,
+    )
 
 
 WEATHER = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOSPC, errno.ETIMEDOUT)

@@ -7,6 +7,7 @@ is byte for byte what was put, nothing that was not put is matched.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +34,7 @@ from ollama_tiering.store.key import (
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession
+from ollama_tiering.store.terms import Decide, Terms
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tree import BlockRecord
@@ -96,12 +98,16 @@ class StoreMachine(RuleBasedStateMachine):
             measure=False,
             policy=self.policy,
             codec=self.codec(),
+            decide=self.decide(),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
         )
         self.session = self.store.open_session(NS.digest(), NS.fields(), BLOCK_TOKENS)
         self.leases = {}
+
+    def decide(self) -> Decide | None:
+        return None
 
     @rule(tokens=TOKENS, keep=st.booleans())
     def put_sequence(self, tokens: list[int], keep: bool) -> None:
@@ -235,6 +241,12 @@ class StoreMachine(RuleBasedStateMachine):
                 record = self.store._state.tree.get(key)
                 assert record is not None
                 assert level.index in record.levels
+
+    @invariant()
+    def what_each_model_takes_is_counted(self) -> None:
+        for level in self.store._state.levels if hasattr(self, "store") else []:
+            held = sum(level.lru.stored_bytes(key) for key in level.lru)
+            assert level.held_bytes == ({NS.digest(): held} if held else {})
 
     @invariant()
     def leased_blocks_are_there(self) -> None:
@@ -406,6 +418,69 @@ class EncodedFsStoreMachine(FsStoreMachine):
         return Codec({TierKind.LOCAL: Encoding.ZSTD})
 
 
+class RulesStoreMachine(StoreMachine):
+    """The model has a budget and a time of its own, and is forbidden and allowed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms = Terms()
+
+    @initialize(blocks=st.integers(1, 5), ttl_seconds=st.sampled_from([0, 900]))
+    def begin_with(self, blocks: int, ttl_seconds: int) -> None:
+        self.terms = Terms(budget_bytes=blocks * FILE_BYTES, ttl_seconds=ttl_seconds)
+        if hasattr(self, "store"):
+            self.store.set_terms(lambda _: self.terms)
+            self.settle()
+
+    def decide(self) -> Decide:
+        return lambda _: self.terms
+
+    @rule(blocks=st.integers(1, 5))
+    def change_the_models_budget(self, blocks: int) -> None:
+        self.terms = replace(self.terms, budget_bytes=blocks * FILE_BYTES)
+        self.store.set_terms(self.decide())
+        self.settle()
+
+    @rule()
+    def forbid(self) -> None:
+        self.terms = replace(self.terms, refusal="a rule", remove=True)
+        self.store.set_terms(self.decide())
+        self.settle()
+        assert not [key for level in self.store._state.levels for key in level.lru]
+
+    @rule()
+    def allow(self) -> None:
+        self.terms = replace(self.terms, refusal="", remove=False)
+        self.store.set_terms(self.decide())
+
+    def settle(self) -> None:
+        self.release_all()
+        self.now += 20  # past any rest
+        self.wall += 20
+        self.store.run_pending()
+
+    @invariant()
+    def the_models_budget_holds(self) -> None:
+        for level in self.store._state.levels if hasattr(self, "store") else []:
+            if level.tier.kind is TierKind.LOCAL:
+                assert sum(level.held_bytes.values()) <= self.terms.budget_bytes
+
+    @invariant()
+    def nothing_forbidden_is_stored_or_found(self) -> None:
+        if not hasattr(self, "store") or not self.terms.refusal:
+            return
+        data = tokens_to_bytes([0])
+        assert self.store.match(NS.digest(), [], data, BLOCK_TOKENS) == []
+        assert all(not level.lru for level in self.store._state.levels)
+
+
+TestRulesStoreMachine = RulesStoreMachine.TestCase
+TestRulesStoreMachine.settings = settings(
+    max_examples=150 * SOAK,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
     max_examples=300 * SOAK,

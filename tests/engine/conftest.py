@@ -3,6 +3,7 @@
 OLLAMA_TIERING_TEST_BINARY      a patched ollama
 OLLAMA_TIERING_TEST_STOCK       stock ollama of the same tag, built with the same flags
 OLLAMA_TIERING_TEST_NO_PENDING  the patched ollama built with -tags kvtier_no_pending_rule
+OLLAMA_TIERING_TEST_REPLAY      the patched ollama built with -tags kvtier_replay
 
 What is not given is built from the product's source cache; where that is empty, tests are skipped.
 """
@@ -90,6 +91,13 @@ def no_pending_binary() -> Path:
     """A patched Ollama whose restores do not know of batches that are built or being computed."""
     tags = ("kvtier_no_pending_rule",)
     return _built("OLLAMA_TIERING_TEST_NO_PENDING", "ollama without the rule", go_tags=tags)
+
+
+@pytest.fixture(scope="session")
+def replay_binary() -> Path:
+    """A patched Ollama that records all batches and does them again one after the other."""
+    tags = ("kvtier_replay",)
+    return _built("OLLAMA_TIERING_TEST_REPLAY", "ollama that records", go_tags=tags)
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ while True:
         session.commit([reserved.reservation_id])
     number += 1
     if moment in ("write down",) and number == 4:
-        os.fsync = die
+        os.fsync = lambda fd: "/v1/" in os.readlink(f"/proc/self/fd/{fd}") and die()
         store.run_pending()
 """
 

@@ -79,7 +79,7 @@ def sidecar(root: Path, name: str, remote: Path) -> Daemon:
     config.write_text(
         f'[sidecar]\nremote_dir = "{remote}"\nremote_budget = "64 MiB"\n'
         f"remote_deadline_seconds = {DEADLINE}\nremote_rescan_seconds = 1\n"
-        "min_tokens = 1\ntail_seconds = 0\n"
+        f'min_tokens = 1\ntail_seconds = 0\nremote_key_file = "{root / "key" / "remote"}"\n'
     )
     (root / name).mkdir()
     env = {"OLLAMA_TIERING_CONFIG": str(config)}

@@ -470,7 +470,7 @@ def test_rows_without_files_and_files_without_rows(bench: Bench) -> None:
 def test_an_index_damaged_while_running_is_written_again(bench: Bench) -> None:
     blocks = bench.put(range(8))
     bench.store.flush_index()
-    index = bench.store._index
+    index = bench.store._keeper._index
     assert index is not None
     index._start_over(sqlite3.DatabaseError("database disk image is malformed"))
     index._connection.execute("DELETE FROM blocks")

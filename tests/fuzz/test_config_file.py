@@ -75,6 +75,7 @@ VALUES = (
 PIECES = (
     *("[sidecar]", "[patch]", "[[sidecar]]", "[sidecar.x]", "[x]", "[]", "[", "]", "=", "'", '"""'),
     *("#", "\n", "\r", "\0", "\ufeff", "\u2028", "{", "}", ",", ".", "sidecar = 1", "a.b.c = 1"),
+    *('[models."a*"]\n', "[models.a]\nstore = false\n", "[models]\n", "budget = 0", "models = 1"),
     *("sidecar.ram_budget = 1", '"sidecar".x = 1', "[sidecar]\n[sidecar]", "\x7f", "[" * 3000),
 )
 

@@ -40,10 +40,13 @@ class WatchedDaemon(Daemon):
         code = [sys.prefix, sys.base_prefix, *sys.path, *site.getsitepackages()]
         code += [sysconfig.get_paths()["stdlib"], os.path.realpath(sys.executable)]
         inside = [str(path) for path in (*own, *filter(None, code), *SYSTEM)]
+        # A new tier's own name is synced in the directory it is in; nothing else there is touched.
+        synced = {(e, str(one.parent)) for e in ("open", "opened") for one in own[:2]}
         return [
             (event, place)
             for event, place in self.touched()
             if not place.startswith(NAMELESS)
+            and (event, place) not in synced
             and not any(place == top or place.startswith(f"{top}/") for top in inside)
         ]
 

@@ -44,6 +44,10 @@ def check(outcome: dict, engine: str) -> None:
     assert outcome["failures"] == []
     rows = {row["row"]: row for row in outcome["rows"]}
     assert rows["cold"]["recomputed_tokens"] == 1500
+    assert rows["cold"]["times_sooner"] == 1
+    restarted = rows["restored after restart of both"]
+    sooner = rows["cold"]["seconds_to_first_token"] / restarted["seconds_to_first_token"]
+    assert restarted["times_sooner"] == pytest.approx(sooner, rel=0.01)
     assert rows["in-memory hit"]["memory_tokens"] == 1499
     for label in ("restored after unload", "restored after restart of both"):
         assert rows[label]["restored_tokens"] == 1499

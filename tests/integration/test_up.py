@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,168 @@ def test_without_ollamas_source_it_says_how_to_get_it(place: Place) -> None:
     assert process.returncode == 3
     assert "nothing: no such directory" in out
     assert "hint: --source takes a URL or the path of a clone" in out
+
+
+# --- a sidecar that cannot start is no reason not to serve ---------------------------------------
+
+
+def _not_ours(place: Place) -> None:
+    (place.root / "ram").mkdir()
+    (place.root / "ram").chmod(0o777)
+
+
+def _socket_cannot_be_made(place: Place) -> None:
+    """A file lies where the socket's directory belongs."""
+    (place.root / "file").touch()
+    place.env["OLLAMA_KV_TIER_SOCKET"] = str(place.root / "file" / "s")
+
+
+def _runtime_directory_is_unusable(place: Place) -> None:
+    """As that of another user is, after `su`."""
+    (place.root / "file").touch()
+    place.env["XDG_RUNTIME_DIR"] = str(place.root / "file" / "run")
+
+
+def _socket_is_a_file(place: Place) -> None:
+    place.socket.parent.mkdir(mode=0o700)
+    place.socket.touch()
+
+
+def _settings_are_broken(place: Place) -> None:
+    folder = place.root / "config/ollama-tiering"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('[sidecar]\nlocal_budget = "many"\n')
+
+
+def _variable_is_broken(place: Place) -> None:
+    place.env["OLLAMA_KV_TIER_RAM_GB"] = "much"
+
+
+def _exception(place: Place) -> None:
+    """A bug in what only the sidecar imports."""
+    library = place.root / "broken"
+    (library / "prometheus_client").mkdir(parents=True)
+    (library / "prometheus_client" / "__init__.py").write_text(
+        "raise ZeroDivisionError('by a bug')\n"
+    )
+    place.env["PYTHONPATH"] = f"{library}:{REPOSITORY}"
+
+
+def _local_directory_is_a_link(place: Place) -> None:
+    (place.root / "elsewhere").mkdir()
+    place.env["OLLAMA_KV_TIER_LOCAL"] = str(place.root / "link")
+    (place.root / "link").symlink_to(place.root / "elsewhere")
+
+
+def _killed(place: Place) -> None:
+    library = place.root / "broken"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'sidecar' in open('/proc/self/cmdline').read().split('\\0'): os.kill(os.getpid(), 9)\n"
+    )
+    place.env["PYTHONPATH"] = f"{library}:{REPOSITORY}"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "cause", "cure"),
+    [
+        (_not_ours, "ram is writable by others", "chmod 700"),
+        (_socket_cannot_be_made, "file: File exists", "name a directory of your own"),
+        (_runtime_directory_is_unusable, "sidecar", "name a directory of your own"),
+        (_socket_is_a_file, "exists and is not a socket", "remove it"),
+        (_settings_are_broken, "config.toml:2: local_budget: 'many' is not a size", "correct that"),
+        (_variable_is_broken, "environment variable OLLAMA_KV_TIER_RAM_GB", "unset"),
+        (_exception, "unexpected ZeroDivisionError", "report what it prints"),
+        (_local_directory_is_a_link, "link: ", "not a link"),
+        (_killed, "was ended by SIGKILL", "log: "),
+    ],
+)
+def test_whatever_keeps_the_sidecar_from_starting_is_said_once_and_ollama_serves_as_stock(
+    place: Place, break_it: Callable[[Place], None], cause: str, cure: str
+) -> None:
+    break_it(place)
+    running = place.up_and_ready()
+    time.sleep(3)  # longer than the first pause before a restart, and than the first look
+    said = [*running.lines, *running.end()]
+    warned = [line for line in said if "sidecar" in line and "starting the sidecar" not in line]
+    assert len([line for line in warned if "logs  " not in line]) == 1, said
+    assert warned[0].startswith("warning: no sidecar, so Ollama serves as stock")
+    assert cause in warned[0]
+    assert cure in warned[0]
+    assert running.process.returncode == 0
+    assert place.events == ["serve started", "SIGTERM", "ended"]
+    seen = json.loads((place.fake / "environment.json").read_text())
+    assert "OLLAMA_KV_TIERING" not in seen
+    assert "OLLAMA_KV_TIER_SOCKET" not in seen
+
+
+def test_settings_that_cannot_be_read_build_nothing(place: Place) -> None:
+    _settings_are_broken(place)
+    del place.env["OLLAMA_TIERING_BINARY"]
+    process = place.up()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 10
+    assert "config.toml:2" in out
+
+
+def test_a_flag_that_makes_no_sense_is_an_error(place: Place) -> None:
+    process = place.up("--socket", "/" + "long/" * 40)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 10
+    assert "flag --socket" in out
+
+
+def test_a_sidecar_that_dies_again_and_again_is_said_once(place: Place) -> None:
+    """It was up; then somebody makes its directory unusable and kills it."""
+    running = place.up_and_ready()
+    (place.root / "ram").chmod(0o777)
+    os.kill(place.record["sidecar_pid"], signal.SIGKILL)
+    running.read_until("the sidecar ended with exit code 9")
+    log = place.root / "state/ollama-tiering/logs" / f"sidecar-{place.address.port}.log"
+    # Two more attempts at least; the pauses before them grow to 4 s.
+    wait_for(lambda: log.read_text().count("ram is writable by others") >= 3, 60)
+    running.end()
+    said = running.lines
+    assert len([line for line in said if "was ended by SIGKILL" in line]) == 1
+    assert len([line for line in said if "ended with exit code 9" in line]) == 1
+    assert running.process.returncode == 0
+
+
+def test_the_sidecar_is_told_of_the_servers_models_directory(place: Place) -> None:
+    """Rules go by the names of models, which are there."""
+    running = Running(place.up("--models", str(place.root / "models")))
+    pid = place.record["sidecar_pid"]
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert f"OLLAMA_MODELS={place.root / 'models'}".encode() in environment
+    running.end()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
+def test_the_ram_tier_has_a_place_that_nobody_else_could_have_made(place: Place) -> None:
+    """Another user, or root for one, has the name that earlier versions used."""
+    del place.env["OLLAMA_KV_TIER_RAM"]
+    place.env["OLLAMA_KV_TIER_RAM_GB"] = "0.05"
+    old = Path("/dev/shm") / f"ollama-tiering-{os.getuid()}"
+    squatted = not os.path.lexists(old)
+    if squatted:
+        old.touch()  # no directory of ours can be made there
+    made = None
+    try:
+        for _ in range(2):
+            running = place.up_and_ready()
+            answer = block_service.ask(place.socket)
+            assert answer is not None, running.lines
+            (found,) = [
+                tier.directory for tier in answer.tiers if tier.directory.startswith("/dev/shm")
+            ]
+            assert made in (None, Path(found))  # the second start finds it again
+            made = Path(found)
+            assert made != old
+            assert made.lstat().st_mode & 0o777 == 0o700
+            assert running.end()[-1] == "sidecar stopped: everything is on disk"
+    finally:
+        if squatted:
+            old.unlink()
+        if made is not None:
+            shutil.rmtree(made)

@@ -45,15 +45,15 @@ def namespaces() -> dict[str, Namespace]:
         **{
             name: Namespace.of(
                 model="sha256-" + "a" * 64,
-                engine="ollama-go/0.16.3",
+                engine="ollama-go/0.16.3+0123456789abcdef",
                 cache_dtype="f16",
                 layers=full(2, 8, 128),
                 flash_attention=True,
-                extra="devices=;rows=hh" + attention,
+                extra="devices=none;cpu=AVX2,FMA;libc=2.36 fma;rows=hh" + attention,
             )
             for name, attention in (
                 ("stock attention", ""),
-                ("exact attention", ";attention=exact.1"),
+                ("exact attention", ";attention=exact.1.avx2;batch=512"),
             )
         },
         "gemma3": Namespace.of(

@@ -94,7 +94,7 @@ def _service(request: Request, found: dict[str, str]) -> Service:
     if account and not request.root:
         _require_reachable(account, python, python.resolve(), package / "ollama_tiering")
     beside = Address(port=Address().port + 1) if stock.has_unit(found) else Address()
-    needed = (python, python.resolve(), package)
+    needed = (python, python.resolve(), package, *([request.models] if request.models else []))
     name = None if request.user_mode else request.run_as or DEFAULT_USER
     return Service(
         python=python,
@@ -124,8 +124,9 @@ def _settings(request: Request) -> tuple[config.Config, Path, tuple[Path, ...]]:
         settings = config.load(path=here if here.is_file() else Path(os.devnull))
         sidecar = settings.sidecar
         own_socket = sidecar.socket_path != config.default_socket_path()
-        chosen = {sidecar.ram_dir, sidecar.local_dir}
-        chosen -= {config.default_ram_dir(), config.default_local_dir()}
+        chosen = {sidecar.local_dir} - {config.default_local_dir()}
+        if sidecar.ram_dir is not None:
+            chosen.add(sidecar.ram_dir)
     run = Path("%t") if request.user_mode else Path("/run")
     socket = sidecar.socket_path if own_socket else run / DIRECTORY / "sidecar.sock"
     outside = [path for path in sorted(chosen) if not path.is_relative_to("/dev/shm")]

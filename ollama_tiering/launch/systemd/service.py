@@ -12,6 +12,7 @@ from ollama_tiering.launch.systemd.manager import Manager
 from ollama_tiering.launch.systemd.manifest import Changes, Installed, Manifest
 from ollama_tiering.launch.systemd.plan import Plan, Request, make_plan
 from ollama_tiering.launch.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.sidecar import ram_place
 
 
 @dataclass(slots=True)
@@ -118,5 +119,6 @@ def _require_same(before: dict[str, str], after: dict[str, str]) -> None:
 def data_left(request: Request) -> list[Path]:
     """Where blocks stay after an uninstall, for a person to remove."""
     if request.user_mode:
-        return [config.default_local_dir(), config.default_ram_dir()]
-    return [Path("/var/lib") / DIRECTORY, Path("/dev/shm") / f"{config.APP_NAME}-UID"]
+        place = ram_place.recorded()
+        return [config.default_local_dir(), *([place] if place else [])]
+    return [Path("/var/lib") / DIRECTORY, ram_place.SHARED_MEMORY / f"{config.APP_NAME}-*"]

@@ -23,7 +23,7 @@ DIRECTORY: Final = "ollama-tiering"  # below /run and /var/lib
 # at most and a page cache to write through.
 _HEADROOM_BYTES: Final = 1 << 30
 _WATCHDOG_SECONDS: Final = 300  # a disk that stalls for a minute is weather
-_START_SECONDS: Final = 300  # a first scan of a large tier
+_START_SECONDS: Final = 90  # opening the index of a large tier; the server waits for no longer
 _STOP_SECONDS: Final = 60
 
 
@@ -38,7 +38,7 @@ class Service:
     run_as: str | None  # None: units of a user's own manager
     group: str | None
     writable: tuple[Path, ...]  # tier directories in other places than the default
-    home_is_needed: bool  # Python or the package lies in somebody's home
+    home_is_needed: bool  # Python, the package or the models lie in somebody's home
     binary: Path | None
     address: str
     models: Path | None
@@ -69,6 +69,8 @@ def sidecar_unit(service: Service) -> str:
             PYTHONUNBUFFERED="1",
             PYTHONFAULTHANDLER="1",  # what every thread did when the watchdog struck
         ),
+        # For the names of models, which rules in config.toml go by.
+        *(_environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
         f"WatchdogSec={_WATCHDOG_SECONDS}",
         f"TimeoutStartSec={_START_SECONDS}",
         f"TimeoutStopSec={_STOP_SECONDS}",

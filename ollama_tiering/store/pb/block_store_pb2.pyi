@@ -211,7 +211,7 @@ class PutResponse(_message.Message):
     def __init__(self, reserved: _Optional[_Union[PutReserved, _Mapping[str, object]]] = ..., committed: _Optional[_Union[PutCommitted, _Mapping[str, object]]] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("outcome", "id", "path")
+    __slots__ = ("outcome", "id", "path", "reason")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[Reservation.Outcome]
@@ -227,10 +227,12 @@ class Reservation(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     outcome: Reservation.Outcome
     id: int
     path: str
-    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PutReserved(_message.Message):
     __slots__ = ("reservations",)
@@ -327,7 +329,7 @@ class ReportCorruptResponse(_message.Message):
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention")
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens")
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +347,7 @@ class RunnerReport(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
     CPU_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -362,7 +365,8 @@ class RunnerReport(_message.Message):
     failures: int
     last_restore: RestoreReport
     cpu_attention: str
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ...) -> None: ...
+    memory_short_tokens: int
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
@@ -449,8 +453,28 @@ class TierStat(_message.Message):
     decode_bytes_per_second: float
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., written_today_bytes: _Optional[int] = ..., daily_write_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., surveyed: _Optional[bool] = ..., expired_blocks: _Optional[int] = ..., state: _Optional[str] = ..., resting_seconds: _Optional[float] = ..., sidecars: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ..., encoding: _Optional[str] = ..., encoding_ratio: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ...) -> None: ...
 
+class ModelTerms(_message.Message):
+    __slots__ = ("model", "name", "namespaces", "refusal", "ttl_seconds", "budget_bytes", "local_bytes", "remote_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    namespaces: _containers.RepeatedScalarFieldContainer[bytes]
+    refusal: str
+    ttl_seconds: float
+    budget_bytes: int
+    local_bytes: int
+    remote_bytes: int
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., refusal: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., budget_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., remote_bytes: _Optional[int] = ...) -> None: ...
+
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces")
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "namespaces")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +506,8 @@ class StatResponse(_message.Message):
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     Q8_0_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_TERMS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_unix_seconds: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
@@ -499,7 +525,21 @@ class StatResponse(_message.Message):
     queued_bytes: int
     not_written: _containers.ScalarMap[str, int]
     q8_0_namespaces: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    model_terms: _containers.RepeatedCompositeFieldContainer[ModelTerms]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUse]
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ...) -> None: ...
+
+class NamespaceUse(_message.Message):
+    __slots__ = ("namespace", "blocks", "model", "engine")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    blocks: int
+    model: str
+    engine: str
+    def __init__(self, namespace: _Optional[bytes] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class Selection(_message.Message):
     __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned")
@@ -712,7 +752,7 @@ class RemoveRequest(_message.Message):
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class RemoveResponse(_message.Message):
-    __slots__ = ("chains", "blocks", "stored_bytes", "kept")
+    __slots__ = ("chains", "blocks", "stored_bytes", "kept", "waiting_blocks", "waiting_for")
     class KeptEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -724,23 +764,31 @@ class RemoveResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     chains: int
     blocks: int
     stored_bytes: int
     kept: _containers.ScalarMap[str, int]
-    def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    waiting_blocks: int
+    waiting_for: str
+    def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ..., waiting_blocks: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("older_than_seconds", "ask_models", "models", "dry_run")
+    __slots__ = ("older_than_seconds", "ask_models", "models", "dry_run", "ask_builds", "builds")
     OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ASK_MODELS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ASK_BUILDS_FIELD_NUMBER: _ClassVar[int]
+    BUILDS_FIELD_NUMBER: _ClassVar[int]
     older_than_seconds: float
     ask_models: bool
     models: _containers.RepeatedScalarFieldContainer[str]
     dry_run: bool
-    def __init__(self, older_than_seconds: _Optional[float] = ..., ask_models: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    ask_builds: bool
+    builds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, older_than_seconds: _Optional[float] = ..., ask_models: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ..., dry_run: _Optional[bool] = ..., ask_builds: _Optional[bool] = ..., builds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Waste(_message.Message):
     __slots__ = ("kind", "files", "stored_bytes", "kept")

@@ -196,35 +196,30 @@ func (c *Causal) KVTierRead(layer int, v bool, cells []int32, dst []byte) {
 	}
 }
 
-// KVTierWrite writes the rows of chunks into cells. Rows of cells that no chunk covers are left alone. A tensor the CPU
-// can't access is written once per run of cells, gathered over the chunks, not once per chunk.
-func (c *Causal) KVTierWrite(layer int, v bool, cells []int32, chunks []KVTierChunk) {
+// KVTierWrite writes the rows of a chunk into cells. Rows of cells that it does not cover are left alone. A tensor the CPU
+// can't access is written once per run of cells.
+func (c *Causal) KVTierWrite(layer int, v bool, cells []int32, chunk KVTierChunk) {
 	t, rowBytes, permuted := c.tierTensor(layer, v)
 	host := t.KVTierHost()
-	if host == nil {
-		chunks = tierGather(chunks, rowBytes)
-	}
-	for _, chunk := range chunks {
-		part := cells[chunk.Start : chunk.Start+len(chunk.Data)/rowBytes]
-		for start := 0; start < len(part); {
-			n := tierRun(part[start:])
-			first, src := int(part[start]), chunk.Data[start*rowBytes:(start+n)*rowBytes]
-			switch {
-			case permuted && host != nil:
-				tierTranspose(host[2*first:], 2*len(c.cells), src, rowBytes, n, rowBytes/2)
-			case permuted:
-				columns := make([]byte, len(src))
-				tierTranspose(columns, 2*n, src, rowBytes, n, rowBytes/2)
-				for col := range rowBytes / 2 {
-					t.KVTierSet(2*(first+len(c.cells)*col), columns[2*n*col:2*n*(col+1)])
-				}
-			case host != nil:
-				copy(host[first*rowBytes:], src)
-			default:
-				t.KVTierSet(first*rowBytes, src)
+	part := cells[chunk.Start : chunk.Start+len(chunk.Data)/rowBytes]
+	for start := 0; start < len(part); {
+		n := tierRun(part[start:])
+		first, src := int(part[start]), chunk.Data[start*rowBytes:(start+n)*rowBytes]
+		switch {
+		case permuted && host != nil:
+			tierTranspose(host[2*first:], 2*len(c.cells), src, rowBytes, n, rowBytes/2)
+		case permuted:
+			columns := make([]byte, len(src))
+			tierTranspose(columns, 2*n, src, rowBytes, n, rowBytes/2)
+			for col := range rowBytes / 2 {
+				t.KVTierSet(2*(first+len(c.cells)*col), columns[2*n*col:2*n*(col+1)])
 			}
-			start += n
+		case host != nil:
+			copy(host[first*rowBytes:], src)
+		default:
+			t.KVTierSet(first*rowBytes, src)
 		}
+		start += n
 	}
 }
 
@@ -248,26 +243,6 @@ func tierRun(cells []int32) int {
 		n++
 	}
 	return n
-}
-
-// tierGather joins chunks that follow each other.
-func tierGather(chunks []KVTierChunk, rowBytes int) []KVTierChunk {
-	var out []KVTierChunk
-	for i := 0; i < len(chunks); {
-		j, rows, size := i, 0, 0
-		for j < len(chunks) && chunks[j].Start == chunks[i].Start+rows {
-			size += len(chunks[j].Data)
-			rows = size / rowBytes
-			j++
-		}
-		data := make([]byte, 0, size)
-		for _, chunk := range chunks[i:j] {
-			data = append(data, chunk.Data...)
-		}
-		out = append(out, KVTierChunk{Start: chunks[i].Start, Data: data})
-		i = j
-	}
-	return out
 }
 
 // tierTranspose writes element j of line i of src to element i of line j of dst, for i < lines and j < length. Elements

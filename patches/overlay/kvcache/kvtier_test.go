@@ -108,9 +108,8 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 						rows := make([]byte, len(cells)*rowBytes)
 						rand.New(rand.NewSource(int64(layer))).Read(rows)
 						// two chunks, as from two blocks; the second starts inside a run of cells
-						c.KVTierWrite(layer, v, cells, []KVTierChunk{
-							{Start: 0, Data: rows[:2*rowBytes]}, {Start: 2, Data: rows[2*rowBytes:]},
-						})
+						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 0, Data: rows[:2*rowBytes]})
+						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 2, Data: rows[2*rowBytes:]})
 						for i, cell := range cells {
 							for head := range tierTestHeads {
 								for d := range dim {
@@ -174,7 +173,7 @@ func TestKVTierWriteTouchesOnlyTheCellsOfItsChunks(t *testing.T) {
 			v.data[i] = 0xAA
 		}
 		rowBytes := 2 * tierTestHeads * tierTestVDim
-		c.KVTierWrite(0, true, []int32{10, 11, 12}, []KVTierChunk{{Start: 1, Data: make([]byte, rowBytes)}})
+		c.KVTierWrite(0, true, []int32{10, 11, 12}, KVTierChunk{Start: 1, Data: make([]byte, rowBytes)})
 		changed := 0
 		for i := range v.data {
 			if v.data[i] != 0xAA {
@@ -190,14 +189,10 @@ func TestKVTierWriteTouchesOnlyTheCellsOfItsChunks(t *testing.T) {
 	}
 }
 
-func TestKVTierDeviceIsWrittenOncePerRunOfCellsNotPerChunk(t *testing.T) {
+func TestKVTierDeviceIsWrittenOncePerRunOfCells(t *testing.T) {
 	c := tierTestCache(false, false)
 	rowBytes := 2 * tierTestHeads * tierTestKDim
-	var chunks []KVTierChunk
-	for i := range 6 {
-		chunks = append(chunks, KVTierChunk{Start: i, Data: make([]byte, rowBytes)})
-	}
-	c.KVTierWrite(0, false, []int32{0, 1, 2, 3, 20, 21}, chunks)
+	c.KVTierWrite(0, false, []int32{0, 1, 2, 3, 20, 21}, KVTierChunk{Data: make([]byte, 6*rowBytes)})
 	if sets := c.keys[0].(*tierTensorFake).sets; sets != 2 {
 		t.Errorf("%d writes for 2 runs of cells", sets)
 	}

@@ -3,6 +3,7 @@ package kvtier
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 )
 
@@ -29,11 +30,14 @@ func cpuAttentionExact() bool {
 	}
 }
 
-// AttentionExtra is what the exact attention adds to the description of a namespace: nothing where it is off or computes
-// no layer, so that what was stored before stays valid.
-func AttentionExtra(computes bool) string {
-	if !computes {
+// AttentionExtra is what the exact attention adds to the description of a namespace: its version, its instruction set as
+// the CPU backend says it in state ("exact (avx512)"), and the size of a batch, since its sums depend on how a prompt is
+// cut. Nothing where it is off or computes no layer.
+func AttentionExtra(state string, batch int) string {
+	if !strings.HasPrefix(state, AttentionExact) {
 		return ""
 	}
-	return fmt.Sprintf(";attention=exact.%d", CPUAttentionVersion)
+	_, isa, _ := strings.Cut(state, "(")
+	isa, _, _ = strings.Cut(isa, ")")
+	return Part("attention", fmt.Sprintf("%s.%d.%s", AttentionExact, CPUAttentionVersion, isa)) + Part("batch", fmt.Sprint(batch))
 }

@@ -1,6 +1,8 @@
 package kvtier
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -27,6 +29,7 @@ type Config struct {
 	Snapshot  bool   // store what is computed
 	Gate      string // auto, restore, recompute
 	Encoding  string // "" or EncodingQ8: rows are rounded to q8_0 when they are stored (lossy)
+	Salt      string // what is stored is found only by a server with the same one
 	Measure   bool   // time a memcpy beside every restore, for benchmarks
 
 	// Progress is how long a request computes before what it has is stored in the middle of it.
@@ -86,17 +89,24 @@ func FromEnv() (Config, bool) {
 	default:
 		slog.Warn("invalid environment variable, using default", "key", "OLLAMA_KV_TIER_ENCODING", "value", s, "default", "none")
 	}
+	c.Salt = value("OLLAMA_KV_TIER_SALT")
 	c.Measure, _ = strconv.ParseBool(value("OLLAMA_KV_TIER_MEASURE"))
 	return c, true
 }
 
-// NamespaceExtra is what the configuration adds to the description of a namespace, for the sidecar to read: blocks that
-// are rounded must not be found by a runner that wants them exact.
+// NamespaceExtra is what the configuration adds to the description of a namespace. The salt appears as its digest: the
+// description is a file that people look at. The encoding is for the sidecar to read: blocks that are rounded must not be
+// found by a runner that wants them exact.
 func (c Config) NamespaceExtra() string {
-	if c.Encoding == EncodingQ8 {
-		return ";kv=" + EncodingQ8
+	extra := ""
+	if c.Salt != "" {
+		digest := sha256.Sum256([]byte("kvt-salt-1\x00" + c.Salt))
+		extra = Part("salt", hex.EncodeToString(digest[:16]))
 	}
-	return ""
+	if c.Encoding == EncodingQ8 {
+		extra += Part("kv", EncodingQ8)
+	}
+	return extra
 }
 
 // defaultSocket is where the sidecar listens unless it is told otherwise.

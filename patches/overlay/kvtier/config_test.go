@@ -23,7 +23,16 @@ func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
 }
 
 func TestAttentionIsPartOfTheNamespaceOnlyWhereItComputes(t *testing.T) {
-	if off, on := AttentionExtra(false), AttentionExtra(true); off != "" || on != ";attention=exact.1" {
-		t.Errorf("off %q, on %q", off, on)
+	for state, want := range map[string]string{
+		"": "", "stock": "", "stock (flash attention is off)": "",
+		"exact (avx512)": ";attention=exact.1.avx512;batch=64",
+		"exact (avx2), but stock where it is too long": ";attention=exact.1.avx2;batch=64",
+	} {
+		if got := AttentionExtra(state, 64); got != want {
+			t.Errorf("%q: %q, want %q", state, got, want)
+		}
+	}
+	if AttentionExtra("exact (avx512)", 64) == AttentionExtra("exact (avx512)", 512) {
+		t.Error("two sizes of a batch share a namespace")
 	}
 }

@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 )
-
-// faultAround is what Linux maps at a fault, unless it was told otherwise.
-const faultAround = 64 << 10
 
 // File is the memory of a block file that is read: mapped, or memory of its own.
 type File struct {
@@ -27,8 +25,9 @@ func WriteFile(path string, data []byte) error {
 	return errors.Join(err, fd.Close())
 }
 
-// MapForRead maps a block file that lies in memory already (tmpfs), and its pages, which are mapped sixteen at a fault: half
-// the time that MAP_POPULATE takes, which looks up each page by itself, and less than faults amid the checksum's reading.
+// MapForRead maps a block file that lies in memory already (tmpfs), and touches its pages: Linux maps sixteen at a fault, half
+// the time that MAP_POPULATE takes, which looks up each page by itself. A page that was swapped out comes back here, not
+// where the bytes are used.
 func MapForRead(path string, size int) (*File, error) {
 	fd, err := openBlock(path, size, os.O_RDONLY)
 	if err != nil {
@@ -46,7 +45,7 @@ func MapForRead(path string, size int) (*File, error) {
 		}
 	}()
 	var touched byte
-	for i := 0; i < len(data); i += faultAround {
+	for i := 0; i < len(data); i += alignment {
 		touched += data[i]
 	}
 	runtime.KeepAlive(touched)
@@ -100,6 +99,9 @@ func openBlock(path string, size, mode int) (*os.File, error) {
 		return nil, err
 	}
 	info, err := fd.Stat()
+	if err == nil {
+		err = ours(path, info)
+	}
 	if err == nil && (!info.Mode().IsRegular() || info.Size() != int64(size)) {
 		err = fmt.Errorf("%w: %s has %d bytes, not %d", ErrCorrupt, path, info.Size(), size)
 	}
@@ -108,4 +110,19 @@ func openBlock(path string, size, mode int) (*os.File, error) {
 		return nil, err
 	}
 	return fd, nil
+}
+
+// ours refuses a file that does not belong to whom its directory does (the sidecar's user, who has checked that), or that
+// others may write: they could have forged it.
+func ours(path string, info os.FileInfo) error {
+	dir, err := os.Stat(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	file, ok := info.Sys().(*syscall.Stat_t)
+	above, known := dir.Sys().(*syscall.Stat_t)
+	if !ok || !known || file.Uid != above.Uid || info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%w: %s is not ours alone", ErrCorrupt, path)
+	}
+	return nil
 }

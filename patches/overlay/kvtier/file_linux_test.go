@@ -129,3 +129,43 @@ func TestWriteFileFillsAReservedFileAndNothingElse(t *testing.T) {
 		t.Errorf("nothing there: %v", err)
 	}
 }
+
+func TestFilesThatOthersOwnOrMayWriteAreRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "block")
+	if err := os.WriteFile(path, make([]byte, 4096), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	opens := map[string]func() error{
+		"map":   func() error { f, err := MapForRead(path, 4096); f.Close(); return err },
+		"read":  func() error { _, err := ReadFile(path, 4096); return err },
+		"write": func() error { return WriteFile(path, make([]byte, 4096)) },
+	}
+	for name, open := range opens {
+		if err := os.Chmod(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(); err != nil {
+			t.Fatalf("%s of a file of our own: %v", name, err)
+		}
+		for _, mode := range []os.FileMode{0o620, 0o602, 0o666} {
+			if err := os.Chmod(path, mode); err != nil {
+				t.Fatal(err)
+			}
+			if err := open(); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%s with mode %o: %v", name, mode, err)
+			}
+		}
+		if os.Geteuid() != 0 {
+			continue // making one of another user needs root
+		}
+		if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, 65534, -1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("%s of another user's file: %v", name, err)
+		}
+		if err := os.Chown(path, 0, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -45,7 +45,7 @@ func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
 	second := layer
 	second.Layer = 1
 	d := Description{
-		Model: "sha256-" + strings.Repeat("a", 64), Engine: "ollama-go/0.16.3", CacheDType: "f16",
+		Model: "sha256-" + strings.Repeat("a", 64), Engine: EngineName("0.16.3", "0123456789abcdef"), CacheDType: "f16",
 		Layers: []Layer{layer, second}, FlashAttention: true,
 	}
 	compared := 0
@@ -53,7 +53,8 @@ func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
 		if n.Name != "stock attention" && n.Name != "exact attention" {
 			continue
 		}
-		d.Extra = "devices=;rows=hh" + AttentionExtra(n.Name == "exact attention")
+		d.Extra = "devices=none" + Part("cpu", "AVX2,FMA") + Part("libc", "2.36 fma") + Part("rows", "hh") +
+			AttentionExtra(strings.Fields(n.Name)[0]+" (avx2)", 512)
 		if got := hexOf(NamespaceOf(d.Proto())); got != n.Digest {
 			t.Errorf("%s: %s, want %s", n.Name, got, n.Digest)
 		}

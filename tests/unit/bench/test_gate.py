@@ -56,7 +56,10 @@ def test_the_better_side_is_what_counts() -> None:
 
 
 def test_the_table_says_what_was_met() -> None:
-    rows = gate.table("tiny", [measured("restore", 400), measured("recompute", 400)]).rows
+    choices = [measured("restore", 400), measured("recompute", 400)]
+    table = gate.table("tiny", choices, "exact (avx2)")
+    assert "Attention: exact (avx2)" in " ".join(table.notes)
+    rows = table.rows
     assert [row[-1] for row in rows] == ["met", "not met"]
     assert rows[0][2:6] == ["10.0 ms", "40.0 ms", "10.0 ms", "3 of 3"]
     assert rows[0][7] == "± 0 %"

@@ -68,6 +68,8 @@ def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
 
 
 def test_the_table_tells_which_side_is_better() -> None:
-    rows = overhead.table("tiny", 512, 64, run([])).rows
+    table = overhead.table("tiny", 512, 64, run([]), "exact (avx2)")
+    assert "Attention, with tiering on and off: exact (avx2)" in " ".join(table.notes)
+    rows = table.rows
     assert [row[-1] for row in rows] == ["lower", "higher", "lower"]
     assert rows[0][1] == "1.500"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ollama_tiering.bench import restore
+from ollama_tiering.bench.baselines import Baselines, Cold
 from ollama_tiering.bench.machine import Machine
 from ollama_tiering.errors import ResultDiffers
 
@@ -35,9 +36,12 @@ RESTORED = Answer(restored_tokens=99, seconds_to_first_token=2.0)
 class Engine:
     answers: list[Answer]
     restarts: list[tuple[bool, bool]] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    attention: str = "exact (avx2)"
 
     def ask(self, prompt: str, new_tokens: int) -> Answer:
-        return self.answers.pop(0)
+        self.asked.append(len(prompt))
+        return Answer() if len(prompt) < 100 else self.answers.pop(0)  # the warm-up
 
     def again(self, *, reboot: bool, measure: bool) -> None:
         self.restarts.append((reboot, measure))
@@ -46,9 +50,15 @@ class Engine:
         return Report()
 
 
-def run(engine: Engine, **more: object) -> restore.Case:
-    options = {"flash": True, "tier": "ram", "repeat": 2} | more
-    return restore.measure(engine, "prompt", lambda _line: None, **options)
+def cases(engine: Engine, *tiers: str, repeat: int = 2) -> list[restore.Case]:
+    return restore.measure(
+        engine, lambda n: "x" * n, [100], tiers, lambda _line: None, repeat=repeat
+    )
+
+
+def run(engine: Engine, tier: str = "ram", repeat: int = 2) -> restore.Case:
+    (case,) = cases(engine, tier, repeat=repeat)
+    return case
 
 
 def test_the_gain_is_cold_over_the_median_of_the_restored() -> None:
@@ -74,9 +84,59 @@ def test_shares_are_of_medians() -> None:
     assert case.whole_seconds == 3.0
 
 
-def test_a_known_cold_time_is_not_measured_again() -> None:
-    case = run(Engine([Answer(), *[RESTORED] * 4]), cold=6.0)
-    assert case.cold_seconds == 6.0
+def test_cold_is_measured_once_for_all_tiers_after_the_weights_were_read() -> None:
+    engine = Engine([Answer(), Answer(), *[RESTORED] * 4, RESTORED, *[RESTORED] * 4])
+    ram, local = cases(engine, "ram", "local")
+    assert engine.asked[:2] == [64, 100]
+    assert engine.asked.count(64) == 1
+    assert ram.cold_seconds == local.cold_seconds == 8.0
+    assert (ram.tier, local.tier) == ("ram", "local")
+
+
+def three_columns() -> restore.Case:
+    """8 s by itself, 10 s by stock's best, 40 s by stock as it comes; 2 s restored."""
+    case = run(Engine([Answer(), Answer(), *[RESTORED] * 4]))
+    best = Cold("stock without flash attention", 10.0)
+    stock = {100: Baselines(best, Cold("stock with flash attention", 40.0))}
+    (whole,) = restore.with_stock([case], [100], stock)
+    return whole
+
+
+def test_the_gain_is_against_the_same_engine_and_stock_stands_beside_it() -> None:
+    case = three_columns()
+    assert case.gain == 4.0
+    assert case.gains == {"ours": 4.0, "best": 5.0, "default": 20.0}
+    (row,) = restore.table("tiny", [case], "the same binary").rows
+    assert row[3:7] == [
+        "8.000 s",
+        "**4.00x**",
+        "5.00x (10.0 s, without flash attention)",
+        "20x (40.0 s, with flash attention)",
+    ]
+
+
+def test_json_names_the_attention_of_every_column() -> None:
+    document = three_columns().as_json()
+    assert document["gain"] == 4.0
+    assert document["gains"] == {"ours": 4.0, "best": 5.0, "default": 20.0}
+    ways = {name: cold["attention"] for name, cold in document["cold"].items()}
+    assert ways == {
+        "ours": "exact (avx2)",
+        "best": "stock without flash attention",
+        "default": "stock with flash attention",
+    }
+    alone = run(Engine([Answer(), Answer(), *[RESTORED] * 4])).as_json()
+    assert alone["cold"]["best"] is None
+    assert alone["gains"] == {"ours": 4.0, "best": None, "default": None}
+
+
+def test_every_length_gets_the_stock_of_its_own() -> None:
+    short, long = (replace(three_columns(), prompt_tokens=n) for n in (100, 200))
+    stock = {n: Baselines(default=Cold("stock", float(n))) for n in (100, 200)}
+    found = restore.with_stock([short, short, long, long], [100, 200], stock)
+    assert [case.stock.default.seconds for case in found if case.stock.default] == [
+        100.0, 100.0, 200.0, 200.0
+    ]  # fmt: skip
 
 
 def test_a_cold_run_that_restored_something_is_none() -> None:
@@ -97,13 +157,17 @@ def test_one_bit_of_a_restored_answer_is_an_error() -> None:
 
 def test_throughput_stands_beside_that_of_memcpy() -> None:
     case = run(Engine([Answer(), Answer(), *[RESTORED] * 4]))
-    machine = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc")
-    text = restore.table("tiny", [case]).markdown(machine, "Ollama 0.16.3", "tiering bench")
+    machine = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc", 0.5, 1.5)
+    text = restore.table("tiny", [case], "the same binary").markdown(
+        machine, "Ollama 0.16.3", "tiering bench"
+    )
     assert "| 500 + 500 + 1000 ms | 4.00 GB/s, 50 % / 25 % | 2.00 GB/s, 25 % / 12 % |" in text
-    assert "| 4.00x |" in text
+    assert "| **4.00x** | not measured | not measured |" in text
+    assert "attention exact (avx2)" in text
+    assert "Stock: the same binary." in text
     assert "commit abc" in text
 
 
 def test_what_was_not_measured_is_said_to_be_so() -> None:
     case = replace(run(Engine([Answer(), Answer(), *[RESTORED] * 4])), memcpy_seconds=0.0)
-    assert "not measured" in restore.table("tiny", [case]).rows[0]
+    assert "not measured" in restore.table("tiny", [case], "the same binary").rows[0]

@@ -8,10 +8,19 @@ from pathlib import Path
 import click
 import pytest
 
-from ollama_tiering import __version__, cli
+from ollama_tiering import __version__, cli, extras
 from ollama_tiering.errors import StoreDamaged
 
-HEAVY = ("grpc", "git", "numpy", "rich", "gguf", "httpx", "google.protobuf")
+HEAVY = (
+    "grpc",
+    "git",
+    "numpy",
+    "rich",
+    "gguf",
+    "httpx",
+    "google.protobuf",
+    "matplotlib",
+)
 
 
 def invoke(*args: str) -> int:
@@ -105,6 +114,35 @@ def test_bad_usage_is_2_and_points_to_help(capsys: pytest.CaptureFixture[str]) -
     assert invoke("fetch", "--no-such-flag") == 2
     assert "hint: tiering fetch -h" in capsys.readouterr().err
     assert invoke() == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("stauts",), "no such command 'stauts'; did you mean 'status'?\n"),
+        (("patch", "chekc"), "Did you mean 'check'?\n"),
+        (("up", "--hots", "x"), "Did you mean '--host'?\n"),
+        (("qqqq",), "no such command 'qqqq'\n"),
+    ],
+)
+def test_a_mistyped_name_is_guessed(
+    args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(*args) == 2
+    assert capsys.readouterr().err.splitlines(keepends=True)[0].endswith(said)
+
+
+def test_a_package_of_an_extra_that_is_missing_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(monkeypatch, ModuleNotFoundError("no", name="matplotlib.pyplot"))
+    monkeypatch.setattr(extras, "installer", lambda: None)
+    assert invoke("explode") == 6
+    said = capsys.readouterr().err
+    assert said == "error: a plot needs matplotlib\nhint: pip install 'ollama-tiering[plots]'\n"
+    add_command(monkeypatch, ModuleNotFoundError("no module named x", name="x"))
+    assert invoke("explode") == 1
+    assert "unexpected ModuleNotFoundError" in capsys.readouterr().err
 
 
 def test_a_command_whose_module_is_missing_is_not_listed(

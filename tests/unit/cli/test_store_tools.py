@@ -436,6 +436,9 @@ def remote(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place.daemon.local_dir / VERSION_DIRECTORY).rename(directory / VERSION_DIRECTORY)
     shutil.rmtree(place.daemon.ram_dir / VERSION_DIRECTORY)
     monkeypatch.setenv("OLLAMA_KV_TIER_REMOTE", str(directory))
+    config = place.root / "without.toml"
+    config.write_text("[sidecar]\nremote_mac = false\n")  # the files are as they lay elsewhere
+    monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(config))
     return directory
 
 

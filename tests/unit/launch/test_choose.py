@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError, UsageError
-from ollama_tiering.launch.choose import ENV_BINARY, choose, cpu_of_newest
+from ollama_tiering.launch.choose import ENV_BINARY, choose, cpu_of_newest, stock_beside
 
 BUILT = Path("/built/ollama")
 
@@ -69,3 +69,19 @@ def test_the_kind_of_the_newest_build_of_a_version_is_used_again() -> None:
     assert cpu_of_newest("v0.16.3", built) == "native"
     assert cpu_of_newest("v0.24.0", built) == "variants"
     assert cpu_of_newest("v0.16", built) is None
+
+
+def test_the_stock_build_of_the_same_version_and_kind_is_found_once_it_is_finished(
+    tmp_path: Path,
+) -> None:
+    names = ("v0.16.3-native", "v0.16.3-native-stock", "v0.17.0-native-stock")
+    for name in names:
+        (tmp_path / name / "src").mkdir(parents=True)
+        (tmp_path / name / "src/ollama").touch(mode=0o755)
+    ours, stock = (tmp_path / name / "src/ollama" for name in names[:2])
+    assert stock_beside(ours) is None  # not finished
+    (tmp_path / names[1] / "stamp.json").touch()
+    assert stock_beside(ours) == stock
+    assert stock_beside(tmp_path / names[0] / "ollama") is None  # no tree of ours
+    stock.unlink()
+    assert stock_beside(ours) is None

@@ -39,6 +39,16 @@ def test_exact_attention_is_part_of_the_news(answers) -> None:
     assert said == ["model m loaded, is tiered, attention exact (avx512)"]
 
 
+def test_a_model_that_a_rule_keeps_out_is_news(answers) -> None:
+    said: list[str] = []
+    report = pb.RunnerReport(pid=1, model="m", tiered=True, namespace=b"n")
+    other = pb.RunnerReport(pid=2, model="o", tiered=True, namespace=b"o")
+    terms = [pb.ModelTerms(namespaces=[b"n"], refusal="a rule"), pb.ModelTerms(namespaces=[b"o"])]
+    answers.append(pb.StatResponse(runners=[report, other], model_terms=terms))
+    news.RunnerNews(Path("s"), said.append)()
+    assert said == ["model m loaded, is not stored: a rule", "model o loaded, is tiered"]
+
+
 def test_a_sidecar_that_does_not_answer_is_no_news(answers) -> None:
     said: list[str] = []
     look = news.RunnerNews(Path("s"), said.append)

@@ -27,6 +27,17 @@ def start(tmp_path: Path, code: str, **more: object) -> Child:
     return process.start("it", sys.executable, "-c", code, log=tmp_path / "log", **more)
 
 
+def test_the_directories_of_a_log_are_private(tmp_path: Path) -> None:
+    """The state directory is one of them: others' programs trust what lies in it."""
+    before = os.umask(0o002)
+    try:
+        log = tmp_path / "state" / "logs" / "it.log"
+        process.start("it", sys.executable, "-c", "", log=log).stop(seconds=10)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in log.parents[:2]] == [0o700, 0o700]
+
+
 # The parent notes when it was asked to end, its child when it was; both take it calmly.
 FAMILY = """
 import os, signal, sys, time

@@ -1,11 +1,12 @@
 """One `tiering up` for a port; the next one learns who has it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.record import AlreadyUp, Record, claim, record_path
+from ollama_tiering.launch.record import AlreadyUp, Record, claim, record_path, running
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +51,19 @@ def test_a_record_that_makes_no_sense_is_none(content: str) -> None:
     record_path(Address(port=1)).write_text(content)
     with claim(Address(port=1)) as held:
         assert held.left is None
+
+
+def test_where_the_runtime_directory_is_somebody_elses_the_record_lies_in_the_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    record = Record(pid=os.getpid(), url="u")
+    with claim(Address(port=1)) as held:
+        held.write(record)
+        assert running(Address(port=1)) == record
+        with pytest.raises(AlreadyUp) as caught, claim(Address(port=1)):
+            pass
+    assert caught.value.record == record
+    assert running(Address(port=1)) is None

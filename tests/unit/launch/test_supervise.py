@@ -106,13 +106,69 @@ def test_a_sidecar_that_dies_is_started_again_while_the_server_goes_on() -> None
     assert said[-1] == "the sidecar runs again"
 
 
-def test_a_sidecar_that_does_not_start_is_tried_again_after_longer_pauses() -> None:
+def pauses_of(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those before each attempt; nothing is waited for."""
+    pauses: list[float] = []
+
+    def rest(_: Pair, seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    monkeypatch.setattr(Pair, "_rest", rest)
+    pair.watch()
+    return pauses
+
+
+def test_a_sidecar_that_does_not_start_is_tried_again_after_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str] = []
     service = FakeService(deaths=1, failures=3, interrupts=Interrupts())
-    pair_of(service, FakeServer(), said).watch()
+    pauses = pauses_of(pair_of(service, FakeServer(), said), monkeypatch)
     assert service.started == 4
-    pauses = [line.rsplit(" in ", 1)[1] for line in said if "starting it again" in line]
-    assert pauses == ["0.001 s", "0.002 s", "0.004 s", "0.008 s"]
+    assert pauses == [0.001, 0.002, 0.004, 0.008]
+
+
+def test_each_cause_is_said_once_however_often_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    service = FakeService(deaths=1, failures=50, interrupts=Interrupts())
+    pauses = pauses_of(pair_of(service, FakeServer(), said), monkeypatch)
+    assert len(pauses) == 51
+    assert max(pauses) == supervise.LONGEST_PAUSE_SECONDS
+    assert [line.partition("\n")[0] for line in said] == [
+        "the sidecar ended",
+        "it does not start",
+        "the sidecar runs again",
+    ]
+
+
+def test_one_that_starts_and_dies_at_once_is_not_started_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    service = FakeService(deaths=5, interrupts=Interrupts())
+    pauses = pauses_of(pair_of(service, FakeServer(), said), monkeypatch)
+    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.016]
+    assert len(said) == 2
+
+
+def test_one_that_lived_for_a_while_is_well_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    service = FakeService(deaths=3, interrupts=Interrupts())
+    pair = pair_of(service, FakeServer(), said)
+    pair.settled_seconds = 0
+    assert pauses_of(pair, monkeypatch) == [0.001] * 3
+    assert len(said) == 6
+
+
+def test_without_a_sidecar_only_the_server_is_watched() -> None:
+    said: list[str] = []
+    interrupts = Interrupts()
+    pair = Pair(None, FakeServer(looks=5), interrupts, said.append)  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match="exit code 3"):
+        pair.watch()
+    pair.stop_sidecar()
+    assert said == []
 
 
 def test_the_server_is_stopped_before_the_sidecar() -> None:

@@ -20,14 +20,16 @@ SMALL = {"layers": 1, "embd": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ff
 
 
 def small(name: str = "qwen3-tiny", **overrides: int | str) -> Shape:
-    return make_shape(name, **{**SMALL, **overrides})
+    dtype = overrides.get("dtype", SHAPES[name].dtype)
+    wider = {"embd": 256, "heads": 8, "ffn": 512} if dtype == "q4_k_m" else {}
+    return make_shape(name, **{**SMALL, **wider, **overrides})
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_k_m"])
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_same_seed_and_options_give_the_same_bytes(tmp_path: Path, name: str, dtype: str) -> None:
     for file in ("a", "b"):
@@ -42,7 +44,7 @@ def test_weights_do_not_depend_on_the_numpy_version() -> None:
     assert noise.tolist() == GOLDEN_NOISE
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_k_m"])
 def test_the_file_reads_back_as_the_shape_says(tmp_path: Path, dtype: str) -> None:
     shape = small(dtype=dtype)
     stored_bytes = make_model(shape, tmp_path / "m.gguf")
@@ -54,12 +56,14 @@ def test_the_file_reads_back_as_the_shape_says(tmp_path: Path, dtype: str) -> No
         assert got.tensor_type.name.lower() == want.dtype
         assert got.n_bytes == want.stored_bytes
         values = gguf.dequantize(got.data, got.tensor_type)
-        np.testing.assert_allclose(values, maker.tensor_values(shape, want, 0), atol=0.04)
+        wanted = maker.tensor_values(shape, want, 0)
+        step = abs(wanted).max() / 12 if want.dtype == "q4_k" else 0.04
+        np.testing.assert_allclose(values, wanted, atol=step)
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> None:
-    make_model(small(name), tmp_path / "m.gguf")
+    make_model(small(name, dtype="q8_0"), tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     arch = SHAPES[name].arch
     values = {key: field.contents() for key, field in fields.items()}
@@ -87,6 +91,13 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
     assert values["tokenizer.ggml.add_bos_token"] is False
     assert values["tokenizer.ggml.eos_token_id"] == vocab.IM_END
     assert "<|im_start|>" in values["tokenizer.chat_template"]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("f16", 1), ("q8_0", 7), ("q4_k_m", 15)])
+def test_the_file_type_is_that_of_the_weights(tmp_path: Path, dtype: str, number: int) -> None:
+    make_model(small(dtype=dtype), tmp_path / "m.gguf")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["general.file_type"].contents() == number
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Namespace
+from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.sidecar import restored
 from ollama_tiering.store.key import LayerSpec
 from tests.contract.daemon import Daemon
 
@@ -198,6 +202,82 @@ def test_a_damaged_block_ends_the_run_and_is_reported(
         assert_same(blocks, cache, 32)
     assert client.failures["corrupt"] == 1
     assert client.match(ns, tokens).rows == 32
+
+
+def files_of(daemon: Daemon, match: Match) -> list[Path]:
+    names = [f"{ref.key.hex()}.kvb" for ref in match.blocks]
+    return [path for name in names for path in (daemon.root / "ram").rglob(name)]
+
+
+def test_what_was_checked_is_what_is_used_whatever_becomes_of_the_file(
+    daemon: Daemon, ns: Namespace
+) -> None:
+    """A vandal of the same user writes into the blocks' files in RAM after the check."""
+    tokens = list(range(50))
+    cache = cache_of(tokens)
+    with BlockClient(daemon.socket, fail_open=False) as client:
+        put(client, ns, tokens, cache)
+        match = client.match(ns, tokens)
+        assert {ref.tier for ref in match.blocks} == {"ram"}
+        with client.get(ns, match) as blocks:
+            files = files_of(daemon, match)
+            assert len(files) == len(blocks)
+            for file in files:
+                file.chmod(0o600)
+                with file.open("r+b") as opened:
+                    opened.write(b"\xff" * file.stat().st_size)
+            assert_same(blocks, cache, 50)
+    assert client.failures == {}
+
+
+_READ_AFTER_TRUNCATION: Final = """
+import sys
+from pathlib import Path
+import ollama_tiering.sidecar.restored as restored
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+path = Path(sys.argv[1])
+answer = pb.GetResponse(path=str(path), file_bytes=path.stat().st_size, tier=pb.TIER_RAM)
+data = restored.load(answer)
+with path.open("r+b") as file:
+    file.truncate(0)
+print(sum(memoryview(data)))
+"""
+
+
+def test_a_file_that_is_truncated_while_it_is_used_does_not_kill_the_process(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own: reading past the end of a mapped file is SIGBUS."""
+    path = tmp_path / "block"
+    path.write_bytes(b"\1" * 16384)
+    command = [sys.executable, "-c", _READ_AFTER_TRUNCATION, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "16384\n"), done.stderr
+
+
+def test_a_file_that_is_truncated_before_it_is_read_is_a_miss(
+    daemon: Daemon, ns: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at its size and the reading."""
+    tokens = list(range(32))
+    with BlockClient(daemon.socket) as client:
+        put(client, ns, tokens, cache_of(tokens))
+        match = client.match(ns, tokens)
+        first = files_of(daemon, match)[0]
+        fstat = os.fstat
+
+        def then_truncated(fd: int) -> os.stat_result:
+            info = fstat(fd)
+            first.chmod(0o600)
+            os.truncate(first, 4096)
+            return info
+
+        monkeypatch.setattr(restored.os, "fstat", then_truncated)
+        with client.get(ns, match) as blocks:
+            assert len(blocks) == 0
+        monkeypatch.undo()
+        assert client.failures["get"] + client.failures.get("corrupt", 0) >= 1
 
 
 def test_tokens_that_are_not_the_prompts_are_refused(client: BlockClient, ns: Namespace) -> None:

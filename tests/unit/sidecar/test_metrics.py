@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from ollama_tiering import __version__
 from ollama_tiering.sidecar.calls import CallMetrics
-from ollama_tiering.sidecar.metrics import MetricsEndpoint, label, make_registry
+from ollama_tiering.sidecar.endpoint import Endpoint
+from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -226,27 +227,15 @@ def test_a_taken_port_is_a_warning_and_the_store_works(tmp_path: Path) -> None:
     assert f"metrics not served: port={daemon.port}" in daemon.log
 
 
-def test_the_endpoint_answers_get_and_ends_with_its_block() -> None:
+def test_the_numbers_come_in_the_format_that_is_asked_for() -> None:
     port = free_port()
-    with MetricsEndpoint(make_registry(Bench().store), port):
-        assert of_port(port)("tiering_queue_blocks") == 0
-        post = urllib.request.Request(f"http://127.0.0.1:{port}/", data=b"x", method="POST")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(post, timeout=5)
-        assert refused.value.code == 405
-        refused.value.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
-
-
-def test_no_name_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(name: str = "") -> str:
-        raise AssertionError(f"asked for {name}")
-
-    monkeypatch.setattr(socket, "getfqdn", asked)
-    port = free_port()
-    with MetricsEndpoint(make_registry(Bench().store), port):
-        assert of_port(port)("tiering_leases") == 0
+    with Endpoint({"/metrics": metrics_page(make_registry(Bench().store))}, port):
+        url = f"http://127.0.0.1:{port}/metrics"
+        asked = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
+        request = urllib.request.Request(url, headers=asked)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert gzip.decompress(answer.read()).endswith(b"# EOF\n")
 
 
 class FakeContext:

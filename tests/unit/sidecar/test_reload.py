@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.config import SidecarConfig, load_sidecar
+from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
@@ -87,6 +87,18 @@ def test_watermarks_and_log_level_change_at_once(reading: Reading) -> None:
     reading.bench.put(range(4 * 5))
     reading.bench.store.run_pending()
     assert len(reading.bench.in_tier(0)) == 2
+
+
+def test_times_and_rules_change_at_once(reading: Reading, caplog: pytest.LogCaptureFixture) -> None:
+    terms = reading.bench.state.terms
+    reading.apply(ttl_days=2.0)
+    assert terms.of(NS.digest()).ttl_seconds == 2 * 86400
+    reading.apply(model_rules=(ModelRule("sample", ttl_days=1.0),))
+    assert terms.of(NS.digest()).ttl_seconds == 86400
+    assert terms.unknown.ttl_seconds == 2 * 86400
+    reading.apply(model_rules=())
+    assert terms.of(NS.digest()).ttl_seconds == 2 * 86400
+    assert "needs_restart=none" in caplog.text
 
 
 def test_what_needs_a_restart_is_named_each_time(

@@ -31,7 +31,7 @@ def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Da
         "[sidecar]\nmin_tokens = 1\ntail_seconds = 0\n"
         "remote_rescan_seconds = 1\nremote_deadline_seconds = 2\n"
         f'remote_dir = "{root / "remote"}"\nremote_budget = "64 MiB"\n'
-        f'remote_encoding = "{encoding}"\n'
+        f'remote_encoding = "{encoding}"\nremote_key_file = "{root / "key" / "remote"}"\n'
     )
     if not (root / "remote").exists():
         (root / "remote").mkdir(mode=0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -340,7 +341,7 @@ def test_repair_removes_leftovers_and_makes_the_index_anew(tools: Tools) -> None
     before.hardlink_to(index)
     tools.bench.store.flush_index()
     assert not index.samefile(before)
-    assert len(list(tools.bench.store._index.load())) == 4  # type: ignore[union-attr]
+    assert len(list(tools.bench.store._keeper._index.load())) == 4  # type: ignore[union-attr]
 
 
 def test_while_others_write_a_young_temporary_file_is_no_leftover(tools: Tools) -> None:
@@ -432,3 +433,40 @@ def test_while_a_tier_is_still_surveyed_nothing_counts_as_unreachable(tools: Too
     assert set(collect(tools)) == {"quarantined"}
     tools.bench.state.levels[1].surveyed = True
     assert set(collect(tools)) == {"unreachable"}
+
+
+def put_by(tools: Tools, engine: str, tokens: Any) -> set[BlockKey]:
+    """Keys of blocks that this engine stored."""
+    described = dataclasses.replace(OTHER, engine=engine)
+    with tools.bench.store.open_session(
+        described.digest(), described.fields(), BLOCK_TOKENS
+    ) as session:
+        blocks = samples.sequence(described, tokens)
+        for block in blocks:
+            assert session.put_inline(block.key, block.data, last=True)
+    tools.bench.store.run_pending()
+    return keys_of(blocks)
+
+
+def test_what_other_builds_of_the_engine_stored_goes(tools: Tools) -> None:
+    reference = keys_of(tools.put_other(range(4)))  # of an engine that has no builds
+    here = put_by(tools, "ollama-go/0.16.3+aaaa", range(4))
+    gone = put_by(tools, "ollama-go/0.16.3+bbbb", range(8))
+    early = put_by(tools, "ollama-go/0.16.3", range(4))  # before builds had names
+    here |= put_by(tools, "ollama-go/0.16.3+exe-cccc", range(4))  # nobody knows where that one is
+    builds = frozenset({"aaaa"})
+    assert collect(tools) == {}
+    expected = {"other build": (3, 2 * 3 * FILE_BYTES)}  # in RAM and on the disk
+    assert collect(tools, builds=builds, dry_run=True) == expected
+    assert {block.key for block in tools.bench.state.tree} == reference | here | gone | early
+    assert collect(tools, builds=builds) == expected
+    assert {block.key for block in tools.bench.state.tree} == reference | here
+
+
+def test_the_blocks_of_each_namespace_are_counted(tools: Tools) -> None:
+    tools.put_other(range(4))
+    by = put_by(tools, "ollama-go/0.16.3+aaaa", range(12))
+    counts = tools.bench.store.report().namespaces
+    assert [blocks for _, blocks in counts] == [len(by), 1]
+    tools.admin.remove(Selection(), dry_run=False)
+    assert tools.bench.store.report().namespaces == []

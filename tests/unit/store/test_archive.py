@@ -11,6 +11,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import Imported, check_archive, import_blocks
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tier import OpenBlock, TierKind
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
 
 TOKENS = [*range(8), 90, 91]
@@ -168,6 +169,39 @@ def test_a_damaged_block_is_not_exported_and_nothing_is_left(source: Side, tmp_p
         with pytest.raises(CorruptBlock):
             source.export(leaf(), tmp_path / "x", as_directory=as_directory)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+class _Turning:
+    """An open block whose payload gives other bytes wherever it is read again."""
+
+    def __init__(self, block: OpenBlock) -> None:
+        self._block = block
+        self._seen = bytearray(block.file_bytes)
+        self.file_bytes = block.file_bytes
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        places = range(offset, offset + length)
+        data = bytearray(self._block.read_at(offset, length))
+        for index, place in enumerate(places):
+            if place >= 4096 and self._seen[place]:
+                data[index] ^= 255
+            self._seen[place] = 1
+        return bytes(data)
+
+
+def test_what_is_exported_is_what_was_checked(source: Side, tmp_path: Path) -> None:
+    chain = source.admin.chain(leaf())
+
+    @contextlib.contextmanager
+    def turning(opened: AbstractContextManager[OpenBlock]) -> Iterator[Any]:
+        with opened as block:
+            yield _Turning(block)
+
+    opened = (turning(one) for one in source.admin.opened(chain))
+    export_chain(chain, opened, tmp_path / "x", as_directory=True, progress=nothing)
+    for block in samples.sequence(NS, TOKENS):
+        (written,) = (tmp_path / "x").rglob(f"*{block.key.hex()}*")
+        assert written.read_bytes() == block.data
 
 
 def test_a_chain_whose_description_is_lost_is_not_exported(source: Side, tmp_path: Path) -> None:

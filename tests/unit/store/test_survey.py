@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import threading
@@ -12,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.expiry import START_SECONDS
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import prefix_chain, tokens_to_bytes
+from ollama_tiering.store.level import Level
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession
-from ollama_tiering.store.tier import StoredBlock, TierKind
+from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.tier import StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tree import BlockRecord
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 BUDGET = 4 << 20
@@ -176,6 +181,35 @@ def test_the_newest_files_are_read_first_and_the_oldest_evicted_first(tmp_path: 
     bench.store.close()
 
 
+@pytest.mark.parametrize("ttl_seconds", [10_000.0, 0.0])
+def test_a_block_written_long_ago_outlives_the_loss_of_the_index(
+    tmp_path: Path, ttl_seconds: float
+) -> None:
+    """It may have been used yesterday; the file does not say."""
+    tiers: list[tuple[Tier, int]] = [(FsTier(TierKind.LOCAL, tmp_path), BUDGET)]
+    bench = Bench(tiers=tiers, policy=StorePolicy(ttl_seconds=ttl_seconds))
+    (made,) = bench.put([7])
+    (path,) = tmp_path.rglob("*.kvb")
+    os.utime(path, (1.0, 1.0))
+    bench.store.close()
+    bench.now = 1e9
+    bench.tiers = [(FsTier(TierKind.LOCAL, tmp_path), BUDGET)]
+    bench.open()
+    record = bench.state.tree.get(made.key)
+    assert record is not None
+    assert record.last_use == 1e9 - ttl_seconds / 2
+    bench.tick(START_SECONDS + 60)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == {made.key}
+    if ttl_seconds:  # and it does go when nobody uses it
+        bench.tick(ttl_seconds / 2)
+        bench.store.run_pending()  # a jump of the clock, here
+        bench.tick(3600)
+        bench.store.run_pending()
+        assert bench.in_tier(0) == set()
+    bench.store.close()
+
+
 def test_a_scan_that_fails_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
@@ -261,3 +295,24 @@ def test_before_its_files_are_counted_a_tier_takes_nothing_and_not_less(tmp_path
     level.lru.overhead_bytes = 0  # as while a thread still counts
     assert store.report().tiers[0].used_bytes == 0
     store.close()
+
+
+def test_a_commit_that_the_survey_was_faster_than_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has its name before the commit holds the lock: the survey may read it in between."""
+    bench = Bench(tiers=[(FsTier(TierKind.LOCAL, tmp_path), BUDGET)])
+    add_copy = StoreState.add_copy
+
+    def after_the_survey(
+        self: StoreState, record: BlockRecord, level: Level, stored_bytes: int
+    ) -> BlockRecord:
+        add_copy(self, dataclasses.replace(record), level, stored_bytes, oldest=True)
+        return add_copy(self, record, level, stored_bytes)
+
+    monkeypatch.setattr(StoreState, "add_copy", after_the_survey)
+    (made, *_) = bench.put([7])
+    assert [record.key for record in bench.state.tree] == [made.key]
+    assert bench.rows([7]) == 1
+    assert bench.store.report().tiers[0].blocks == 1
+    bench.store.close()

@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +21,8 @@ import (
 	"github.com/ollama/ollama/version"
 )
 
-// The functions that stock files call are in this file, in the order of a request's life. Each is a no-op unless the
+// The functions that stock files call are in this file, in the order of a request's life; those that follow a batch are
+// in kvtier_batches.go, and what replay… records is in kvtier_replay.go, in a build of its own. Each is a no-op unless the
 // tiering is on for the loaded model, and a panic in one turns the tiering off, not the runner.
 //
 // Locks, outermost first: Server.mu, then the scheduler's (inside KVTierSync), then tierBatches.mu. K/V is read and
@@ -48,9 +48,11 @@ type kvTier struct {
 
 	batches tierBatches
 	stats   tierStats
+	memory  tierMemory
 	reports atomic.Int32 // reports of damage on their way
 	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
 	staging []byte       // what is copied out of the cells at once; the snapshot loop's
+	refusal string       // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
 
 	// guarded by Server.mu
 	slots   []tierSlot
@@ -102,6 +104,7 @@ func tierConnect(s *Server) {
 // tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
 func tierAttach(s *Server) {
 	defer tierGuard("attach")
+	replayAttach(s)
 	t := loadingTier.Swap(nil)
 	if t == nil {
 		return
@@ -143,9 +146,13 @@ func (t *kvTier) bind(s *Server) string {
 	if _, ok := s.model.(model.MultimodalProcessor); ok {
 		return "model with image input, not supported yet"
 	}
-	backend, ok := s.model.Backend().(interface{ KVTierSync() })
+	backend, ok := s.model.Backend().(tierBackend)
 	if !ok {
 		return "backend without synchronisation"
+	}
+	build, err := kvtier.Build(ml.LibOllamaPath)
+	if err != nil {
+		return "what this program was built from can't be told: " + err.Error()
 	}
 	t.cache, t.onHost, t.sync = cache, cache.KVTierOnHost(), backend.KVTierSync
 	t.dtype = "f16"
@@ -155,12 +162,12 @@ func (t *kvTier) bind(s *Server) string {
 	}
 	t.description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
-		Engine:         "ollama-go/" + version.Version,
+		Engine:         kvtier.EngineName(version.Version, build),
 		CacheDType:     t.dtype,
 		Layers:         t.layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra: tierDevices(s) + ";rows=" + cache.KVTierPlacement() +
-			kvtier.AttentionExtra(strings.HasPrefix(tierAttention(s), kvtier.AttentionExact)) + t.config.NamespaceExtra(),
+		Extra: tierComputing(backend, cache.KVTierPlacement(), t.layers, s.lastLoad.GPULayers) +
+			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + t.config.NamespaceExtra(),
 	}.Proto()
 	t.namespace = kvtier.NamespaceOf(t.description)
 	t.slots = make([]tierSlot, len(s.cache.slots))
@@ -169,16 +176,6 @@ func (t *kvTier) bind(s *Server) string {
 	}
 	t.stats.init(t)
 	return ""
-}
-
-// tierDevices names what computes the model, KVTierPlacement where each layer's rows lie: K/V computed on another kind of
-// device differs in its last bits.
-func tierDevices(s *Server) string {
-	names := []string{}
-	for _, d := range s.model.Backend().BackendDevices() {
-		names = append(names, fmt.Sprintf("%s %d.%d", d.Library, d.ComputeMajor, d.ComputeMinor))
-	}
-	return "devices=" + strings.Join(names, ",")
 }
 
 // tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with
@@ -222,7 +219,7 @@ func (t *kvTier) onSidecarUp() {
 	}
 }
 
-// tierPrefetch looks the prompt up and has what should be restored in memory and verified before any lock is taken.
+// tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken.
 func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	t := activeTier.Load()
 	if t == nil || seq.embeddingOnly {
@@ -245,6 +242,7 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 
 // tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.
 func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
+	replayDiscard(slot, numPast)
 	t := activeTier.Load()
 	if t == nil {
 		return
@@ -272,7 +270,8 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 		if f := t.fetches[prompt[0]]; f != nil {
 			delete(t.fetches, prompt[0])
 			resume = t.restore(f, slot, numPast)
-			f.close()
+			replayRestored(slot, prompt, numPast, resume)
+			go f.close() // giving gigabytes back takes time, and nobody needs to wait for it
 		}
 	}
 	t.slots[slot.Id].load(numPast, resume, int32(len(prompt)))
@@ -281,6 +280,7 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 
 // tierBeforeFork saves what dst is about to lose, and lets dst inherit from src.
 func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
+	replayFork(src, dst, rows)
 	t := activeTier.Load()
 	if t == nil {
 		return
@@ -292,6 +292,7 @@ func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
 
 // tierBeforeShift saves what is still exact; after the shift only the first numKeep positions are.
 func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
+	replayShift(slot, numKeep)
 	t := activeTier.Load()
 	if t == nil {
 		return
@@ -306,42 +307,9 @@ func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 	ts.taint = min(ts.taint, numKeep)
 }
 
-// tierBuilt notes the cells of a batch whose graph has been built: from now on until it has been computed, they may be
-// written although the cache's metadata may call them free.
-func tierBuilt(id int) {
-	if t := activeTier.Load(); t != nil {
-		defer tierGuard("built")
-		t.batches.built(id, t.cache.KVTierBatchCells())
-	}
-}
-
-// tierComputeBegin is called under Server.mu when a batch is about to be launched. Everything launched before it, except
-// device work of batches without outputs, is complete.
-func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
-	t := activeTier.Load()
-	if t == nil {
-		return
-	}
-	defer tierGuard("begin")
-	after := t.batches.running()
-	t.batches.begin(id)
-	for i, seq := range s.seqs {
-		if seq != nil && seqs[i] == seq {
-			t.slots[seq.cache.Id].progress(t, seq.cache.Inputs, after)
-		}
-	}
-}
-
-// tierComputeEnd is called without a lock when a batch has been computed.
-func tierComputeEnd(id int) {
-	if t := batchesTier.Load(); t != nil {
-		defer tierGuard("end")
-		t.batches.end(id)
-	}
-}
-
 // tierFinished queues the snapshot of a sequence that has ended.
 func tierFinished(seq *Sequence) {
+	replayFinished(seq)
 	t := activeTier.Load()
 	if t == nil || seq.cache == nil || seq.embeddingOnly {
 		return
@@ -356,6 +324,9 @@ func tierFinished(seq *Sequence) {
 
 // tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.
 func tierFlush(w http.ResponseWriter, r *http.Request) {
+	if replayAnswer(w, r) {
+		return
+	}
 	if t := activeTier.Load(); t != nil {
 		defer tierGuard("flush")
 		stored := make(chan struct{})

@@ -5,7 +5,60 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/ollama/ollama/model/input"
 )
+
+// tierInputsReady returns what must be over before the tokens of the batch that is built now are read: ready, or, with
+// tiering on, the answer of the last batch that was launched where stock has lost sight of it.
+//
+// When nothing can be added to a batch, stock builds none, and the one after it waits for nobody. That is so when the only
+// sequence is to be shifted and can't be, because it shares cells with another slot: all of it is computed again at once,
+// and the newest token is still being computed. Stock then computes token 0 in its place.
+func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
+	if activeTier.Load() != nil && last.ctx == nil && last.inputsReadyCh != nil {
+		ready = last.inputsReadyCh
+	}
+	return replayLate(ready)
+}
+
+// tierBuilt notes the cells of a batch whose graph has been built: from now on until it has been computed, they may be
+// written although the cache's metadata may call them free.
+func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
+	replayBuilt(id, batch, inputs, outputs)
+	if t := activeTier.Load(); t != nil {
+		defer tierGuard("built")
+		t.batches.built(id, t.cache.KVTierBatchCells())
+	}
+}
+
+// tierComputeBegin is called under Server.mu when a batch is about to be launched. Everything launched before it, except
+// device work of batches without outputs, is complete.
+func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
+	replayBegin(s, id, seqs)
+	t := activeTier.Load()
+	if t == nil {
+		return
+	}
+	defer tierGuard("begin")
+	after := t.batches.running()
+	t.batches.begin(id)
+	for i, seq := range s.seqs {
+		if seq != nil && seqs[i] == seq {
+			t.slots[seq.cache.Id].progress(t, seq.cache.Inputs, after)
+		}
+	}
+}
+
+// tierComputeEnd is called without a lock when a batch has been computed.
+func tierComputeEnd(id int) {
+	replayEnd(id)
+	defer replaySlow()
+	if t := batchesTier.Load(); t != nil {
+		defer tierGuard("end")
+		t.batches.end(id)
+	}
+}
 
 // tierBatches knows which batches are built but not computed, and which are being computed.
 //

@@ -30,9 +30,12 @@ const (
 	tierReaders = 4
 )
 
-var errTierLate = errors.New("not read in time")
+var (
+	errTierLate   = errors.New("not read in time")
+	errTierMemory = errors.New("no memory to read it into")
+)
 
-// tierFetch is a prompt's stored prefix, in memory and verified.
+// tierFetch is a prompt's stored prefix, in memory.
 type tierFetch struct {
 	first    *input.Input // of the prompt; identifies the request
 	from     int          // first position of blocks[0]
@@ -45,24 +48,37 @@ type tierFetch struct {
 	once    sync.Once
 }
 
+// tierFetched is a block that has been opened: its header is checked, and its rows too where they lie in private memory.
 type tierFetched struct {
-	first int
-	rows  int // that match the prompt
-	file  *kvtier.File
-	block *kvtier.Block
-	check time.Duration // what its checksums took
+	key     kvtier.Key
+	first   int
+	rows    int // that match the prompt
+	file    *kvtier.File
+	block   *kvtier.Block
+	private bool          // nobody else can write its memory
+	check   time.Duration // what its checksums took
+
+	memory *tierMemory
+	own    int // bytes of it that are taken for the block
+}
+
+// close gives the block's memory back.
+func (b *tierFetched) close() {
+	b.file.Close()
+	b.memory.give(b.own)
+	b.file, b.own = nil, 0
 }
 
 func (f *tierFetch) close() {
 	f.once.Do(func() {
 		f.release()
 		for i := range f.blocks {
-			f.blocks[i].file.Close()
+			f.blocks[i].close()
 		}
 	})
 }
 
-// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and reads and verifies the blocks.
+// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
 // It holds no lock while it waits for the sidecar or for a file. nil: nothing to restore.
 func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch {
 	// The last token is always computed: sampling needs its logits.
@@ -97,7 +113,7 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	if !t.stats.restorePays(plan.rows-memory, plan.bytes, plan.seconds) {
 		return nil
 	}
-	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, expected: plan.seconds, release: func() {}}
+	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
 	t.fetch(ctx, f, plan, chain, encoded)
 	if f.rows-memory < t.config.MinTokens {
@@ -156,8 +172,19 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 	return p
 }
 
-// fetch reads and verifies the planned blocks, several at a time, and sets f.rows to the end of the unbroken run of them.
-func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) {
+// fetch maps, or reads and verifies, the planned blocks, several at a time, and sets f.rows to the end of the unbroken run
+// of them. Of those to be read it takes as many, from the first on, as there is memory for.
+func (t *kvTier) fetch(ctx context.Context, f *tierFetch, wanted fetchPlan, chain []kvtier.Key, tokens []byte) {
+	timeout := t.stats.getTimeout(wanted.rows-wanted.from, wanted.seconds)
+	room := t.memory.take(ctx, wanted.ownBytes(), timeout/tierMemoryWaitShare)
+	defer func() { t.memory.give(room) }()           // what no block has taken over
+	ctx, cancel := context.WithTimeout(ctx, timeout) // the files have all of it, however long the memory was waited for
+	defer cancel()
+	plan := wanted.within(room)
+	if len(plan.blocks) == 0 {
+		t.shortOfMemory(wanted.rows, plan.rows)
+		return
+	}
 	keys := make([]kvtier.Key, len(plan.blocks))
 	for i, b := range plan.blocks {
 		if len(b.Key) != len(keys[i]) {
@@ -165,28 +192,36 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain 
 		}
 		copy(keys[i][:], b.Key)
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows-plan.from, plan.seconds))
-	defer cancel()
 	opened := make(chan tierOpened, len(keys))
 	slots := make(chan struct{}, max(tierReaders, tierWorkers()))
 	n := 0
 	start := time.Now()
 	release, err := t.client.Get(ctx, t.namespace, keys, tierGetTimeout, func(r *tierpb.GetResponse) error {
+		own := 0
+		if r.Tier != tierpb.Tier_TIER_RAM {
+			own = int(r.FileBytes)
+		}
+		if room += t.memory.take(ctx, own-room, 0); own > room { // the block has been moved since the look-up
+			return errTierMemory
+		}
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		room -= own
 		i := n
 		n++
 		go func() {
 			first := plan.from + i*kvtier.BlockTokens
-			rows := min(kvtier.BlockTokens, plan.rows-first)
 			parent := t.namespace
 			if first > 0 {
 				parent = chain[first/kvtier.BlockTokens-1]
 			}
-			b, err := t.openBlock(r, keys[i], parent, first, rows, tokens[4*first:])
+			b := tierFetched{
+				key: keys[i], first: first, rows: min(kvtier.BlockTokens, plan.rows-first), memory: &t.memory, own: own,
+			}
+			err := t.openBlock(&b, r, parent, tokens[4*first:])
 			<-slots
 			opened <- tierOpened{i, b, err}
 		}()
@@ -196,25 +231,30 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain 
 	if err != nil {
 		slog.Debug("kv tiering: get", "error", err)
 	}
+	read := plan
+	if errors.Is(err, errTierMemory) {
+		read = plan.first(n)
+	}
+	f.expected = read.seconds
+	t.shortOfMemory(wanted.rows, read.rows)
 	fetched, failed := t.collect(ctx, opened, n)
 	f.report.FetchSeconds = time.Since(start).Seconds()
+	t.keep(f, fetched, failed)
+}
+
+// keep gives f the unbroken run of fetched blocks, and lets go of the others.
+func (t *kvTier) keep(f *tierFetch, fetched []tierFetched, failed []error) {
 	good := 0
-	for good < n && failed[good] == nil {
+	for good < len(fetched) && failed[good] == nil {
 		good++
 	}
-	if good < n {
-		slog.Warn("kv block not usable, recomputing from there", "first", plan.from+good*kvtier.BlockTokens, "error", failed[good])
+	if good < len(fetched) {
+		slog.Warn("kv block not usable, recomputing from there", "first", f.from+good*kvtier.BlockTokens, "error", failed[good])
 	}
 	for i := range fetched {
-		if errors.Is(failed[i], kvtier.ErrCorrupt) {
-			t.reports.Add(1)
-			go func() {
-				defer t.reports.Add(-1)
-				_ = t.client.ReportCorrupt(t.namespace, keys[i], failed[i].Error())
-			}()
-		}
+		t.reportDamage(fetched[i].key, failed[i])
 		if i >= good {
-			fetched[i].file.Close()
+			fetched[i].close()
 		}
 	}
 	f.blocks = fetched[:good]
@@ -222,6 +262,17 @@ func (t *kvTier) fetch(ctx context.Context, f *tierFetch, plan fetchPlan, chain 
 		f.rows = f.blocks[i].first + f.blocks[i].rows
 		f.report.Bytes += uint64(f.blocks[i].rows) * t.rowBytes()
 		f.report.VerifySeconds += f.blocks[i].check.Seconds()
+	}
+}
+
+// reportDamage tells the sidecar of a block if it is damaged.
+func (t *kvTier) reportDamage(key kvtier.Key, err error) {
+	if errors.Is(err, kvtier.ErrCorrupt) {
+		t.reports.Add(1)
+		go func() {
+			defer t.reports.Add(-1)
+			_ = t.client.ReportCorrupt(t.namespace, key, err.Error())
+		}()
 	}
 }
 
@@ -246,7 +297,8 @@ func (t *kvTier) collect(ctx context.Context, opened <-chan tierOpened, n int) (
 			go func() {
 				defer t.late.Add(-1)
 				for range n - got {
-					(<-opened).block.file.Close()
+					late := <-opened
+					late.block.close()
 				}
 			}()
 			return fetched, failed
@@ -255,8 +307,9 @@ func (t *kvTier) collect(ctx context.Context, opened <-chan tierOpened, n int) (
 	return fetched, failed
 }
 
-// openBlock maps or reads one block and checks everything about it before a byte of it is used.
-func (t *kvTier) openBlock(r *tierpb.GetResponse, key, parent kvtier.Key, first, rows int, tokens []byte) (b tierFetched, err error) {
+// openBlock maps or reads one block and checks everything about it before a byte of it is used; the rows of a mapped one,
+// which may still change, are checked when they are copied.
+func (t *kvTier) openBlock(b *tierFetched, r *tierpb.GetResponse, parent kvtier.Key, tokens []byte) (err error) {
 	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -264,26 +317,28 @@ func (t *kvTier) openBlock(r *tierpb.GetResponse, key, parent kvtier.Key, first,
 			err = errors.Join(kvtier.ErrCorrupt, errors.New("fault while reading"))
 		}
 		if err != nil {
-			b.file.Close()
-			b.file = nil
+			b.close()
 		}
 	}()
 	open := kvtier.ReadFile
 	if r.Tier == tierpb.Tier_TIER_RAM {
 		open = kvtier.MapForRead
+	} else {
+		b.private = true
 	}
-	b = tierFetched{first: first, rows: rows}
 	if b.file, err = open(r.Path, int(r.FileBytes)); err != nil {
-		return b, err
+		return err
 	}
 	if b.block, err = kvtier.Open(b.file.Data); err != nil {
-		return b, err
+		return err
 	}
-	if err = b.block.Matches(t.namespace, key, parent, first, rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
-		return b, err
+	if err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
+		return err
 	}
-	start := time.Now()
-	err = b.block.Verify()
-	b.check = time.Since(start)
-	return b, err
+	if b.private {
+		start := time.Now()
+		err = b.block.Verify()
+		b.check = time.Since(start)
+	}
+	return err
 }

@@ -8,12 +8,10 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
-
-	"github.com/ollama/ollama/kvcache"
 )
 
 // restore copies rows [numPast, f.rows) into free cells of the slot and returns the position to resume from. The caller
-// holds Server.mu. Either all of them are in the cache afterwards or none.
+// holds Server.mu. A row is in the cache afterwards in all layers or in none; rows from a damaged block on are not.
 func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int32 {
 	if int(numPast) < f.from || int(numPast) >= f.rows {
 		return numPast
@@ -28,8 +26,16 @@ func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int3
 		return numPast
 	}
 	copying := time.Now()
-	if err := t.copyIn(f, int(numPast), cells); err != nil {
+	rows, err := t.copyIn(f, int(numPast), cells)
+	if err != nil {
 		slog.Warn("kv restore failed, recomputing", "error", err)
+		return numPast
+	}
+	if rows < len(cells) {
+		cells = cells[:rows]
+		f.report.Bytes = uint64(rows) * t.rowBytes()
+	}
+	if rows < t.config.MinTokens {
 		return numPast
 	}
 	f.report.CopySeconds = time.Since(copying).Seconds()
@@ -48,25 +54,6 @@ func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int3
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// copyIn writes the rows from position from on into cells, layers shared out over a few goroutines.
-func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) error {
-	return tierParallel(tierWorkers(), 2*len(t.layers), func(i int) {
-		var chunks []kvcache.KVTierChunk
-		layer := t.layers[i/2]
-		for _, b := range f.blocks {
-			skip := max(0, from-b.first)
-			rows := min(b.rows, from+len(cells)-b.first)
-			if rows <= skip {
-				continue
-			}
-			segment := b.block.Segment(i)
-			rowBytes := int(b.block.Header.Segments[i].RowBytes)
-			chunks = append(chunks, kvcache.KVTierChunk{Start: b.first + skip - from, Data: segment[skip*rowBytes : rows*rowBytes]})
-		}
-		t.cache.KVTierWrite(layer.Layer, i%2 == 1, cells, chunks)
-	})
-}
 
 // rowBytes is the bytes of one position over all layers, K and V.
 func (t *kvTier) rowBytes() uint64 {

@@ -267,6 +267,7 @@ func (t *kvTier) export(l *tierLineage, b *tierBlock) {
 		t.cache.KVTierRead(s.Layer, s.V, cells, b.file[s.Offset:s.Offset+s.Bytes])
 	}
 	b.copied = true
+	replayExported(cells, b)
 }
 
 // wholeRows rounds down to whole blocks.

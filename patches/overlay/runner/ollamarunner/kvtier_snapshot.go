@@ -165,6 +165,7 @@ reserved:
 		case tierpb.Reservation_OUTCOME_PRESENT:
 		default:
 			slog.Debug("kv snapshot ends early", "outcome", r.Outcome, "first", b.first)
+			t.sayRefused(r.Reason)
 			break reserved
 		}
 	}
@@ -173,6 +174,14 @@ reserved:
 		done++
 	}
 	return done, err
+}
+
+// sayRefused logs once that a rule of the sidecar's settings keeps this model out: that lasts until they change.
+func (t *kvTier) sayRefused(reason string) {
+	if reason != "" && reason != t.refusal {
+		t.refusal = reason
+		slog.Info("kv tiering: nothing of this model is stored", "reason", reason)
+	}
 }
 
 // fill copies blocks out of the cells into their files, commits them, and returns those that are stored.

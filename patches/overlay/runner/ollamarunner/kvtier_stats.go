@@ -50,12 +50,22 @@ type tierStats struct {
 func (s *tierStats) init(t *kvTier) {
 	s.gate = t.config.Gate
 	s.counts = tierpb.RunnerReport{
-		Pid: int64(os.Getpid()), Engine: "ollama-go/" + version.Version,
+		Pid: int64(os.Getpid()), Engine: tierEngine(t.description),
 		Model: filepath.Base(t.server.modelPath), Tiered: true, Namespace: t.namespace[:],
 	}
 	if info, err := os.Stat(t.server.modelPath); err == nil && t.onHost {
 		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
 	}
+}
+
+// tierEngine is the engine as the namespace names it.
+func tierEngine(description *tierpb.Namespace) string {
+	for _, f := range description.GetFields() {
+		if f.Name == "engine" {
+			return f.Value
+		}
+	}
+	return ""
 }
 
 // prefillMost is a rate that a prefill on the CPU does not reach: two operations per token and weight.
@@ -156,6 +166,13 @@ func (s *tierStats) restored(f *tierFetch) {
 			s.copyRate += (rate - s.copyRate) / 4
 		}
 	}
+}
+
+// shortOfMemory counts tokens that were stored and are computed again because there is no memory to read them into.
+func (s *tierStats) shortOfMemory(tokens int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.MemoryShortTokens += uint64(tokens)
 }
 
 func (s *tierStats) stored(blocks int) {

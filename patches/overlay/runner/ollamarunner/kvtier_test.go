@@ -64,13 +64,20 @@ func (t *tierFakeTensor) Reshape(ml.Context, ...int) ml.Tensor { return t }
 
 func (t *tierFakeTensor) SetRows(ml.Context, ml.Tensor, ml.Tensor) ml.Tensor { return t }
 
-func (t *tierFakeTensor) KVTierHost() []byte { return t.data }
+func (t *tierFakeTensor) KVTierHost() []byte {
+	if tierFakeDevice {
+		return nil
+	}
+	return t.data
+}
 
 func (t *tierFakeTensor) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:]) }
 
 func (t *tierFakeTensor) KVTierSet(offset int, src []byte) { copy(t.data[offset:], src) }
 
 const tierFakeCtx = 1024
+
+var tierFakeDevice bool // the CPU can't access the tensors' memory
 
 // tierFake returns a runner's tiering over a cache of two layers and slots slots, without a sidecar.
 func tierFake(t *testing.T, slots int) *kvTier {
@@ -133,7 +140,7 @@ func (t *kvTier) fillSlot(slot int, inputs []*input.Input, salt byte) {
 			for i := range rows {
 				rows[i] = byte(i/rowBytes) + salt
 			}
-			t.cache.KVTierWrite(layer.Layer, v, cells, []kvcache.KVTierChunk{{Data: rows}})
+			t.cache.KVTierWrite(layer.Layer, v, cells, kvcache.KVTierChunk{Data: rows})
 		}
 	}
 	t.cache.KVTierOccupy(slot, 0, cells)

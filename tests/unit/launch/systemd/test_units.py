@@ -114,6 +114,19 @@ def test_the_sidecar_is_watched_restarted_and_bounded(machine: Machine) -> None:
     assert service["LimitCORE"] == "0"
 
 
+def test_the_server_starts_when_the_sidecar_does_not(machine: Machine) -> None:
+    """It comes after the sidecar's start, however that ends, and not much later."""
+    machine.install()
+    head = unit(machine, SERVER)["Unit"]
+    assert SIDECAR in head["Wants"]
+    assert SIDECAR in head["After"]
+    assert not {"Requires", "Requisite", "BindsTo", "PartOf", "Upholds"} & set(head)
+    sidecar = unit(machine, SIDECAR)
+    assert int(sidecar["Service"]["TimeoutStartSec"]) <= 90
+    assert int(sidecar["Unit"]["StartLimitBurst"]) <= 5  # then it is left alone
+    assert int(sidecar["Unit"]["StartLimitIntervalSec"]) >= 5 * 90
+
+
 def test_the_default_memory_limit_leaves_room_for_the_default_ram_tier(machine: Machine) -> None:
     machine.install()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -190,6 +203,15 @@ def test_the_server_is_not_kept_from_its_devices(machine: Machine) -> None:
         assert not re.search(rf"^{setting}", text, re.MULTILINE), setting
     assert '"OLLAMA_NOPRUNE=1"' in text
     assert '"OLLAMA_MODELS=/srv/models"' in text
+
+
+def test_the_sidecar_knows_where_the_names_of_models_are(machine: Machine) -> None:
+    machine.install("--models", "/srv/models")
+    text = machine.at(UNITS / SIDECAR).read_text()
+    assert '"OLLAMA_MODELS=/srv/models"' in text
+    assert "/srv/models" not in " ".join(unit(machine, SIDECAR).all("ReadWritePaths"))
+    machine.install("--models", "/home/somebody/models")
+    assert unit(machine, SIDECAR).all("ProtectHome") == ["read-only"]
 
 
 def test_the_server_may_write_where_it_keeps_its_key(machine: Machine) -> None:

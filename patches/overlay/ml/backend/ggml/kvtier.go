@@ -8,9 +8,36 @@ package ggml
 //         (const char * (*)(void)) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "kvtier_attn_state");
 //     return state ? state() : "";
 // }
+// static const struct ggml_backend_feature * kvtier_features(ggml_backend_dev_t device) {
+//     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+//     ggml_backend_get_features_t features =
+//         (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
+//     return features ? features(reg) : NULL;
+// }
+// // RoPE and the tables of activations go through the C library's functions, which it chooses by the processor.
+// #include <stdio.h>
+// #ifdef __GLIBC__
+// #include <gnu/libc-version.h>
+// #endif
+// static void kvtier_libc(char * text, size_t size) {
+//     const char * version = "";
+//     const char * fma = "";
+// #ifdef __GLIBC__
+//     version = gnu_get_libc_version();
+// #endif
+// #if defined(__x86_64__) && defined(__GNUC__)
+//     __builtin_cpu_init();
+//     fma = __builtin_cpu_supports("fma") ? " fma" : "";
+// #endif
+//     snprintf(text, size, "%s%s", version, fma);
+// }
+// static const struct ggml_backend_feature * kvtier_next(const struct ggml_backend_feature * feature) { return feature + 1; }
 import "C"
 
-import "unsafe"
+import (
+	"strings"
+	"unsafe"
+)
 
 // KVTierHost returns the tensor's memory if it lies in a buffer that the CPU can access, else nil. Implements
 // kvcache.KVTierTensor.
@@ -51,4 +78,30 @@ func (b *Backend) KVTierAttention() string {
 		return ""
 	}
 	return C.GoString(C.kvtier_attention(device))
+}
+
+// KVTierCPU names the instruction sets that the CPU backend in use was compiled for, "AVX,AVX2,FMA" as GGML reports
+// them; "" where it does not say. Of the libraries that lie beside each other (haswell, icelake, …) GGML loads the best
+// that the processor runs, and the results of two of them differ in their last bits.
+func (b *Backend) KVTierCPU() string {
+	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
+	if device == nil {
+		return ""
+	}
+	var features []string
+	for f := C.kvtier_features(device); f != nil && f.name != nil; f = C.kvtier_next(f) {
+		name, value := C.GoString(f.name), C.GoString(f.value)
+		if value != "1" {
+			name += ":" + value
+		}
+		features = append(features, name)
+	}
+	return strings.Join(features, ",")
+}
+
+// KVTierLibc names the C library whose mathematical functions the CPU backend calls, "2.36 fma", as far as that can be told.
+func (b *Backend) KVTierLibc() string {
+	var text [64]C.char
+	C.kvtier_libc(&text[0], C.size_t(len(text)))
+	return C.GoString(&text[0])
 }

@@ -1,0 +1,72 @@
+"""Packages that only some commands need: the extras of pyproject.toml.
+
+`need` is called by a command before it starts to work, so that nobody waits for a measurement whose
+plot cannot be drawn. A checkout whose own `.venv` runs installs what is missing (`scripts/extra`,
+from a lock file); everywhere else the person is told the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ollama_tiering.errors import MissingTool
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """`modules` are what its packages are imported as; `purpose` completes "... needs gguf"."""
+
+    modules: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = {
+    "models": Extra(("gguf",), "a test model"),
+    "plots": Extra(("matplotlib",), "a plot"),
+    "cuda": Extra(("cupy",), "a kernel on a GPU (by CuPy)"),
+}
+
+
+def need(name: str) -> None:
+    """The packages of an extra can be imported when this returns; else MissingTool, exit code 6."""
+    if not missing(name):
+        return
+    if script := installer():
+        done = subprocess.run([script, name], stdin=subprocess.DEVNULL, stdout=2, check=False)
+        importlib.invalidate_caches()
+        if done.returncode == 0 and not missing(name):
+            return
+    raise lacking(name)
+
+
+def lacking(name: str) -> MissingTool:
+    """The error that says which package is missing, for what, and the command that brings it."""
+    extra = EXTRAS[name]
+    script = installer()
+    cure = f"{script} {name}" if script else f"pip install 'ollama-tiering[{name}]'"
+    return MissingTool(f"{extra.purpose} needs {', '.join(extra.modules)}", hint=cure)
+
+
+def of_module(module: str | None) -> str | None:
+    """The extra that brings a module or the package it lies in; None: it is none of theirs."""
+    top = (module or "").partition(".")[0]
+    return next((name for name, extra in EXTRAS.items() if top in extra.modules), None)
+
+
+def missing(name: str) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [module for module in EXTRAS[name].modules if importlib.util.find_spec(module) is None]
+
+
+def installer() -> Path | None:
+    """`scripts/extra` of the checkout whose `.venv` runs this; None for an installed package."""
+    script = CHECKOUT / "scripts/extra"
+    own = Path(sys.prefix) == CHECKOUT / ".venv"
+    return script if own and script.is_file() else None

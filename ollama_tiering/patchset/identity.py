@@ -1,0 +1,152 @@
+"""What a binary was built from, as one short name that is linked into it.
+
+K/V computed by other code differs in its last bits, so the runner puts this name into the namespace
+of everything it stores (docs/format.md, "Namespace"). It covers what decides the machine code of
+the arithmetic: upstream's tree, hooks, overlay and kernels, the compilers with everything they
+predefine for the given flags (version, instruction set, tuning of `-march=native`), Go, and the
+kind of build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ollama_tiering import config
+from ollama_tiering.errors import BuildError
+from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.run import run
+from ollama_tiering.patchset.tools import Cuda
+
+DIGITS = 16  # hex; 64 bits tell the builds of one household apart
+PLACEHOLDER = "{build}"  # in [go.ldflags] of upstream.toml
+MARK = b"kvtier-build:"  # before it there, so that it is found in a binary
+
+FLAG_VARIABLES = (  # of the environment: what Go, CMake and the compilers read from it
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"),
+    *("CGO_CFLAGS", "CGO_CXXFLAGS", "CGO_CPPFLAGS", "CGO_LDFLAGS", "GOFLAGS", "GOAMD64"),
+    *("CUDAFLAGS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
+)
+
+_COMPILERS = (
+    ("CC", "CGO_CFLAGS", "c", ("gcc", "cc", "clang")),
+    ("CXX", "CGO_CXXFLAGS", "c++", ("g++", "c++", "clang++")),
+)
+
+
+def build_id(
+    patchset: Patchset,
+    *,
+    tag: str,
+    tree: str,
+    kind: str,
+    go_tags: tuple[str, ...],
+    go: tuple[int, ...],
+    flags: dict[str, str],
+    cuda: Cuda | None,
+    cuda_arch: str | None,
+) -> str:
+    """16 hex digits. `tree` is the git name of upstream's root tree, `flags` are CGO_CFLAGS and
+    CGO_CXXFLAGS where we set them. BuildError where a compiler does not answer.
+    """
+    decisive = {
+        "tag": tag,
+        "tree": tree,
+        "patchset": patchset.compiled_digest,
+        "kind": kind,
+        "go_tags": go_tags,
+        "go": go,
+        "compilers": list(_compilers(flags)),
+        "environment": flag_environment(),
+        "cuda": [_nvcc(cuda), cuda_arch] if cuda else None,
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def compiler_digest(flags: dict[str, str], cuda: Cuda | None) -> str:
+    """Changes with the compilers, their flags, or the processor that `native` stands for."""
+    said = [*_compilers(flags), _nvcc(cuda) if cuda else None, flag_environment()]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def flag_environment() -> dict[str, str]:
+    """Those of the variables that are set."""
+    return {name: value for name in FLAG_VARIABLES if (value := os.environ.get(name))}
+
+
+def processor_flag() -> str:
+    """A macro that nobody reads, named after the processor that `-march=native` stands for here.
+
+    Go's cache and our stamp go by the text of the flags: without it they would take what another
+    processor's `native` made, after a cache was moved or on a home that machines share.
+    """
+    command = _command("CC", ("gcc", "cc", "clang"))
+    macros = _macros(command, ["-march=native"], "c")
+    return "-DTIERING_CPU_" + hashlib.sha256(macros.encode()).hexdigest()[:8]
+
+
+def known_build_ids() -> frozenset[str]:
+    """The names of every build in the cache, also of one whose successor could not be built."""
+    trees = config.cache_dir() / "trees"
+    found = {name for binary in trees.glob("*/src/ollama*") if (name := build_id_of(binary))}
+    for stamp in trees.glob("*/stamp*.json"):
+        try:
+            name = json.loads(stamp.read_text(encoding="utf-8")).get("build")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(name, str) and name:
+            found.add(name)
+    return frozenset(found)
+
+
+def build_id_of(binary: Path) -> str:
+    """The name that is linked into a binary; "" where there is none, or no such file."""
+    try:
+        with (
+            binary.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_,
+        ):
+            found = re.search(re.escape(MARK) + rb"([0-9a-f]{%d})" % DIGITS, all_)
+            return found[1].decode() if found else ""
+    except (OSError, ValueError):  # ValueError: an empty file
+        return ""
+
+
+def _compilers(flags: dict[str, str]) -> Iterator[str]:
+    for variable, flags_variable, language, names in _COMPILERS:
+        command = _command(variable, names)
+        wanted = os.environ.get(flags_variable) or flags.get(flags_variable, "")
+        yield wanted + "\n" + _macros(command, shlex.split(wanted), language)
+
+
+def _command(variable: str, names: tuple[str, ...]) -> list[str]:
+    given = shlex.split(os.environ.get(variable, ""))
+    return given or [next((name for name in names if shutil.which(name)), names[0])]
+
+
+def _macros(command: list[str], flags: list[str], language: str) -> str:
+    """What the compiler predefines: gcc and clang list it; of another its version must do."""
+    done = run(*command, *flags, "-dM", "-E", "-x", language, os.devnull)
+    if done.returncode:
+        done = run(*command, "--version")
+    if done.returncode:
+        last = done.tail[-1] if done.tail else "no output"
+        raise BuildError(f"{command[0]} does not say what it is: {last}", hint="check CC and CXX")
+    # The time of compilation is not part of what a compiler is.
+    return "\n".join(
+        line for line in sorted(done.stdout.splitlines()) if not re.search(r"__(DATE|TIME)", line)
+    )
+
+
+def _nvcc(cuda: Cuda) -> str:
+    done = run(cuda.nvcc, "--version")
+    if done.returncode:
+        raise BuildError(f"{cuda.nvcc} does not say what it is", hint="use --cuda off")
+    return done.stdout

@@ -1,0 +1,47 @@
+"""A pip to install with, also where this Python has none: a checkout's `.venv` has lost it (it is a
+tenth of the whole), `uv tool install` never brings one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.patchset.run import run
+
+_OPTIONS = ("--disable-pip-version-check", "--no-input", "install", "--quiet")
+
+
+@contextmanager
+def pip_install() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """(start of an install command, environment it needs): this Python's own pip, else uv's, else
+    the one the standard library carries, unpacked for as long as this lasts. MissingTool: none.
+    """
+    if importlib.util.find_spec("pip"):
+        yield (sys.executable, "-m", "pip", *_OPTIONS), {}
+    elif uv := shutil.which("uv"):
+        yield (uv, "pip", "install", "--quiet", "--python", sys.executable), {}
+    else:
+        with tempfile.TemporaryDirectory(prefix="tiering-pip-") as scratch:
+            folder = _unpacked(Path(scratch))
+            yield (sys.executable, "-m", "pip", *_OPTIONS), {"PYTHONPATH": str(folder)}
+
+
+def _unpacked(root: Path) -> Path:
+    """The folder below `root` that ensurepip has put pip into."""
+    done = run(sys.executable, "-m", "ensurepip", "--root", root)
+    found = next(root.rglob("pip/__main__.py"), None)
+    if done.returncode or found is None:
+        why = done.tail[-1] if done.tail else "it did nothing"
+        raise MissingTool(
+            f"no pip: not in {sys.prefix}, no uv on PATH, and ensurepip failed: {why}",
+            hint="install uv, or Python's venv package (Debian, Ubuntu: apt-get install "
+            "python3-venv)",
+        )
+    return found.parent.parent

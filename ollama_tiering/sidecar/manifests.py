@@ -1,0 +1,129 @@
+"""Names people know models by, from Ollama's own directory; the store knows file names only.
+
+Reads manifests below `models/manifests`, changes nothing; what it cannot read has no name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_MODEL_TYPE: Final = "application/vnd.ollama.image.model"
+_DEFAULTS: Final = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
+_MALFORMED: Final = (ValueError, TypeError, AttributeError, RecursionError)
+_BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
+_MAX_MANIFESTS: Final = 10_000
+_MAX_MANIFEST_BYTES: Final = 1 << 20
+
+_Stamp = tuple[int, int, int]  # time of change, size, inode: what tells two manifests apart
+
+
+def is_blob(model: str) -> bool:
+    """Whether it is the file name of a model that Ollama keeps, which has its name elsewhere."""
+    return _BLOB.fullmatch(model) is not None
+
+
+def default_models_dir() -> Path | None:
+    """Where this user's Ollama keeps its models; None when no such place is there."""
+    for name in (os.environ.get("OLLAMA_MODELS"), *_DEFAULTS):
+        with contextlib.suppress(OSError, RuntimeError):
+            if name and (Path(name).expanduser() / "manifests").is_dir():
+                return Path(name).expanduser()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """`unread` says what could not be read, so that a model may have a name that is not here."""
+
+    of_blob: dict[str, tuple[str, ...]] = field(default_factory=dict)  # blob's file name -> names
+    unread: str = ""
+
+    def all(self) -> set[str]:
+        return {name for names in self.of_blob.values() for name in names}
+
+
+class ManifestReader:
+    """Remembers what it read: a manifest is opened again only when it has changed. Not
+    thread-safe. `models` None: wherever Ollama keeps them by default.
+    """
+
+    def __init__(self, models: Path | None) -> None:
+        self._models = models
+        self._known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
+
+    def read(self) -> Names:
+        models = self._models or default_models_dir()
+        if models is None:
+            return Names(unread="Ollama's models directory is not found")
+        found: dict[str, list[str]] = {}
+        unread: list[str] = []
+        known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
+        for path in _files(models / "manifests", unread):
+            try:
+                info = path.stat()
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                stamp = info.st_mtime_ns, info.st_size, info.st_ino
+                before = self._known.get(path)
+                blobs = before[1] if before and before[0] == stamp else _blobs(path, info.st_size)
+            except FileNotFoundError:
+                continue  # removed just now
+            except (OSError, *_MALFORMED) as error:
+                unread.append(f"{path}: {getattr(error, 'strerror', None) or 'no manifest'}")
+                continue
+            known[path] = stamp, blobs
+            for blob in blobs:
+                found.setdefault(blob, []).append(_name(path.relative_to(models / "manifests")))
+        self._known = known
+        return Names({blob: tuple(names) for blob, names in found.items()}, _said(unread))
+
+
+def model_names(models: Path | None) -> dict[str, str]:
+    """Blob file name -> `qwen3:0.6b`, the first of several; nothing without a directory."""
+    if models is None:
+        return {}
+    return {blob: names[0] for blob, names in ManifestReader(models).read().of_blob.items()}
+
+
+def _files(root: Path, unread: list[str]) -> Iterator[Path]:
+    """Sorted, so that of several names the same one comes first everywhere."""
+
+    def failed(error: OSError) -> None:
+        unread.append(f"{error.filename}: {error.strerror}")
+
+    paths: list[Path] = []
+    for folder, _, names in os.walk(root, onerror=failed):
+        paths += [Path(folder, name) for name in names]
+        if len(paths) > _MAX_MANIFESTS:
+            unread.append(f"{root} has more than {_MAX_MANIFESTS} manifests")
+            break
+    yield from sorted(paths)[:_MAX_MANIFESTS]
+
+
+def _blobs(path: Path, size_bytes: int) -> tuple[str, ...]:
+    if size_bytes > _MAX_MANIFEST_BYTES:
+        raise ValueError(f"{size_bytes} bytes are no manifest")
+    document = json.loads(path.read_bytes())
+    layers = [dict(layer) for layer in document.get("layers") or []]
+    models = (layer for layer in layers if layer.get("mediaType") == _MODEL_TYPE)
+    return tuple(str(layer.get("digest", "")).replace(":", "-") for layer in models)
+
+
+def _name(path: Path) -> str:
+    """`registry.ollama.ai/library/qwen3/0.6b` is `qwen3:0.6b`."""
+    *place, model, tag = ("", *path.parts)[-5:]
+    shown = [part for part in place if part and part not in ("registry.ollama.ai", "library")]
+    return "/".join([*shown, f"{model}:{tag}"])
+
+
+def _said(unread: Iterable[str]) -> str:
+    first, *more = [*unread, ""]
+    return f"{first} and {len(more) - 1} more" if len(more) > 1 else first

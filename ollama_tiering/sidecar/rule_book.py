@@ -1,0 +1,125 @@
+"""From the rules of the configuration and the names in Ollama's manifests to a namespace's terms.
+
+The store knows a model by its file name. What has no name is held to the rule `"*"`; but as long as
+another rule says store = false it is neither stored nor served, for it could be that model. Nothing
+is removed on such a suspicion.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ollama_tiering.config import Ruling, SidecarConfig, ruling
+from ollama_tiering.config.model_rules import EVERY
+from ollama_tiering.errors import did_you_mean
+from ollama_tiering.sidecar.manifests import ManifestReader, Names, is_blob
+from ollama_tiering.store.terms import Decide, Terms
+
+log = logging.getLogger(__name__)
+
+REFRESH_SECONDS: Final = 5.0  # between two looks at the manifests
+_LEAST_SECONDS: Final = 0.5  # ... also where a model is heard of whose name is not known
+_DAY_SECONDS: Final = 86400.0
+
+
+class RuleBook:
+    """Thread-safe. Without rules no manifest is ever read."""
+
+    def __init__(self, config: SidecarConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reading = threading.Lock()
+        self._read_at = -math.inf
+        self.change(config)
+
+    def change(self, config: SidecarConfig) -> None:
+        """Other settings; the store has to be told after that."""
+        with self._reading:
+            self._rules = config.model_rules
+            self._ttl_days = config.ttl_days
+            self._reader = ManifestReader(config.models_dir)
+            self._said: set[str] = set()
+            self._names = Names(unread="not read yet")
+            self._untold = False
+        self.refresh()
+
+    def keep_up(self, tell: Callable[[Decide], object]) -> None:
+        """Tells the store when names have changed. To be called every few seconds. May block."""
+        self.refresh()
+        if self._untold:
+            self._untold = False
+            tell(self.decide)
+
+    def refresh(self) -> None:
+        """Reads what has changed of the manifests. May block."""
+        if not self._rules:
+            return
+        with self._reading:
+            before, self._names = self._names, self._reader.read()
+            self._read_at = self._clock()
+        if self._names != before:
+            self._untold = True
+            self._say()
+
+    def decide(self, model: str) -> Terms:
+        """Terms of a model by its file name; empty: not known. May block."""
+        if not self._rules:
+            return Terms(ttl_seconds=self._ttl_days * _DAY_SECONDS)
+        if is_blob(model) and model not in self._names.of_blob and self._stale():
+            self.refresh()
+        names = self._names.of_blob.get(model, ())
+        if names or (model and not is_blob(model)):
+            return self._terms(ruling(names or (model,), self._rules, self._ttl_days), names)
+        return self._unnamed(model)
+
+    def _unnamed(self, model: str) -> Terms:
+        found = ruling((model,) if model else (), self._rules, self._ttl_days)
+        by_digest = found.by is not None and found.by.glob != EVERY
+        forbids = next((r for r in self._rules if r.store is False and r.glob != EVERY), None)
+        if by_digest or (forbids is None and found.store):
+            return self._terms(found, ())
+        unread = self._names.unread
+        if forbids is None and model and not unread:
+            return self._terms(found, ())  # "*" forbids it, and there is no doubt
+        why = f" ({unread})" if unread else ""
+        return self._terms(
+            found,
+            (),
+            refusal=f"its name is not known{why} and a rule in config.toml says not to store: "
+            f"{forbids or found.by}",
+        )
+
+    def _terms(self, found: Ruling, names: tuple[str, ...], refusal: str = "") -> Terms:
+        if not refusal and not found.store:
+            refusal = f"rule in config.toml: {found.by} store = false"
+            return Terms(", ".join(names), refusal, remove=True)
+        return Terms(
+            ", ".join(names),
+            refusal,
+            ttl_seconds=found.ttl_days * _DAY_SECONDS,
+            budget_bytes=found.budget_bytes,
+        )
+
+    def _stale(self) -> bool:
+        return self._clock() - self._read_at >= _LEAST_SECONDS
+
+    def _say(self) -> None:
+        """Each thing once. A rule for no model is a typing error, or is there before its model."""
+        names = self._names
+        if names.unread:
+            self._warn(f"names of models are not all known: {names.unread}")
+        known = names.all()
+        for rule in self._rules:
+            if rule.glob.startswith(("sha256-", EVERY)) or any(map(rule.matches, known)):
+                continue
+            like = did_you_mean(rule.pattern, {*known, *(n.rpartition(":")[0] for n in known)})
+            self._warn(f"no model here has a name that fits the rule {rule}{like}")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)

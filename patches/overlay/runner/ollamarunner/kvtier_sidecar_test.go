@@ -1,0 +1,234 @@
+package ollamarunner
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/model/input"
+)
+
+// tierSidecar stands in for the sidecar: it has the blocks of one prompt, and takes what is put.
+type tierSidecar struct {
+	tierpb.UnimplementedBlockStoreServer
+	tier tierpb.Tier // what a look-up says
+	read tierpb.Tier // where the blocks are found then
+	dir  string
+
+	mu      sync.Mutex
+	blocks  []tierSidecarBlock
+	asked   int      // keys of the last Get
+	damaged [][]byte // keys that were reported
+	put     []string // files that were reserved
+}
+
+type tierSidecarBlock struct {
+	key  kvtier.Key
+	rows int
+	path string
+	size int
+}
+
+// tierStored returns a runner's tiering whose sidecar has the first tokens of every prompt of tierInputs, in files of the
+// given tier.
+func tierStored(t *testing.T, slots, tokens int, where tierpb.Tier) (*kvTier, *tierSidecar) {
+	t.Helper()
+	tier := tierFake(t, slots)
+	tier.stats.prefillRate = 1 // a look-up may take its time, however busy the machine is
+	s := &tierSidecar{tier: where, read: where, dir: t.TempDir()}
+	s.store(t, tier, tokens)
+	dir, err := os.MkdirTemp("", "kv") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	tierpb.RegisterBlockStoreServer(server, s)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	client, err := kvtier.NewClient(listener.Addr().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	for deadline := time.Now().Add(10 * time.Second); !client.Up(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the stand-in does not answer")
+		}
+	}
+	tier.client = client
+	return tier, s
+}
+
+// tierStoredByte is every byte of a position's row in a segment.
+func tierStoredByte(position, segment int) byte { return byte(3*position + 50*segment) }
+
+// store writes block files for the first tokens of tierInputs.
+func (s *tierSidecar) store(t *testing.T, tier *kvTier, tokens int) {
+	t.Helper()
+	ids := make([]int32, tokens)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	encoded, parent := kvtier.TokenBytes(ids), tier.namespace
+	for first := 0; first < tokens; first += kvtier.BlockTokens {
+		rows := min(kvtier.BlockTokens, tokens-first)
+		l, part := tier.layout(rows), encoded[4*first:4*(first+rows)]
+		file := make([]byte, l.FileBytes)
+		for n, seg := range l.Segments {
+			for i := range seg.Bytes {
+				file[seg.Offset+i] = tierStoredByte(first+i/seg.RowBytes, n)
+			}
+		}
+		key := kvtier.BlockKey(parent, part, nil)
+		if err := l.Seal(file, tier.namespace, key, parent, first, part, "f16"); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(s.dir, fmt.Sprint(first))
+		if err := os.WriteFile(path, file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.blocks = append(s.blocks, tierSidecarBlock{key, rows, path, len(file)})
+		parent = key
+	}
+}
+
+// change alters one byte of a row in a block's file, in place: also a mapping of the file sees it.
+func (s *tierSidecar) change(t *testing.T, tier *kvTier, block, row, segment int) {
+	t.Helper()
+	fd, err := os.OpenFile(s.blocks[block].path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	span := tier.layout(s.blocks[block].rows).Segments[segment]
+	at := int64(span.Offset + row*span.RowBytes)
+	if _, err := fd.WriteAt([]byte{tierStoredByte(64*block+row, segment) ^ 1}, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *tierSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
+	return &tierpb.StatResponse{}, nil
+}
+
+func (s *tierSidecar) Has(context.Context, *tierpb.HasRequest) (*tierpb.HasResponse, error) {
+	r := &tierpb.HasResponse{}
+	for _, b := range s.blocks {
+		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
+			Key: b.key[:], Rows: uint32(b.rows), BlockRows: uint32(b.rows), Tier: s.tier,
+			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: 0.001,
+		})
+	}
+	return r, nil
+}
+
+func (s *tierSidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) error {
+	s.mu.Lock()
+	s.asked = len(r.Keys)
+	s.mu.Unlock()
+	for _, key := range r.Keys {
+		i := slices.IndexFunc(s.blocks, func(b tierSidecarBlock) bool { return string(b.key[:]) == string(key) })
+		answer := &tierpb.GetResponse{
+			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: s.blocks[i].path, FileBytes: uint64(s.blocks[i].size),
+		}
+		if err := stream.Send(answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *tierSidecar) Release(context.Context, *tierpb.ReleaseRequest) (*tierpb.ReleaseResponse, error) {
+	return &tierpb.ReleaseResponse{}, nil
+}
+
+func (s *tierSidecar) ReportCorrupt(_ context.Context, r *tierpb.ReportCorruptRequest) (*tierpb.ReportCorruptResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.damaged = append(s.damaged, r.Key)
+	return &tierpb.ReportCorruptResponse{}, nil
+}
+
+// Put reserves whatever is claimed and takes it.
+func (s *tierSidecar) Put(stream tierpb.BlockStore_PutServer) error {
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return nil
+		}
+		answer := &tierpb.PutResponse{}
+		switch {
+		case r.GetReserve() != nil:
+			reserved := &tierpb.PutReserved{}
+			for _, claim := range r.GetReserve().Claims {
+				path := filepath.Join(s.dir, fmt.Sprintf("put-%x", claim.Key))
+				if err := os.WriteFile(path, make([]byte, claim.FileBytes), 0o600); err != nil {
+					return err
+				}
+				s.mu.Lock()
+				s.put = append(s.put, path)
+				s.mu.Unlock()
+				reserved.Reservations = append(reserved.Reservations, &tierpb.Reservation{
+					Outcome: tierpb.Reservation_OUTCOME_RESERVED, Id: uint64(len(reserved.Reservations)), Path: path,
+				})
+			}
+			answer.Result = &tierpb.PutResponse_Reserved{Reserved: reserved}
+		case r.GetCommit() != nil:
+			committed := &tierpb.PutCommitted{}
+			for range r.GetCommit().ReservationIds {
+				committed.Results = append(committed.Results, &tierpb.Committed{Stored: true})
+			}
+			answer.Result = &tierpb.PutResponse_Committed{Committed: committed}
+		default:
+			continue
+		}
+		if err := stream.Send(answer); err != nil {
+			return err
+		}
+	}
+}
+
+// wasReported waits until a block is reported as damaged.
+func (s *tierSidecar) wasReported(t *testing.T, block int) {
+	t.Helper()
+	key := s.blocks[block].key
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		found := slices.ContainsFunc(s.damaged, func(k []byte) bool { return string(k) == string(key[:]) })
+		s.mu.Unlock()
+		if found {
+			return
+		}
+	}
+	t.Errorf("the sidecar was not told that block %d is damaged", block)
+}
+
+// prefetchFor does what a request does before it has a slot.
+func (t *kvTier) prefetchFor(ctx context.Context, prompt []*input.Input) *tierFetch {
+	tierPrefetch(ctx, t.server, &Sequence{inputs: prompt})
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
+	return t.fetches[prompt[0]]
+}
+
+// restoreFor does what a request does when it gets a slot that holds its first numPast tokens.
+func (t *kvTier) restoreFor(slot int, prompt []*input.Input, numPast int) int {
+	t.server.mu.Lock()
+	defer t.server.mu.Unlock()
+	return int(tierRestore(&t.server.cache.slots[slot], prompt, int32(numPast), true))
+}

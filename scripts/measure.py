@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Maintainer: measures every record of docs/measurements anew, one after the other.
+
+    scripts/measure.py                        hours (--list), on a machine that does nothing else
+    scripts/measure.py --only restore.md,gate.md
+    scripts/measure.py --list                 what would run, and how long it takes, about
+    scripts/measure.py --index                only docs/measurements/README.md, from the records
+
+Refuses where the tree has changes: a record names the commit it was measured with. Records written
+before count as none, so a run that was stopped goes on with --only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "docs/measurements"
+TRAINED = "build/trained.npz"
+_MEASURED = re.compile(r"^- Measured: (\S+), commit ([^,\n]+)", re.M)
+_COMMAND = re.compile(r"^- Command: `([^`]+)`", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One file of docs/measurements. `minutes`: about, on two idle cores."""
+
+    file: str
+    what: str
+    against: str
+    program: str  # the command without --out
+    minutes: int
+    needs: str = ""  # a file that it cannot do without
+    writes_by_itself: bool = False
+
+    @property
+    def command(self) -> str:
+        out = "" if self.writes_by_itself else f" --out {FOLDER}/{self.file}"
+        return self.program + out
+
+    @property
+    def path(self) -> Path:
+        return ROOT / FOLDER / self.file
+
+    def measured(self) -> str:
+        """Date and commit by the record's own words."""
+        if not self.path.exists():
+            return "not yet"
+        text = self.path.read_text(encoding="utf-8")
+        found, command = _MEASURED.search(text), _COMMAND.search(text)
+        if not found:
+            return "before records said so"
+        when = f"{found[1]}, {found[2]}"
+        same = command and _parts(command[1]) == _parts(self.command)
+        return when if same else f"{when}; by an older command"
+
+
+def _parts(command: str) -> list[str]:
+    """Without what changes no figure."""
+    return [part for part in shlex.split(command) if part != "-q"]
+
+
+_STOCK = "the same prompt computed by ours, by stock at its best, by stock as it comes"
+_ATTENTION = "f64; ggml of the same source; the machine's peaks"
+RECORDS = (
+    Record("restore.md", "time to the first token restored after a restart, Q8_0", _STOCK,
+           "tiering bench restore --cpu native --tokens 2048,8192", 20),
+    Record("restore-q4km.md", "the same, Q4_K_M", _STOCK,
+           "tiering bench restore --cpu native --shape qwen3-0.6b-q4km --tokens 2048,8192", 20),
+    Record("cpu-attention.md", "exact attention inside Ollama, Q8_0",
+           "stock's attention of the same binary, with and without flash attention",
+           "tiering bench cpu-attention --cpu native", 15),
+    Record("cpu-attention-q4km.md", "the same, Q4_K_M",
+           "stock's attention of the same binary, with and without flash attention",
+           "tiering bench cpu-attention --cpu native --shape qwen3-0.6b-q4km", 15),
+    Record("overhead.md", "what tiering costs with nothing to restore, Q8_0",
+           "the same binary with tiering off, the same attention",
+           "tiering bench overhead --cpu native --pairs 21 --bursts 4", 15),
+    Record("overhead-q4km.md", "the same, Q4_K_M",
+           "the same binary with tiering off, the same attention",
+           "tiering bench overhead --cpu native --shape qwen3-0.6b-q4km --pairs 21 --bursts 4", 15),
+    Record("gate.md", "whether the gate chooses the better side", "restore and recompute, forced",
+           "tiering bench gate --cpu native --shape qwen3-tiny --repeat 15 "
+           "--tokens 40,66,96,128,512,2048", 10),
+    Record("store.md", "the store by itself", "memcpy, the disk, and bounds in the table",
+           "tiering bench store --only restore,put,lookup,scale,weather", 20),
+    Record("store-soak.md", "memory of the sidecar under load for half an hour",
+           "its own second quarter", "tiering bench store --only scale --soak 30", 40),
+    Record("store-encoding.md", "encodings of stored blocks", "raw rows",
+           f"tiering bench store --only encoding --trained {TRAINED}", 5, TRAINED),
+    Record("encoding.md", "encodings of K/V rows, more of them", "raw rows; memcpy",
+           f"scripts/bench_encoding.py --trained {TRAINED}", 5, TRAINED),
+    Record("first-run.md", "a fresh clone: first help, demo, build, up", "the bounds in the table",
+           "scripts/measure_first_run.py --source /tmp/ollama.git", 5),
+    Record("cold-restore.md", "blocks of a cold disk: page cache or direct, raw or encoded",
+           "each other", "scripts/bench_cold_restore.py --blocks 24", 2),
+    Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
+           "scripts/bench_sidecar_rpc.py", 1),
+    Record("attention.md", "the attention kernels by themselves", _ATTENTION,
+           "tiering bench attention --rounds 2", 30),
+    Record("attention-avx2.md", "the same with AVX2", _ATTENTION,
+           "tiering bench attention --isa avx2 --only prefill,decode,quant --rounds 2", 20),
+    Record("attention-limits.md", "decode beside what limits it", _ATTENTION,
+           "tiering bench attention --only decode,quant --rounds 3", 15),
+    Record("cuda-resources.md", "what the CUDA kernels use, by the assembler", "no spills",
+           "scripts/cuda_resources.py", 30, writes_by_itself=True),
+)  # fmt: skip
+
+_INTRODUCTION = """\
+# Measurements
+
+Written by `scripts/measure.py --index`; `make measurements` measures all of it anew, from one
+commit without changes, on a machine that does nothing else. Every record begins with its machine,
+the load average beside the number of cores, its date and commit, and its command; `tiering` is
+`scripts/tiering`, scripts run with `.venv/bin/python`.
+
+**Gain** means: against a cold run of the same engine, with the attention that `tiering up` uses.
+Two more columns of `bench restore` stand beside it and are never the headline: against stock's best
+(the faster of with and without flash attention) and against stock's default (as Ollama runs the
+model unless told otherwise). Models have random weights in the geometry of Qwen3-0.6B.
+"""
+
+
+def index() -> str:
+    """docs/measurements/README.md."""
+    rows = [
+        f"| [{r.file}]({r.file}) | {r.what} | {r.against} | `{r.command}` | {r.minutes} | "
+        f"{r.measured()} |"
+        if r.path.exists()
+        else f"| {r.file} | {r.what} | {r.against} | `{r.command}` | {r.minutes} | not yet |"
+        for r in RECORDS
+    ]
+    lines = [
+        _INTRODUCTION,
+        "| record | what | against | command | minutes, about | measured: date, commit |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+        f"`{TRAINED}` comes from `scripts/train_tiny.py --minutes 8 {TRAINED}`, which needs JAX.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def changes(root: Path) -> str:
+    """What git says has changed, records apart."""
+    command = ["git", "status", "--porcelain", "--", ".", f":(exclude){FOLDER}"]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def arguments_of(command: str) -> list[str]:
+    """A listed command, run by this Python."""
+    program, *rest = shlex.split(command)
+    runs = ["-m", "ollama_tiering"] if program == "tiering" else [program]
+    return [sys.executable, *runs, *rest]
+
+
+def measure(records: list[Record]) -> list[str]:
+    """Files of those that failed. What lacks a file it needs is left out, and it is said."""
+    failed = []
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for record in records:
+        if record.needs and not (ROOT / record.needs).exists():
+            print(f"left out: {record.file}, there is no {record.needs} (see --index)", flush=True)
+            continue
+        print(f"== {record.file}, about {record.minutes} min: {record.command}", flush=True)
+        started = time.monotonic()
+        done = subprocess.run(arguments_of(record.command), cwd=ROOT, env=environment, check=False)
+        print(f"-- {(time.monotonic() - started) / 60:.1f} min, exit code {done.returncode}")
+        if done.returncode:
+            failed.append(record.file)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(r.file for r in RECORDS), help="files")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--index", action="store_true")
+    given = parser.parse_args()
+    wanted = given.only.split(",")
+    if unknown := set(wanted) - {r.file for r in RECORDS}:
+        parser.error(f"no such record: {', '.join(sorted(unknown))}")
+    records = [r for r in RECORDS if r.file in wanted]
+    failed: list[str] = []
+    if not given.index:
+        total = sum(r.minutes for r in records)
+        print(f"{len(records)} records, about {total} minutes on two idle cores", flush=True)
+    if given.list:
+        print("\n".join(f"{r.minutes:4} min  {r.command}" for r in records))
+        return 0
+    if not given.index:
+        if changed := changes(ROOT):
+            print(f"the tree has changes; commit them, or put them away:\n{changed}", end="")
+            return 1
+        failed = measure(records)
+    (ROOT / FOLDER / "README.md").write_text(index(), encoding="utf-8")
+    if failed:
+        print(f"FAILED: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

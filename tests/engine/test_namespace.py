@@ -1,0 +1,153 @@
+"""What changes the bits of K/V and is no token is in the namespace.
+
+Each check stores a prompt under one condition, asks again under another (nothing may come back),
+and again under the first (all of it must): without the last, a store that is off would pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering import config
+from ollama_tiering.patchset import identity
+from ollama_tiering.store.census import build_of
+from tests.engine.harness import Server, Sidecar, assert_same, text
+
+EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
+PROMPT_TOKENS = 300
+LIBRARIES = ("sandybridge", "haswell")  # without and with FMA; both run where AVX2 does
+
+Run = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def libraries(binary: Path) -> Path:
+    """Two of GGML's CPU libraries, built from the binary's own patched tree; kept in the cache."""
+    cmake, tree = shutil.which("cmake"), binary.parent
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    if cmake is None or not (tree / "CMakePresets.json").is_file() or " avx2 " not in flags:
+        pytest.skip(f"needs cmake, AVX2 and the patched source tree of the binary ({tree})")
+    folder = config.cache_dir() / "libraries-test" / tree.parent.name
+    targets = [f"ggml-cpu-{name}" for name in LIBRARIES]
+    for command in (
+        [cmake, "--preset", "CPU", "-B", folder, "-DCMAKE_CUDA_COMPILER=NOTFOUND"],
+        [cmake, "--build", folder, "--parallel", str(os.cpu_count()), "--target", *targets],
+    ):
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder / "lib/ollama"
+
+
+def _installed(binary: Path, libraries: Path, name: str, folder: Path) -> Path:
+    """The binary where it finds this CPU library and no other, as an installed Ollama would."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib/ollama").mkdir(parents=True)
+    shutil.copy2(binary, folder / "bin/ollama")
+    for file in libraries.glob("libggml-base*"):
+        shutil.copy2(file, folder / "lib/ollama", follow_symlinks=False)
+    shutil.copy2(libraries / f"libggml-cpu-{name}.so", folder / "lib/ollama")
+    return folder / "bin/ollama"
+
+
+def _descriptions(sidecar: Sidecar) -> list[dict[str, str]]:
+    files = sidecar.ram_dir.glob("v1/*/namespace.json")
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def _parts(description: dict[str, str]) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in description["extra"].split(";"))
+
+
+def _restored(server: Server) -> int:
+    return sum(restore.tokens for restore in server.restores())
+
+
+@pytest.mark.timeout(900)
+def test_two_cpu_libraries_of_one_build_never_share_a_block(
+    binary: Path, libraries: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    prompt = text(PROMPT_TOKENS, "libraries")
+    programs = {n: _installed(binary, libraries, n, tmp_path / n) for n in LIBRARIES}
+    first = {}
+    for number, name in enumerate((*LIBRARIES, *LIBRARIES)):
+        with Server(
+            programs[name], tmp_path / f"server{number}", models, socket=sidecar.socket
+        ) as server:
+            server.generate("g2", prompt, predict=1)  # cold, or restored
+            answer = server.generate("g2", prompt)  # all but the last token is in memory
+            sidecar.settle(server, "g2")
+            assert f"libggml-cpu-{name}.so" in server.log_text()
+            came_back = _restored(server)
+        if name not in first:
+            assert came_back == 0, f"rows of {LIBRARIES[0]} came back under {name}"
+            first[name] = answer
+        else:
+            assert came_back == PROMPT_TOKENS - 1
+            assert_same(answer, first[name], name)
+    cpus = {_parts(description)["cpu"] for description in _descriptions(sidecar)}
+    assert len(cpus) == 2
+    assert {"FMA" in cpu.split(",") for cpu in cpus} == {False, True}
+
+
+@pytest.mark.parametrize(
+    ("env", "shared"), [(EXACT, False), ({}, True)], ids=["exact", "stock attention"]
+)
+def test_exact_attention_with_another_batch_size_is_another_namespace(
+    binary: Path,
+    models: Path,
+    tmp_path: Path,
+    sidecar: Sidecar,
+    env: dict[str, str],
+    shared: bool,
+) -> None:
+    """Stock's flash attention gives the same rows however a prompt is cut: those are shared."""
+    prompt = text(PROMPT_TOKENS, ("batch", shared))
+    came_back = []
+    for number, batch in enumerate((512, 64, 512, 64)):
+        folder = tmp_path / str(number)
+        with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
+            server.generate("g2", prompt, predict=1, num_batch=batch)
+            sidecar.settle(server, "g2")
+            came_back.append(_restored(server))
+    everything = PROMPT_TOKENS - 1
+    assert came_back == [0, everything if shared else 0, everything, everything]
+    batches = {_parts(description).get("batch") for description in _descriptions(sidecar)}
+    assert batches == ({None} if shared else {"512", "64"})
+
+
+def test_another_salt_finds_nothing_and_the_same_one_everything(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    prompt = text(PROMPT_TOKENS, "salt")
+    came_back = []
+    for number, salt in enumerate(("one", "other", "", "one")):
+        env = {"OLLAMA_KV_TIER_SALT": salt}
+        folder = tmp_path / str(number)
+        with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
+            server.generate("g2", prompt, predict=1)
+            sidecar.settle(server, "g2")
+            came_back.append(_restored(server))
+    assert came_back == [0, 0, 0, PROMPT_TOKENS - 1]
+
+
+def test_the_engine_is_named_by_what_it_was_built_from(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    """A build of ours carries the stamp that the cache knows."""
+    with Server(binary, tmp_path, models, socket=sidecar.socket) as server:
+        server.generate("g2", text(100, "engine"), predict=1)
+        sidecar.settle(server, "g2")
+    (description,) = _descriptions(sidecar)
+    build = build_of(description["engine"])
+    assert len(build) == identity.DIGITS
+    if binary.is_relative_to(config.cache_dir()):
+        assert build in identity.known_build_ids()
+    assert _parts(description)["cpu"]
+    assert _parts(description)["devices"] == "none"

@@ -1,0 +1,70 @@
+"""`tiering bench`: its engines compute as those of `tiering up`, unless told otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ollama_tiering.cli import main
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch import bench_driver
+
+BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}
+
+
+class Started(ServiceError):
+    """Far enough."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What every driver that is made was asked for; none of them starts."""
+    found: list[dict[str, Any]] = []
+
+    def driver(*_args: object, **options: Any) -> None:
+        found.append(options)
+        raise Started("a driver was made")
+
+    for name in ("BenchDriver", "GateDriver", "Untiered"):
+        monkeypatch.setattr(bench_driver, name, driver)
+    monkeypatch.setattr("ollama_tiering.cli.up.patched_binary", lambda *_, **__: Path("/no/ollama"))
+    monkeypatch.setattr("ollama_tiering.models.make.make_model", lambda *_, **__: 0)
+    monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_CPU_ATTENTION", raising=False)
+    (tmp_path / "config.toml").touch()
+    return found
+
+
+def bench(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_attention_is_that_of_up_unless_told_otherwise(
+    name: str, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench(name, "-q")
+    assert asked.pop()["attention"] == "exact"
+    bench(name, "-q", "--attention", "stock")
+    assert asked.pop()["attention"] == "stock"
+    monkeypatch.setenv("OLLAMA_CPU_ATTENTION", "stock")  # `up` obeys it
+    bench(name, "-q")
+    assert asked.pop()["attention"] == "stock"
+    monkeypatch.delenv("OLLAMA_CPU_ATTENTION")
+    (tmp_path / "config.toml").write_text('[server]\ncpu_attention = "stock"\n')
+    bench(name, "-q")
+    assert asked.pop()["attention"] == "stock"
+
+
+def test_an_unknown_baseline_is_refused_before_anything_starts(
+    asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("restore", "--baselines", "ours,worst") == 2
+    assert "worst" in capsys.readouterr().err
+    assert not asked

@@ -1,0 +1,30 @@
+"""What `tiering status` says of models with rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ollama_tiering.cli import status
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+
+def test_a_runner_whose_model_is_kept_out_says_so_and_what_is_left_is_counted() -> None:
+    answer = pb.StatResponse(
+        version="1",
+        runners=[
+            pb.RunnerReport(pid=1, model="m", tiered=True, namespace=b"a"),
+            pb.RunnerReport(pid=2, model="n", tiered=True, namespace=b"b"),
+        ],
+        model_terms=[
+            pb.ModelTerms(name="m:1", namespaces=[b"a"], refusal="a rule", local_bytes=2048),
+            pb.ModelTerms(model="sha256-0123456789abcdef", namespaces=[b"b"], remote_bytes=1024),
+        ],
+    )
+    lines = list(status._lines(Path("s"), answer))
+    assert "model m:1: not stored: a rule, 2.0 KiB still on disk" in lines
+    assert "model 0123456789ab: local 0 B, remote 1.0 KiB, never dropped for its age" in lines
+    assert lines.count("  not stored: a rule") == 1
+    assert [one["refusal"] for one in status._document(Path("s"), answer)["models"]] == [
+        "a rule",
+        "",
+    ]

@@ -1,0 +1,65 @@
+"""The driver of the benchmarks: the attention it asks for, and how it names the one it got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.launch.bench_driver import BenchDriver, GateDriver, Untiered
+from ollama_tiering.launch.drivers import Scratch
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+LOADED = 'msg=load request="{Operation:commit Parallel:1 FlashAttention:%s KvSize:4096}"\n'
+
+
+@pytest.fixture
+def scratch() -> Iterator[Scratch]:
+    with Scratch("test") as made:
+        yield made
+
+
+def log(driver: BenchDriver, text: str) -> None:
+    with driver._log.open("a") as file:
+        file.write(text)
+
+
+@pytest.mark.parametrize("attention", ["exact", "stock"])
+def test_every_driver_tells_its_server_which_attention(scratch: Scratch, attention: str) -> None:
+    binary = Path("/no/ollama")
+    for driver in (
+        BenchDriver(binary, scratch, ctx=256, attention=attention),
+        GateDriver(binary, scratch, ctx=256, attention=attention, ram=False),
+        Untiered(binary, scratch, ctx=256, attention=attention),
+    ):
+        assert driver._env["OLLAMA_CPU_ATTENTION"] == attention
+
+
+def test_stock_is_named_by_the_flash_attention_of_the_last_load(scratch: Scratch) -> None:
+    driver = Untiered(Path("/no/ollama"), scratch, ctx=256, attention="stock")
+    log(driver, "nothing yet\n")
+    assert (driver.flash, driver.attention) == (None, "stock")
+    log(driver, LOADED % "Enabled")
+    assert (driver.flash, driver.attention) == (True, "stock with flash attention")
+    log(driver, LOADED % "Disabled")
+    assert (driver.flash, driver.attention) == (False, "stock without flash attention")
+
+
+def test_what_a_server_before_it_logged_is_not_of_this_one(scratch: Scratch) -> None:
+    driver = Untiered(Path("/no/ollama"), scratch, ctx=256, attention="stock", flash=False)
+    log(driver, LOADED % "Enabled")
+    driver._log_before = driver._log.stat().st_size
+    assert driver.flash is False  # as it was told
+
+
+def test_the_runner_s_own_words_count_more_than_what_it_was_told(scratch: Scratch) -> None:
+    driver = BenchDriver(Path("/no/ollama"), scratch, ctx=256, attention="exact")
+    assert driver.attention == "exact"
+    for said, name in (
+        ("exact (avx512)", "exact (avx512)"),
+        ("stock (flash attention is off)", "stock (flash attention is off)"),
+        ("", "of the GPU"),
+    ):
+        driver.last_report = pb.RunnerReport(cpu_attention=said)
+        assert driver.attention == name

@@ -1,0 +1,42 @@
+"""gRPC reflection: a client without our .proto finds out what it may call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from ollama_tiering.sidecar.server import SERVICE_NAME
+from tests.contract.daemon import Daemon
+from tests.unit.sidecar.scrape import MeteredDaemon, of_port
+
+
+@pytest.fixture(scope="module", params=[Daemon, MeteredDaemon])
+def daemon(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    root: Path = tmp_path_factory.mktemp("reflected")
+    with request.param(root) as running:
+        yield running
+
+
+def test_services_and_their_methods_are_described(daemon: Daemon) -> None:
+    with daemon.channel() as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            SERVICE_NAME,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        service = DescriptorPool(database).FindServiceByName(SERVICE_NAME)
+        assert {"Has", "Get", "Put", "Stat"} <= {method.name for method in service.methods}
+        fields = service.methods_by_name["Has"].input_type.fields_by_name
+        assert "block_tokens" in fields
+    if isinstance(daemon, MeteredDaemon):
+        found = of_port(daemon.port)
+        assert found("tiering_grpc_calls_total", method="ServerReflectionInfo", code="OK") >= 1

@@ -1,0 +1,91 @@
+"""Packages that only some commands need: found, installed in a checkout, else named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering import extras
+from ollama_tiering.errors import MissingTool
+
+REPO = Path(__file__).parents[2]
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+ONLY_IN_EXTRAS = ("gguf", "matplotlib", "cupy")
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the extra `plots`: a module that nobody has."""
+    nothing = extras.Extra(("no_such_module_anywhere",), "a plot")
+    monkeypatch.setitem(extras.EXTRAS, "plots", nothing)
+
+
+def checkout(monkeypatch: pytest.MonkeyPatch, root: Path, script: str) -> None:
+    """`scripts/extra` of a checkout whose .venv runs this."""
+    (root / "scripts").mkdir()
+    (root / "scripts/extra").write_text(f"#!/bin/sh\n{script}\n")
+    (root / "scripts/extra").chmod(0o755)
+    monkeypatch.setattr(extras, "CHECKOUT", root)
+    monkeypatch.setattr(sys, "prefix", str(root / ".venv"))
+
+
+def test_what_is_installed_is_not_asked_for() -> None:
+    extras.need("models")
+    extras.need("plots")
+
+
+def test_out_of_a_package_the_pip_command_is_named(
+    absent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    with pytest.raises(MissingTool, match="a plot needs no_such_module_anywhere") as caught:
+        extras.need("plots")
+    assert caught.value.exit_code == 6
+    assert caught.value.hint == "pip install 'ollama-tiering[plots]'"
+
+
+def test_a_checkout_installs_it(
+    absent: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    module = folder / "no_such_module_anywhere.py"
+    checkout(monkeypatch, tmp_path, f'[ "$1" = plots ] && touch "{module}"')
+    extras.need("plots")
+    assert module.exists()
+
+
+def test_a_checkout_that_fails_to_install_names_its_script(
+    absent: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkout(monkeypatch, tmp_path, "exit 6")
+    with pytest.raises(MissingTool) as caught:
+        extras.need("plots")
+    assert caught.value.hint == f"{tmp_path}/scripts/extra plots"
+
+
+def test_modules_belong_to_their_extra() -> None:
+    assert extras.of_module("matplotlib.pyplot") == "plots"
+    assert extras.of_module("gguf") == "models"
+    assert extras.of_module("numpy") is None
+    assert extras.of_module(None) is None
+
+
+@pytest.mark.parametrize("name", list(extras.EXTRAS))
+def test_every_extra_is_declared_and_locked(name: str) -> None:
+    assert PROJECT["optional-dependencies"][name]
+    assert (REPO / f"requirements-{name}.lock").is_file()
+    usage = subprocess.run([REPO / "scripts/extra"], capture_output=True, text=True, check=False)
+    assert usage.returncode == 2
+    assert name in usage.stderr
+
+
+@pytest.mark.parametrize("package", ONLY_IN_EXTRAS)
+def test_the_first_install_does_not_have_them(package: str) -> None:
+    assert not [need for need in PROJECT["dependencies"] if need.startswith(package)]
+    assert f"\n{package}" not in (REPO / "requirements.lock").read_text()
