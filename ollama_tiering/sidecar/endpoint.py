@@ -9,6 +9,7 @@ newest: an honest client is answered within milliseconds.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import threading
@@ -27,9 +28,8 @@ MAX_CONNECTIONS: Final = 32
 CLIENT_SECONDS: Final = 5.0  # for the whole of a connection
 _MAX_HEAD_BYTES: Final = 16 << 10  # of a request
 _READ_BYTES: Final = 16 << 10
-_BACKLOG: Final = 16  # accepted at once, beyond MAX_CONNECTIONS for a moment
+_NO_DESCRIPTORS_SECONDS: Final = 1.0  # until the next try to accept
 _STOP_SECONDS: Final = 1.0
-_ACCEPTED_SECONDS: Final = 0.01  # who was accepted at the last moment is known by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Endpoint:
         self._port = port
         self._client_seconds = client_seconds
         # In the order they came.
-        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread: threading.Thread | None = None
@@ -99,21 +99,44 @@ class Endpoint:
             runner.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
-        server = await asyncio.start_server(self._connected, sock=listening, backlog=_BACKLOG)
-        await self._stop.wait()
-        server.close()
-        await asyncio.sleep(_ACCEPTED_SECONDS)
-        for writer in list(self._open):
-            writer.transport.abort()
+        listening.setblocking(False)
+        with listening:
+            self._listen(listening)
+            await self._stop.wait()
+            asyncio.get_running_loop().remove_reader(listening)
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open[writer] = asyncio.create_task(self._client(reader, writer))
-        if len(self._open) > MAX_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
+    def _listen(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, listening: socket.socket) -> None:
+        """Not a coroutine: who is accepted is known at once, also while the endpoint ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            client, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("metrics: no connection accepted: error=%s", error)
+            loop.remove_reader(listening)
+            loop.call_later(_NO_DESCRIPTORS_SECONDS, self._listen, listening)
+            return
+        client.setblocking(False)
+        task = loop.create_task(self._client(client))
+        self._open[task] = client
+        task.add_done_callback(self._ended)
+        too_many = max(0, len(self._open) - MAX_CONNECTIONS)
+        for oldest in itertools.islice(self._open, too_many):
+            oldest.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task).close()  # also where the task never began
+
+    async def _client(self, client: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=client)
         try:
             async with asyncio.timeout(self._client_seconds):
                 await self._converse(reader, writer)
@@ -122,7 +145,6 @@ class Endpoint:
         except Exception:
             log.exception("metrics request failed")
         finally:
-            self._open.pop(writer, None)
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
