@@ -1,7 +1,7 @@
 """The protocol over the store: messages in, messages out, one table of errors. No policy.
 
-Calls that only read the store's books run on the event loop; everything that may touch a file runs
-in a thread pool.
+Calls that only read the store's books run on the event loop, a long one in pieces; everything that
+may touch a file, or has thousands of blocks to let go, runs in a thread pool.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 await self._abort(context, "Get", error)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        self._store.release(request.lease_id)
+        # Shielded: a caller that hangs up meanwhile has released it all the same.
+        await asyncio.shield(self._blocking(self._store.release, request.lease_id))
         return pb.ReleaseResponse()
 
     async def RemoveSeq(

@@ -16,9 +16,9 @@ MAX_LEASES: Final = 4096
 MAX_LEASED_BLOCKS: Final = 1 << 20  # of all leases; a block may be in many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
-    keys: tuple[BlockKey, ...]
+    keys: list[BlockKey]
     expires: float
     opened: float
 
@@ -34,27 +34,36 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def check_room(self, blocks: int) -> None:
+    def check_room(self, blocks: int, *, new: bool = True) -> None:
         """NoRoom: clients that do not release what they were given wait until it expires."""
-        if len(self) >= MAX_LEASES or self._leased_blocks + blocks > MAX_LEASED_BLOCKS:
+        if len(self) + new > MAX_LEASES or self._leased_blocks + blocks > MAX_LEASED_BLOCKS:
             raise NoRoom(f"{len(self)} leases of {self._leased_blocks} blocks are open already")
 
     def open(self, keys: Sequence[BlockKey], expires: float) -> int:
         lease_id = next(self._ids)
-        self._leases[lease_id] = Lease(tuple(keys), expires, self._clock())
+        self._leases[lease_id] = Lease(list(keys), expires, self._clock())
         self._leased_blocks += len(keys)
         return lease_id
+
+    def extend(self, lease_id: int, keys: Sequence[BlockKey]) -> bool:
+        """Whether the lease was still open, and has these blocks, too, now."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return False
+        lease.keys += keys
+        self._leased_blocks += len(keys)
+        return True
 
     def oldest_seconds(self) -> float:
         """Since the oldest open lease was given; 0 when there is none."""
         oldest = next(iter(self._leases.values()), None)
         return self._clock() - oldest.opened if oldest else 0.0
 
-    def close(self, lease_id: int) -> tuple[BlockKey, ...]:
+    def close(self, lease_id: int) -> list[BlockKey]:
         """Keys to unpin; none when the lease has expired or never was."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
-            return ()
+            return []
         self._leased_blocks -= len(lease.keys)
         return lease.keys
 

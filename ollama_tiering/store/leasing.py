@@ -1,4 +1,7 @@
-"""Answers a lease block by block: what a client can read at once, what is staged for it first."""
+"""Answers a lease block by block: what a client can read at once, what is staged for it first.
+
+Blocks are pinned, and let go, in pieces: the lock is held for PIECE_BLOCKS of them at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Final
 
+from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.lookup import PIECE_BLOCKS
 from ollama_tiering.store.report import Leased, LeasedBlock
 from ollama_tiering.store.staging import Copy, Stager, readable_by_client
 from ollama_tiering.store.state import StoreState
@@ -81,21 +86,24 @@ class Leaser:
         state = self._state
         with state.lock:
             state.expire()
-            records: list[BlockRecord] = []
+            state.leases.check_room(0)
+            lease_id = state.leases.open((), state.clock() + self._lease_seconds)
             if state.terms.of(namespace).refusal:
                 keys = ()  # the look-up before counted it as a miss
-            for key in keys:
-                record = state.tree.get(key)
-                if record is None or record.namespace != namespace:
-                    state.counters.miss("evicted")
-                    break
-                records.append(record)
-            held = [record.key for record in records]
-            state.leases.check_room(len(held))
-            for key in held:
-                state.pin(key)
-            lease_id = state.leases.open(held, state.clock() + self._lease_seconds)
-            state.touch(reversed(records))
+        records: list[BlockRecord] = []
+        for start in range(0, len(keys), PIECE_BLOCKS):
+            part = keys[start : start + PIECE_BLOCKS]
+            try:
+                run = self._pin(lease_id, namespace, part)
+            except NoRoom:
+                self.release(lease_id)
+                raise
+            records += run
+            if len(run) < len(part):
+                break
+        for start in reversed(range(0, len(records), PIECE_BLOCKS)):  # the leaf is used first
+            with state.lock:
+                state.touch(reversed(records[start : start + PIECE_BLOCKS]))
         blocks: list[Awaited] = []
         for record in records:
             block = self.locate(record)
@@ -107,6 +115,36 @@ class Leaser:
                 break
         self._count(blocks)
         return Leasing(lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed)
+
+    def release(self, lease_id: int) -> None:
+        """Ends a lease; one that is over already is fine."""
+        state = self._state
+        with state.lock:
+            keys = state.leases.close(lease_id)
+        for start in range(0, len(keys), PIECE_BLOCKS):
+            with state.lock:
+                state.end_use(keys[start : start + PIECE_BLOCKS])
+
+    def _pin(
+        self, lease_id: int, namespace: NamespaceId, keys: Sequence[BlockKey]
+    ) -> list[BlockRecord]:
+        """The leading run of `keys` that is stored, now the lease's. NoRoom."""
+        state = self._state
+        records: list[BlockRecord] = []
+        with state.lock:
+            for key in keys:
+                record = state.tree.get(key)
+                if record is None or record.namespace != namespace:
+                    state.counters.miss("evicted")
+                    break
+                records.append(record)
+            held = [record.key for record in records]
+            state.leases.check_room(len(held), new=False)
+            if not state.leases.extend(lease_id, held):
+                return []  # it took as long as a lease lasts
+            for key in held:
+                state.pin(key)
+        return records
 
     def locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy a client can read whose file is there. Without the lock, pinned."""

@@ -2,77 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from ollama_tiering.store import lookup
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.report import MatchedBlock
-from ollama_tiering.store.tree import BlockRecord
-from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, Bench
+from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
+from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
 
 MANY = 60_000
-MOST_PER_HOLD = 1024  # of the lock, in blocks
 
 
-def in_books(bench: Bench, blocks: int) -> tuple[list[BlockKey], bytes]:
-    """A chain that is in the books only: a look-up asks no file. Its keys and tokens."""
-    tokens = tokens_to_bytes(range(blocks * BLOCK_TOKENS))
-    keys = prefix_chain(NAMESPACE, tokens, BLOCK_TOKENS)
-    parent: bytes = NAMESPACE
-    step = len(tokens) // blocks
-    with bench.state.lock:
-        for index, key in enumerate(keys):
-            own = tokens[index * step : (index + 1) * step]
-            record = BlockRecord(key, NAMESPACE, parent, own, BLOCK_TOKENS, FILE_BYTES, bench.now)
-            bench.state.add_copy(record, bench.state.levels[0], FILE_BYTES)
-            parent = key
-    return keys, tokens
-
-
-class Watched:
-    """Stands for the store's lock; knows how many blocks were dealt with in one hold."""
-
-    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.holds: list[int] = []
-        self._held = False
-        monkeypatch.setattr(bench.state, "lock", self)
-        for owner, name, counted in (
-            (bench.state.tree, "run", len),
-            (bench.state, "touch", None),
-            (bench.state.admission, "used", None),
-        ):
-            wrapped = self._counting(getattr(owner, name), counted)
-            monkeypatch.setattr(type(owner), name, lambda _, *a, _w=wrapped, **k: _w(*a, **k))
-
-    def _counting(self, call: Callable[..., Any], of_result: Any) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            assert self._held
-            if of_result is not None:
-                result = call(*args, **options)
-                self.holds[-1] += of_result(result)
-                return result
-            records = list(args[0])
-            self.holds[-1] += len(records)
-            return call(records, **options)
-
-        return counted
-
-    def __enter__(self) -> None:
-        assert not self._held
-        self._held = True
-        self.holds.append(0)
-
-    def __exit__(self, *_: object) -> None:
-        self._held = False
+def watched_look_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Holds:
+    holds = Holds(bench, monkeypatch)
+    holds.count(bench.state.tree, "run", results=True)
+    holds.count(bench.state, "touch")
+    holds.count(bench.state.admission, "used")
+    return holds
 
 
 def test_the_lock_is_held_for_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(ram=MANY, local=MANY)
     keys, tokens = in_books(bench, MANY)
-    watched = Watched(bench, monkeypatch)
+    watched = watched_look_up(bench, monkeypatch)
     found = bench.store.match(NAMESPACE, keys, tokens, BLOCK_TOKENS)
     assert len(found) == MANY
     assert sum(watched.holds) == 3 * MANY  # found, touched, wanted on disk
@@ -82,7 +36,7 @@ def test_the_lock_is_held_for_a_bounded_number_of_blocks(monkeypatch: pytest.Mon
 def test_a_short_look_up_takes_few_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(ram=100, local=100)
     keys, tokens = in_books(bench, 100)
-    watched = Watched(bench, monkeypatch)
+    watched = watched_look_up(bench, monkeypatch)
     assert len(bench.store.match(NAMESPACE, keys, tokens, BLOCK_TOKENS)) == 100
     assert len(watched.holds) <= 4
 
