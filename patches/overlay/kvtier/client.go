@@ -96,7 +96,8 @@ func (c *Client) Has(ctx context.Context, ns Namespace, keys []Key, tokens []byt
 }
 
 // Get leases blocks and calls each for every one that was found, in order, with the file that holds it. It stops at the
-// first that is not found. The lease lasts until the returned function is called.
+// first that is not found. The lease lasts until the returned function is called. Where the time is over and each took
+// most of it, that is not the sidecar's failure.
 func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time.Duration, each func(*tierpb.GetResponse) error) (release func(), err error) {
 	release = func() {}
 	ctx, cancel, err := c.start(ctx, timeout)
@@ -114,10 +115,14 @@ func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time
 			go c.release(lease)
 		}
 	}
+	var own time.Duration
 	for left := len(keys); ; {
 		batch, err := stream.Recv()
 		if left <= 0 {
 			return release, nil // the end of the stream: the call is complete and its lease stays until it is released
+		}
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) && own > timeout/2 {
+			return release, err
 		}
 		if err != nil {
 			return release, c.result(ctx, err)
@@ -128,9 +133,11 @@ func (c *Client) Get(ctx context.Context, ns Namespace, keys []Key, timeout time
 				return release, nil
 			}
 			left--
+			start := time.Now()
 			if err := each(response); err != nil {
 				return release, err
 			}
+			own += time.Since(start)
 		}
 	}
 }
