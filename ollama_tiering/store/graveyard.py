@@ -6,7 +6,6 @@ Thread-safe: the file is written by one thread at a time, and not with the store
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -15,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.blockfile import align
 from ollama_tiering.store.durable_file import replace_file
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.room import reserve_room
+from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tombstones import (
@@ -219,16 +217,8 @@ class Graveyard:
         path, level, state = self._path, self._home, self._state
         if path is None:
             return
-        claim = reserve_room(state, level, align(len(text)))
-        try:
+        with room_for_list(state, level, len(text)):
             if not self._kept_aside:
                 keep_unreadable(path)
                 self._kept_aside = True
             replace_file(path, text)
-        finally:
-            with contextlib.suppress(OSError):
-                level.tier.measure_overhead()
-            with state.lock:
-                if claim is not None:
-                    claim.release()
-                state.count_overhead(level)

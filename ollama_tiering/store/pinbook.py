@@ -6,18 +6,16 @@ written.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import format_size
-from ollama_tiering.store.blockfile import align
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, save_pins
-from ollama_tiering.store.room import reserve_room
+from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 
@@ -139,22 +137,16 @@ class PinBook:
         with state.lock:
             pins = list(state.pins)
         text = file_of_pins(pins)
-        claim = reserve_room(state, level, align(len(text))) if text else None
-        # A tier over its budget already (it was lowered, and a tool evicts nothing) is no reason.
-        if claim is None and text and must_fit and not level.lru.excess_bytes:
-            raise PinsFull(
-                f"no room for the list of pins: {path}",
-                hint="unpin something (`tiering ls --pinned`), or try again when nothing is in use",
-            )
-        try:
+        with room_for_list(state, level, len(text)) as fits:
+            # A tier over its budget already (it was lowered, and a tool evicts nothing) is no
+            # reason.
+            if text and must_fit and not fits and not level.lru.excess_bytes:
+                raise PinsFull(
+                    f"no room for the list of pins: {path}",
+                    hint="unpin something (`tiering ls --pinned`), or try again when nothing is "
+                    "in use",
+                )
             save_pins(path, text)
-        finally:
-            with contextlib.suppress(OSError):
-                level.tier.measure_overhead()
-            with state.lock:
-                if claim is not None:
-                    claim.release()
-                state.count_overhead(level)
 
     def _kept_bytes(self) -> int:
         return sum(map(self._block_bytes, self._state.pins.kept_keys()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ollama_tiering.store.blockfile import ALIGNMENT, align
 from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
@@ -41,6 +41,23 @@ def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservatio
             return level.shared.reserve(level.lru, need_bytes, state.clock(), state.wall_clock())
     with level.making_room:
         return _make_room(state, level, need_bytes)
+
+
+@contextlib.contextmanager
+def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[bool]:
+    """While one of the store's own small files is replaced, which counts against the budget, too.
+    Gives whether there was room; afterwards what the tier's own files take is measured anew.
+    """
+    claim = reserve_room(state, level, align(file_bytes)) if file_bytes else None
+    try:
+        yield claim is not None
+    finally:
+        with contextlib.suppress(OSError):
+            level.tier.measure_overhead()
+        with state.lock:
+            if claim is not None:
+                claim.release()
+            state.count_overhead(level)
 
 
 def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
