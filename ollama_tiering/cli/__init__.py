@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "sidecar": (
         "ollama_tiering.cli.sidecar:sidecar",
-        "Run the block store service and look into it.",
+        "Run the block store service.",
     ),
     "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
     "logs": ("ollama_tiering.cli.logs:logs", "The logs of `tiering up`."),

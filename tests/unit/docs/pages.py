@@ -45,6 +45,11 @@ def fenced(page: Path, languages: tuple[str, ...] = ("", "sh", "bash", "console"
         if language not in languages or language is None:
             continue
         text = line.text.strip()
+        if language == "console":  # commands behind a prompt, and what they print
+            if not text.startswith("$ "):
+                continue
+            text = text.removeprefix("$ ")
+            line = Line(page, line.number, text)
         if goes_on:
             last = found.pop()
             line = Line(page, last.number, f"{last.text.removesuffix(chr(92))} {text}")
