@@ -177,7 +177,7 @@ def overhead(
     "--only",
     type=click.Choice(["exact", "plain", "flash"]),
     multiple=True,
-    help="A setting; may be given more than once.  [default: all; flash takes minutes]",
+    help="A setting; may be given more than once.  [default: all; flash takes the longest]",
 )
 @engine_bench
 def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
