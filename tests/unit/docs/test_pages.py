@@ -97,7 +97,8 @@ def test_the_port_beside_a_stock_ollama_is_said_as_the_code_has_it() -> None:
         text = path.read_text(encoding="utf-8")
         for match in re.finditer(rf"\b{beside}\b", text):
             around = text[max(0, match.start() - 90) : match.end() + 90]
-            assert UNIT_NAME in around or "--host" in text[: match.start()][-20:], path.name
+            chosen = re.search(r"--host [\d.]*:$", text[: match.start()])
+            assert UNIT_NAME in around or chosen, path.name
             checked += 1
     assert checked >= 3
 
