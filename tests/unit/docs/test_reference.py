@@ -16,7 +16,9 @@ from ollama_tiering import config
 from ollama_tiering.cli import cli
 from ollama_tiering.config import GIB, SETTINGS, words
 from ollama_tiering.config.settings import Setting
-from ollama_tiering.errors import ConfigError
+from ollama_tiering.errors import ConfigError, UsageError
+from ollama_tiering.launch.address import parse_address
+from ollama_tiering.launch.choose import ENV_BINARY, named_binary
 from scripts import gen_docs
 from tests.unit.docs.pages import PAGES, ROOT
 
@@ -139,6 +141,19 @@ def test_what_a_bad_value_says_is_what_the_page_shows(
         CliRunner().invoke(cli, arguments, standalone_mode=False, catch_exceptions=False)
     assert block[2] == f"error: {caught.value.message}\nhint: {caught.value.hint}\n"
     assert caught.value.exit_code == 10
+
+
+def test_the_variables_whose_bad_value_is_bad_usage(
+    own_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = CONFIGURATION.read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", page.partition("(2 for ")[2].partition(")")[0])
+    assert named == ["OLLAMA_HOST", ENV_BINARY]
+    with pytest.raises(UsageError, match="no/such:thing"):
+        parse_address("no/such:thing")
+    monkeypatch.setenv(ENV_BINARY, "no/such:thing")
+    with pytest.raises(UsageError, match=f"{ENV_BINARY}=no/such:thing"):
+        named_binary()
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
