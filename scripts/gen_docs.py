@@ -46,7 +46,7 @@ _CODES = """\
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a bug, a check whose result differs, or a refusal: no room, too much pinned |
+| 1 | a bug, a check whose result differs, or a refusal: no room, too much pinned, `rm` of a pin |
 """
 
 

@@ -30,7 +30,7 @@ _DEFAULTS: Final = {
     "sidecar.local_dir": "blocks in the data directory",
     "sidecar.remote_dir": "none",
     "sidecar.remote_key_file": "remote.key in the state directory",
-    "sidecar.models_dir": "Ollama's own",
+    "sidecar.models_dir": "Ollama's own: ~/.ollama/models, else /usr/share/ollama/.ollama/models",
 }
 
 MEANINGS: Final = {

@@ -15,7 +15,7 @@ from ollama_tiering.launch.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
 from ollama_tiering.launch.systemd.stock import UNIT_NAME
 from ollama_tiering.launch.up import Request
 from ollama_tiering.sidecar.manifests import _DEFAULTS
-from tests.unit.docs.pages import PAGES, ROOT, anchors, fenced, links, prose, spans
+from tests.unit.docs.pages import PAGES, ROOT, anchors, fenced, links, spans
 
 README = ROOT / "README.md"
 # Made from the code, or as a table, or of one word (a link) that cannot be divided.
@@ -123,13 +123,8 @@ def test_the_readme_says_the_defaults_that_cost_memory_and_disk() -> None:
 
 
 def test_the_places_where_names_of_models_come_from_are_said() -> None:
-    (row,) = (
-        line.text
-        for line in prose(ROOT / "docs/cli.md")
-        if line.text.startswith("| `ls` | `--model`")
-    )
-    places = [f"`{place}`" for place in ("OLLAMA_MODELS", *_DEFAULTS)]
-    assert ", else ".join(places) in row
+    said = words.default_in_words("sidecar.models_dir")
+    assert said == f"Ollama's own: {', else '.join(_DEFAULTS)}"
 
 
 @pytest.mark.parametrize("phrase", ["look into it", "in a minute", "host tag", "host version"])
