@@ -46,6 +46,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def named() -> Iterator[tuple[str, str]]:
     for where, text in texts():
         flat = " ".join(text.split())
+        flat = re.sub(r"(?<=[a-z])VALUE", " …", flat)  # `tiering status{options}`
         for found in (*_QUOTED.findall(flat), *_BARE.findall(flat)):
             yield where, found
 
