@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test soak chaos power-cuts fuzz fuzz-csrc flips measurements locks proto clean
+.PHONY: default lint format test soak chaos power-cuts fuzz fuzz-csrc flips measurements docs locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -24,6 +24,8 @@ measurements: # hours, on a machine that does nothing else; `scripts/measure.py 
 	.venv/bin/python scripts/measure.py
 locks:
 	./scripts/lock
+docs: # docs/commands.md and the tables of docs/configuration.md, from the code
+	.venv/bin/python scripts/gen_docs.py
 proto:
 	.venv/bin/python scripts/gen_proto.py
 clean:

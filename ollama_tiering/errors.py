@@ -1,8 +1,8 @@
 """Every failure a person can act on. One class, one exit code; the message says cause and place,
 the hint the cure.
 
-Exit codes are part of the interface and listed in docs/cli.md. Code 2 is also what Click uses for
-bad usage.
+Exit codes are part of the interface; docs/commands.md lists them, with the classes' docstrings.
+Code 2 is also what Click uses for bad usage.
 """
 
 from __future__ import annotations
@@ -36,54 +36,56 @@ class ResultDiffers(TieringError):
 
 
 class UsageError(TieringError):
-    """The request itself makes no sense: an unknown name, a path that is not what it should be."""
+    """Usage: no such command, option or name, a path that is not what it should be."""
 
     exit_code = 2
 
 
 class FetchError(TieringError):
-    """Upstream source could not be had: network, unknown tag, missing objects."""
+    """Fetch: no network, unknown tag, incomplete clone."""
 
     exit_code = 3
 
 
 class UnsupportedUpstream(TieringError):
-    """The source tree is not one this patch set was made for."""
+    """Unsupported upstream: not a supported version, changed tree, moved tag."""
 
     exit_code = 4
 
 
 class PatchConflict(TieringError):
-    """A hook does not apply, an overlay file collides, or a patched file was edited."""
+    """Patch conflict: a hook does not apply, an overlay file collides, a patched file changed."""
 
     exit_code = 5
 
 
 class MissingTool(TieringError):
-    """A program the work needs is not there and could not be installed."""
+    """A tool or an extra is missing: git, compiler, make, Python, CUDA, gguf, matplotlib."""
 
     exit_code = 6
 
 
 class BuildError(TieringError):
-    """CMake, the compiler or the Go tool failed."""
+    """Build: CMake, compiler or Go failed, no space left."""
 
     exit_code = 7
 
 
 class StoreDamaged(TieringError):
-    """The block store, or a block in it, is not readable as what it claims to be."""
+    """Store damaged, or an archive to import that is."""
 
     exit_code = 8
 
 
 class ServiceError(TieringError):
-    """A service cannot start or be reached: port or socket taken, sidecar down."""
+    """Service: port, socket or directory taken, sidecar unreachable; something planted where a
+    directory or file of the store belongs.
+    """
 
     exit_code = 9
 
 
 class ConfigError(TieringError):
-    """A configuration file, environment variable or flag holds an invalid value."""
+    """Configuration: file, variable or flag holds an invalid value."""
 
     exit_code = 10

@@ -36,9 +36,12 @@ COMMANDS = {
     ),
     "sidecar": (
         "ollama_tiering.cli.sidecar:sidecar",
-        "Run the block store service and look into it.",
+        "Run the block store service.",
     ),
-    "status": ("ollama_tiering.cli.status:status", "What runs, what is built, what is stored."),
+    "status": (
+        "ollama_tiering.cli.status:status",
+        "What the store holds and found, and which models use it.",
+    ),
     "logs": ("ollama_tiering.cli.logs:logs", "The logs of `tiering up`."),
     "config": (
         "ollama_tiering.cli.config:config",

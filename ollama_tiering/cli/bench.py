@@ -40,7 +40,11 @@ bench.add_command(attention)
 @bench.command()
 @click.option("--tokens", default="2048,8192", show_default=True, help="Prompt lengths.")
 @attention_option
-@click.option("--flash", type=click.Choice(["on", "off"]), help="[default: as Ollama likes it]")
+@click.option(
+    "--flash",
+    type=click.Choice(["on", "off"]),
+    help="Flash attention.  [default: as Ollama likes it]",
+)
 @click.option(
     "--baselines",
     default="ours,best,default",
@@ -100,10 +104,34 @@ def restore(
 
 
 @bench.command()
-@click.option("--pairs", type=click.IntRange(2), default=15, show_default=True)
-@click.option("--bursts", type=click.IntRange(0), default=4, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(2), default=512, show_default=True)
-@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option(
+    "--pairs",
+    type=click.IntRange(2),
+    default=15,
+    show_default=True,
+    help="Requests, each with it on and off.",
+)
+@click.option(
+    "--bursts",
+    type=click.IntRange(0),
+    default=4,
+    show_default=True,
+    help="Rounds of 4 requests without a pause.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(2),
+    default=512,
+    show_default=True,
+    help="Length of a prompt.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(2),
+    default=64,
+    show_default=True,
+    help="Length of an answer.",
+)
 @attention_option
 @engine_bench
 def overhead(
@@ -149,7 +177,7 @@ def overhead(
     "--only",
     type=click.Choice(["exact", "plain", "flash"]),
     multiple=True,
-    help="A setting; may be given more than once.  [default: all; flash takes minutes]",
+    help="A setting; may be given more than once.  [default: all; flash takes the longest]",
 )
 @engine_bench
 def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
@@ -180,7 +208,13 @@ def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
 
 @bench.command()
 @click.option("--tokens", default="64,128,256,512,1024", show_default=True, help="Prompt lengths.")
-@click.option("--repeat", type=click.IntRange(1), default=9, show_default=True)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=9,
+    show_default=True,
+    help="Runs of each length and way.",
+)
 @attention_option
 @engine_bench
 def gate(run: Run, tokens: str, repeat: int, attention: str | None) -> None:

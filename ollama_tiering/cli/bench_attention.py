@@ -20,7 +20,9 @@ _PARTS = ("accuracy", "prefill", "decode", "quant", "peaked")
 @click.option(
     "--only", default=",".join(_PARTS), show_default=True, help="Parts of it, with commas between."
 )
-@click.option("--threads", type=click.IntRange(1), help="[default: as many as there are cores]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads.  [default: as many as there are cores]"
+)
 @click.option(
     "--isa",
     type=click.Choice(["auto", "avx512", "avx2", "neon", "scalar"]),
@@ -29,7 +31,13 @@ _PARTS = ("accuracy", "prefill", "decode", "quant", "peaked")
     help="Instruction set; ggml is built for the same.",
 )
 @click.option("--keys", type=click.IntRange(1), help="At most so many, for a quick look.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Turns of ours and ggml's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every run's seconds.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here, plots beside it."

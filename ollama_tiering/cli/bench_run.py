@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +25,12 @@ Command = Callable[..., None]
 
 _OPTIONS = (
     click.option("--shape", default="qwen3-0.6b", show_default=True, help="See `model shapes`."),
-    click.option("--tag", help="Version of Ollama.  [default: v0.16.3]"),
-    click.option("--cpu", type=click.Choice(["native", "variants"]), help="CPU code of the build."),
+    click.option("--tag", help="Version of Ollama." + flag_note("patch.tag")),
+    click.option(
+        "--cpu",
+        type=click.Choice(["native", "variants"]),
+        help="CPU code of the build.  [default: what is built already, else native]",
+    ),
     click.option("--json", "as_json", is_flag=True, help="As JSON."),
     click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here."),
     click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where."),

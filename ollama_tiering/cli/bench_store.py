@@ -30,9 +30,26 @@ _PARTS = ("restore", "put", "lookup", "scale", "encoding", "weather")
 )
 @click.option("--mb", type=click.IntRange(64), default=256, show_default=True, help="For each run.")
 @click.option("--block-mb", default="1,4,8,32", show_default=True, help="Sizes of blocks.")
-@click.option("--records", type=click.IntRange(64), default=1_000_000, show_default=True)
-@click.option("--files", type=click.IntRange(64), default=100_000, show_default=True)
-@click.option("--soak", type=click.FloatRange(0), default=0.0, help="Minutes.  [default: none]")
+@click.option(
+    "--records",
+    type=click.IntRange(64),
+    default=1_000_000,
+    show_default=True,
+    help="Keys that are looked up among.",
+)
+@click.option(
+    "--files",
+    type=click.IntRange(64),
+    default=100_000,
+    show_default=True,
+    help="Files that a start finds.",
+)
+@click.option(
+    "--soak",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Minutes of load while the memory is watched.  [default: none]",
+)
 @click.option(
     "--trained",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import ResultDiffers
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _NOTE = (
     show_default=True,
     help="The patched Ollama, or the small numpy engine.",
 )
-@click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
+@click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")

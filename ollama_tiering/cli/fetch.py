@@ -8,16 +8,22 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset import manifest, upstream
 from ollama_tiering.patchset.report import Report
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--tag", "tags", multiple=True, help="Version to fetch; may be given more than once.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    help="Version to fetch; may be given more than once." + flag_note("patch.tag"),
+)
 @click.option("--all-tags", is_flag=True, help="Every supported version.")
 @click.option(
-    "--source", help="URL, or path of any local clone of Ollama.  [env OLLAMA_TIERING_SOURCE]"
+    "--source", help="URL, or path of any local clone of Ollama." + flag_note("patch.source")
 )
 @click.option(
     "--list", "only_list", is_flag=True, help="List supported versions and which are cached."

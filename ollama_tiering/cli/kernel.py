@@ -22,7 +22,9 @@ def kernel() -> None:
 
 
 @kernel.command()
-@click.option("--threads", type=click.IntRange(1), help="[default: as many as there are cores]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads.  [default: as many as there are cores]"
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def check(threads: int | None, as_json: bool) -> None:
     """Compute with every kernel that this CPU and GPU can run, and compare with f64.

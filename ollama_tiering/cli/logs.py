@@ -17,7 +17,9 @@ _READ_BYTES = 1 << 20
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("which", type=click.Choice(["server", "sidecar", "all"]), default="all")
-@click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True)
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each log."
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Of one `up`.  [default: the newest]")
 @click.option("--paths", is_flag=True, help="Only where the files are.")

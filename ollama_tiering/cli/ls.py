@@ -46,7 +46,13 @@ _DISPENSABLE: Final = ("OWN", "HITS", "BLOCKS", "TIERS", "NOTE", "USED")
 @click.option("--blocks", is_flag=True, help="Single blocks instead of conversations.")
 @selection_options
 @click.option("--pinned", is_flag=True, help="Only what is pinned.")
-@click.option("--sort", type=click.Choice([*_SORTS, "model"]), default="used", show_default=True)
+@click.option(
+    "--sort",
+    type=click.Choice([*_SORTS, "model"]),
+    default="used",
+    show_default=True,
+    help="What goes first.",
+)
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
 @store_options

@@ -24,7 +24,9 @@ def model() -> None:
 @model.command(epilog=_EPILOG)
 @click.argument("shape")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random weights."
+)
 @click.option("--layers", type=int, help="Transformer blocks.")
 @click.option("--heads", type=int, help="Query heads.")
 @click.option("--kv-heads", type=int, help="K and V heads; --heads is a multiple of it.")

@@ -13,6 +13,7 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import PatchConflict, UsageError
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
@@ -22,22 +23,30 @@ from ollama_tiering.patchset.tree import Tree
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
-_TAG = click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
+_TAG = click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 _TREE = click.option(
     "--tree", type=click.Path(path_type=Path), help="A plain source tree instead of our own."
 )
-_SOURCE = click.option("--source", help="URL or local clone, where the version is not cached yet.")
+_SOURCE = click.option(
+    "--source",
+    help="URL or local clone, where the version is not cached yet." + flag_note("patch.source"),
+)
 _UNTESTED = click.option(
     "--allow-untested", is_flag=True, help="Also on a tree that is not a supported version."
 )
 _CPU = click.option(
-    "--cpu", type=click.Choice(["native", "variants"]), help="CPU code.  [default: native]"
+    "--cpu", type=click.Choice(["native", "variants"]), help="CPU code." + flag_note("patch.cpu")
 )
 _CUDA = click.option(
-    "--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code.  [default: auto]"
+    "--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code." + flag_note("patch.cuda")
 )
 _ARCH = click.option("--cuda-arch", help="CUDA architectures for CMake, such as 90 or native.")
-_JOBS = click.option("-j", "--jobs", type=click.IntRange(min=1), help="Parallel compilations.")
+_JOBS = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Parallel compilations.  [default: as many as there are cores]",
+)
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 _VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Show each command.")
 

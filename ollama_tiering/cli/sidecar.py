@@ -9,22 +9,68 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.config import format_size
+from ollama_tiering.config.words import flag_note
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command()
-@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
-@click.option("--ram-dir", type=click.Path(path_type=Path), help="Directory on tmpfs.")
-@click.option("--ram-gb", type=float, help="Budget of the RAM tier in GiB; 0 for none.")
-@click.option("--local", type=click.Path(path_type=Path), help="Directory on a local disk.")
-@click.option("--local-gb", type=float, help="Budget of the local tier in GiB; 0 for none.")
-@click.option("--remote", type=click.Path(path_type=Path), help="Directory on NFS, shared; none.")
-@click.option("--remote-gb", type=float, help="Budget of the whole remote directory in GiB.")
-@click.option("--log-level", type=click.Choice(_LEVELS), help="How much to say on stderr.")
-@click.option("--log-format", type=click.Choice(("text", "json")), help="Lines, or JSON objects.")
-@click.option("--metrics-port", type=int, help="Prometheus metrics on loopback; 0 for none.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file.")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Unix socket to listen on." + flag_note("sidecar.socket"),
+)
+@click.option(
+    "--ram-dir",
+    type=click.Path(path_type=Path),
+    help="Directory of the RAM tier, on tmpfs." + flag_note("sidecar.ram_dir"),
+)
+@click.option(
+    "--ram-gb",
+    type=float,
+    help="Budget of the RAM tier in GiB; 0 for none." + flag_note("sidecar.ram_budget"),
+)
+@click.option(
+    "--local",
+    type=click.Path(path_type=Path),
+    help="Directory of the local tier." + flag_note("sidecar.local_dir"),
+)
+@click.option(
+    "--local-gb",
+    type=float,
+    help="Budget of the local tier in GiB; 0 for none." + flag_note("sidecar.local_budget"),
+)
+@click.option(
+    "--remote",
+    type=click.Path(path_type=Path),
+    help="Directory of the remote tier, shared, as on NFS." + flag_note("sidecar.remote_dir"),
+)
+@click.option(
+    "--remote-gb",
+    type=float,
+    help="Budget of the whole remote directory in GiB." + flag_note("sidecar.remote_budget"),
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    help="How much to say on stderr." + flag_note("sidecar.log_level"),
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(("text", "json")),
+    help="Lines, or JSON objects." + flag_note("sidecar.log_format"),
+)
+@click.option(
+    "--metrics-port",
+    type=int,
+    help="Prometheus metrics on loopback; 0 for none." + flag_note("sidecar.metrics_port"),
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Settings file instead of the usual one.",
+)
 def sidecar(
     socket: Path | None,
     ram_dir: Path | None,
@@ -42,7 +88,7 @@ def sidecar(
 
     Runs in the foreground. One line on stdout says when it is ready; a service manager that set
     NOTIFY_SOCKET is told too. SIGTERM or Ctrl-C writes down what is in RAM only (up to 10 s), then
-    ends. SIGHUP rereads the settings: budgets, watermarks and the log level change at once.
+    ends. SIGHUP rereads the settings; docs/configuration.md says what changes at once.
     """
     overrides: dict[str, Any] = {
         "sidecar.socket": socket,

@@ -49,7 +49,11 @@ def systemd() -> None:
 @_place
 @click.option("--run-as", metavar="USER", help="User of both services.  [default: ollama]")
 @click.option("--binary", type=_PATH, help="The patched Ollama.  [default: the newest built]")
-@click.option("--host", help="Where it listens.  [default: 127.0.0.1:11434; 11435 beside a stock]")
+@click.option(
+    "--host",
+    help="Where it listens.  [default: 127.0.0.1:11434, or 11435 "
+    "where ollama.service is installed]",
+)
 @click.option("--models", type=_PATH, help="Models directory.  [default: Ollama's own]")
 @click.option("--sidecar-only", is_flag=True, help="No server, only the block store service.")
 @click.option("--now", is_flag=True, help="Also enable and start them.")

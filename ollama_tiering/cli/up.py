@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.config.words import flag_note
 
 if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
@@ -20,22 +21,37 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--tag", help="Version of Ollama.  [default: v0.16.3]")
-@click.option("--source", help="URL or local clone, where the version is not cached yet.")
+@click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
+@click.option(
+    "--source",
+    help="URL or local clone, where the version is not cached yet." + flag_note("patch.source"),
+)
 @click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
 @click.option(
     "--models",
     type=click.Path(file_okay=False, path_type=Path),
     help="Models directory.  [env OLLAMA_MODELS; default: Ollama's own]",
 )
-@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Unix socket of the sidecar." + flag_note("sidecar.socket"),
+)
 @click.option(
     "--cpu-attention",
     type=click.Choice(["exact", "stock"]),
-    help="Attention of models on the CPU.  [env OLLAMA_CPU_ATTENTION; default: exact]",
+    help="Attention of models on the CPU." + flag_note("server.cpu_attention"),
 )
-@click.option("--cpu", type=click.Choice(["native", "variants"]), help="CPU code of the build.")
-@click.option("--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code of the build.")
+@click.option(
+    "--cpu",
+    type=click.Choice(["native", "variants"]),
+    help="CPU code of the build.  [default: what is built already, else native]",
+)
+@click.option(
+    "--cuda",
+    type=click.Choice(["auto", "on", "off"]),
+    help="GPU code of the build." + flag_note("patch.cuda"),
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
 def up(

@@ -49,7 +49,7 @@ def verify(repair: bool, socket: Path | None, config_file: Path | None, as_json:
     if bad:
         raise StoreDamaged(
             f"{count(len(bad), 'block')} of {last.done_blocks:,} damaged or unreadable",
-            hint=None if repair else "tiering verify --repair puts damaged blocks out of the way",
+            hint=None if repair else "`tiering verify --repair` puts damaged blocks out of the way",
         )
 
 

@@ -106,7 +106,7 @@ def _lookup(
 ) -> _Found | None:
     """The value that counts, its parser, where it came from, and what to do when it is wrong."""
     if setting.key in flags:
-        flag = "--" + name.replace("_", "-")
+        flag = setting.flag or "--" + name.replace("_", "-")
         return (
             flags[setting.key],
             setting.parse,

@@ -176,16 +176,33 @@ class Setting:
     parse: Callable[[Any], Any]
     env: str | None = None
     env_parse: Callable[[Any], Any] | None = None
+    flag: str | None = None  # of `tiering sidecar`, where it is not the key's name
 
 
 SETTINGS = (
     Setting("sidecar.socket", "socket_path", _socket, ENV_SOCKET),
     Setting("sidecar.ram_dir", "ram_dir", _path, ENV_RAM_DIR),
-    Setting("sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes),
-    Setting("sidecar.local_dir", "local_dir", _path, ENV_LOCAL),
-    Setting("sidecar.local_budget", "local_budget_bytes", parse_size, ENV_LOCAL_GB, _gigabytes),
-    Setting("sidecar.remote_dir", "remote_dir", _path, ENV_REMOTE),
-    Setting("sidecar.remote_budget", "remote_budget_bytes", parse_size, ENV_REMOTE_GB, _gigabytes),
+    Setting(
+        "sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes, "--ram-gb"
+    ),
+    Setting("sidecar.local_dir", "local_dir", _path, ENV_LOCAL, flag="--local"),
+    Setting(
+        "sidecar.local_budget",
+        "local_budget_bytes",
+        parse_size,
+        ENV_LOCAL_GB,
+        _gigabytes,
+        "--local-gb",
+    ),
+    Setting("sidecar.remote_dir", "remote_dir", _path, ENV_REMOTE, flag="--remote"),
+    Setting(
+        "sidecar.remote_budget",
+        "remote_budget_bytes",
+        parse_size,
+        ENV_REMOTE_GB,
+        _gigabytes,
+        "--remote-gb",
+    ),
     Setting("sidecar.remote_deadline_seconds", "remote_deadline_seconds", _number(0.1, 300)),
     # Well below what the others wait before they take a sidecar for dead.
     Setting("sidecar.remote_rescan_seconds", "remote_rescan_seconds", _number(1, 240)),

@@ -194,7 +194,7 @@ def cold_prefill(group: int, n_cells: int, n_q: int = 512, piece_cells: int = 10
 
 
 def all_ratios() -> list[Ratio]:
-    """Row 7, in about a minute on a recent GPU."""
+    """Row 7."""
     read_rate = read_bytes_per_s()
     ratios = [
         hot_decode(group, n_cells, read_rate)

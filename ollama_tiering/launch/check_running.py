@@ -85,7 +85,11 @@ def runner(report: pb.RunnerReport) -> Iterator[Check]:
     )
     if report.failures:
         counts += f"; {report.failures} calls to the sidecar failed"
-        yield warn(name, counts, "read the sidecar's log")
+        yield warn(
+            name,
+            counts,
+            "read the sidecar's log (tiering logs sidecar, or journalctl -u ollama-tiering)",
+        )
     else:
         yield ok(name, counts)
 

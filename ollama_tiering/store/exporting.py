@@ -55,7 +55,7 @@ def chain_to_export(listing: Listing) -> ChainToExport:
     """Of a listing of one chain's blocks. StoreDamaged when something of it is missing."""
     blocks = listing.blocks
     if not blocks or not blocks[-1].complete:
-        raise StoreDamaged("the start of this chain is not stored", hint="tiering gc removes it")
+        raise StoreDamaged("the start of this chain is not stored", hint="`tiering gc` removes it")
     namespace = blocks[0].namespace
     description = listing.descriptions.get(namespace, ())
     if not description:

@@ -162,7 +162,7 @@ def test_a_file_asked_for_must_be_there(own_world: Path, monkeypatch: pytest.Mon
 
 
 def test_a_wrong_variable_and_a_wrong_flag_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="flag --ram-budget"):
+    with pytest.raises(ConfigError, match="flag --ram-gb"):
         load({"sidecar.ram_budget": "x"})
     monkeypatch.setenv(config.ENV_MIN_TOKENS, "-3")
     with pytest.raises(ConfigError, match=config.ENV_MIN_TOKENS):

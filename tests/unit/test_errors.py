@@ -19,7 +19,7 @@ def test_each_kind_of_failure_has_its_own_exit_code() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    page = Path(__file__).parents[2] / "docs/cli.md"
+    page = Path(__file__).parents[2] / "docs/commands.md"
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)}
     assert documented >= {0, 130} | {kind.exit_code for kind in TREE}
 

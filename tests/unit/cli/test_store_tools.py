@@ -245,7 +245,7 @@ def test_verify_finds_damage_and_repair_moves_it_aside(place: Place) -> None:
     code, out, err = place.run("verify")
     assert code == 8
     assert f"damaged  local v1/{OTHER.digest().hex()}" in out
-    assert "hint: tiering verify --repair" in err
+    assert "hint: `tiering verify --repair`" in err
     assert place.contents() == before
     code, out, _ = place.run("verify", "--repair", "--json")
     assert code == 8
