@@ -94,9 +94,7 @@ def _users_turn(turns: Sequence[_Turn], at: int) -> _Turn:
 
 def _beginning(lead: bytes) -> int:
     """Offset of its last line's start; without one, of its first whole word."""
-    if b"\n" in lead.rstrip():
-        return lead.rstrip().rindex(b"\n") + 1
-    return lead.find(b" ") + 1
+    return (lead.rfind(b"\n") if b"\n" in lead else lead.find(b" ")) + 1
 
 
 def _turns(pieces: _Pieces, marks: Sequence[str]) -> Iterator[_Turn]:

@@ -57,5 +57,5 @@ def of_models(labels: Iterable[str]) -> str:
     if not names:
         return ""
     few, more = names[:_FEW], len(names) - _FEW
-    last = f"{more} more models" if more > 0 else few.pop()
+    last = f"{more} more model{'s' if more > 1 else ''}" if more > 0 else few.pop()
     return f" of {', '.join(few)} and {last}" if few else f" of {last}"

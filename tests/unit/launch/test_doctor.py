@@ -181,6 +181,13 @@ def test_a_model_that_is_not_tiered_is_told_with_the_reason() -> None:
     assert "OLLAMA_NEW_ENGINE=1" in check.cure
 
 
+def test_a_model_is_told_by_its_name() -> None:
+    report = pb.RunnerReport(pid=7, model="sha256-" + "ab" * 32, tiered=True)
+    names = {report.model: "qwen3:0.6b"}
+    assert next(iter(check_running.runner(report, names))).finding.startswith("qwen3:0.6b (")
+    assert next(iter(check_running.runner(report, {}))).finding.startswith("abababababab (")
+
+
 def test_a_tiered_model_is_told_with_its_counts() -> None:
     report = pb.RunnerReport(pid=7, model="m", tiered=True, requests=2, restored_tokens=64)
     (check,) = check_running.runner(report, {})
