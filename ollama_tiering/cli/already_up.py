@@ -30,11 +30,11 @@ def say_already(request: Request, record: Record | None) -> None:
     state = "already up" if record.ready else "already starting"
     since = f" since {_moment(record.started)}" if record.started else ""
     click.echo(f"{state}: {record.url}{since} (process {record.pid})")
-    logs = logs_of(record)
+    elsewhere = f" --socket {record.socket}" if record.socket != str(request.socket) else ""
     lines = {
         "models": record.models,
-        "logs": "  ".join(logs),
-        "look": "tiering status" if record.ready else "",
+        "logs": "  ".join(logs_of(record)),
+        "look": f"tiering status{elsewhere}" if record.ready else "",
         "stop": f"Ctrl-C where it runs, or: {stop}",
         "other": f"a second server beside it: {beside}",
     }

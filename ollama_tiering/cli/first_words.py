@@ -6,7 +6,6 @@ Turns are told by the control tokens and role words of chat templates. What has 
 
 from __future__ import annotations
 
-import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -138,7 +137,6 @@ def _one_line(raw: bytes, beginning: str) -> str:
     """Control, format and private characters are blanks: none reaches a terminal. Bytes of a
     character that was cut are left out.
     """
-    text = raw[: 8 * MAX_CHARACTERS].decode(errors="ignore")
-    harmless = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
-    words = " ".join(harmless.split())
+    text = raw[: 8 * MAX_CHARACTERS].decode(errors="ignore")[: 2 * MAX_CHARACTERS]
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return (beginning + words)[:MAX_CHARACTERS] if words else ""

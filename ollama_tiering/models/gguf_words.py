@@ -51,9 +51,10 @@ class Vocabulary:
         """Its bytes in the UTF-8 of a text. None for what is no text: a mark of the chat template
         or the like, an id that is none.
         """
-        if token not in self._pieces:
-            self._pieces[token] = self._piece(token)
-        return self._pieces[token]
+        try:
+            return self._pieces[token]
+        except KeyError:
+            return self._pieces.setdefault(token, self._piece(token))
 
     def _piece(self, token: int) -> bytes | None:
         name = self.name(token)
