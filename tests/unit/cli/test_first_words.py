@@ -86,11 +86,16 @@ def test_a_long_turn_shows_where_they_part_from_the_start_of_the_line_or_a_whole
     start = "<|im_start|>user\nAlways be brief and kind. "
     assert words(f"{start}\nTell ^me<|im_end|>") == "…Tell me"
     assert words(f"{start}What about c^ats<|im_end|>") == "…about cats"
+    answer = "<|im_start|>assistant\nThey purr.<|im_end|>\n<|im_start|>user\nThanks!<|im_end|>"
+    assert words(f"{start}What about c^ats<|im_end|>\n{answer}") == "…about cats"
 
 
 def test_what_began_before_the_tokens_that_are_known_says_so() -> None:
     assert words("x" * BEFORE_TOKENS + " ^Why?").startswith("…")
     assert words(f"{'x' * (BEFORE_TOKENS - 9)}^<|im_start|>user\nWhy?") == "Why?"
+    answer = "<|im_start|>assistant\n^Because."
+    assert words(f"{'x' * BEFORE_TOKENS}{answer}") == "…" + "x" * BEFORE_TOKENS
+    assert words(f"{'x' * 100}{answer}") == "x" * 100
 
 
 def test_a_user_who_writes_a_roles_name_is_shown() -> None:

@@ -16,6 +16,7 @@ from ollama_tiering.models import vocab
 from ollama_tiering.sidecar.admin_client import SidecarAdministration
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
+from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.inventory import Selection
 from ollama_tiering.store.parting import AFTER_TOKENS, BEFORE_TOKENS
 from tests.contract.daemon import Daemon, PutStream
@@ -92,6 +93,22 @@ def test_nobody_who_does_not_want_it_gets_it(place: Place) -> None:
     assert "birds" not in place.ls("--no-text") + place.ls("--json", "--no-text")
     assert place.texts("--no-text") == [None, None]
     assert "birds" not in place.ls("--blocks") + place.ls("--blocks", "--json")
+
+
+def test_nobody_is_asked_for_tokens_where_no_text_is_wanted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    for kind in (SidecarAdministration, Administration):
+
+        def noted(self: Any, *args: Any, real: Any = kind.listing, **options: Any) -> Any:
+            asked.append(options["words"])
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(kind, "listing", noted)
+    for options in (("--no-text",), ("--blocks",), ()):
+        place.ls(*options)
+    assert asked == [False, False, True]
 
 
 def test_without_the_models_file_there_is_no_text(place: Place) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.models import vocab
+from ollama_tiering.models import gguf_words, vocab
 from ollama_tiering.models.gguf_words import Vocabulary, read_vocabulary
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
@@ -91,6 +91,16 @@ HUGE = struct.pack("<Q", 1 << 60)
 def test_what_contradicts_itself_has_no_vocabulary(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m").write_bytes(content + bytes(64))
     assert read_vocabulary(tmp_path / "m") is None
+
+
+def test_more_tokens_than_any_model_has_are_not_read(tmp_path: Path) -> None:
+    most = gguf_words._MAX_TOKENS
+    for count, found in ((most, True), (most + 1, False)):
+        kinds = struct.pack("<IIQ", ARRAY, INT32, count) + bytes(4 * count)
+        tokens = array(STRING, ["a"])
+        values = {"tokenizer.ggml.token_type": kinds, "tokenizer.ggml.tokens": tokens}
+        (tmp_path / "m").write_bytes(gguf(values))
+        assert (read_vocabulary(tmp_path / "m") is not None) == found
 
 
 def test_what_is_no_file_has_no_vocabulary(tmp_path: Path) -> None:
