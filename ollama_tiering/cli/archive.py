@@ -6,10 +6,12 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
     administration,
     count,
@@ -18,6 +20,9 @@ from ollama_tiering.cli.store_options import (
     store_options,
 )
 from ollama_tiering.config import format_size
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.describe import Fields
 
 _DIGITS = 12
 
@@ -70,7 +75,7 @@ def export_command(
         click.echo(json.dumps(document, indent=1))
         return
     verb = "would export" if dry_run else "exported"
-    name = short(key, _DIGITS)
+    name = _name(key, chain.namespace, chain.description)
     click.echo(f"{verb} {name}: {count(blocks, 'block')}, {format_size(size)} to {target}")
 
 
@@ -116,13 +121,18 @@ def import_command(
         }
         click.echo(json.dumps(document, indent=1))
         return
-    name = short(key, _DIGITS)
+    name = _name(key, manifest.namespace, manifest.description)
     if not done.stored:
         click.echo(f"{name}: all {count(done.blocks, 'block')} stored already")
         return
     verb = "would store" if dry_run else "stored"
     there = f"; {count(done.present, 'block')} stored already" if done.present else ""
     click.echo(f"{name}: {verb} {count(done.stored, 'block')}, {format_size(size)}{there}")
+
+
+def _name(key: bytes, namespace: bytes, description: Fields) -> str:
+    """`1234abcd… of qwen3:0.6b`."""
+    return short(key, _DIGITS) + of_models([label(description, namespace, known_names())])
 
 
 @contextlib.contextmanager

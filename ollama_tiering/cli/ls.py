@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.cli.model_names import default_models_dir, label, model_names
+from ollama_tiering.cli.model_names import known_names, label
 from ollama_tiering.cli.store_options import (
     administration,
     age,
@@ -37,8 +37,13 @@ _SORTS: Final[dict[str, Callable[[Any], Any]]] = {  # biggest, longest, latest f
 }
 _PIPE_WIDTH: Final = 1000  # nothing is cut where no terminal has an edge
 _MODEL_WIDTH: Final = 12  # at least: the only column that may be cut
-_LEFT: Final = ("ID", "MODEL", "TIERS", "NOTE")
+_TEXT_WIDTH: Final = 16  # at least
+_PIPE_TEXT_WIDTH: Final = 80
+_NARROW: Final = 80  # below it the text is the first to go
+_LEFT: Final = ("ID", "MODEL", "TIERS", "NOTE", "TEXT")
 _DISPENSABLE: Final = ("OWN", "HITS", "BLOCKS", "TIERS", "NOTE", "USED")
+
+Texts = Mapping[Any, str]  # by the key of a conversation's last block
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -55,6 +60,7 @@ _DISPENSABLE: Final = ("OWN", "HITS", "BLOCKS", "TIERS", "NOTE", "USED")
 )
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
+@click.option("--no-text", is_flag=True, help="Without the words of conversations.")
 @store_options
 def ls(
     ids: tuple[str, ...],
@@ -63,6 +69,7 @@ def ls(
     sort: str,
     reverse: bool,
     limit: int | None,
+    no_text: bool,
     socket: Path | None,
     config_file: Path | None,
     as_json: bool,
@@ -71,13 +78,14 @@ def ls(
     """List stored conversations, latest first.
 
     A line is a chain of blocks from the first token to the end of one conversation. OWN is what
-    only it uses: what `tiering rm ID` would free. An ID may be cut as long as it is unique. With
-    --blocks and IDs: the blocks of these conversations, in their order.
+    only it uses: what `tiering rm ID` would free. TEXT is what the user wrote where it parts from
+    the other conversations of its model. An ID may be cut as long as it is unique. With --blocks
+    and IDs: the blocks of these conversations, in their order.
     """
     selection = make_selection(ids, pinned=pinned, **conditions)
     with administration(socket, config_file, purpose="look") as admin:
-        listing = admin.listing(selection, blocks=blocks)
-    names = model_names(default_models_dir())
+        listing = admin.listing(selection, blocks=blocks, words=not (blocks or no_text))
+    names = known_names()
     labels = {ns: label(fields, ns, names) for ns, fields in listing.descriptions.items()}
     lines: list[Line] = [*listing.chains, *listing.blocks]
     if not (blocks and ids):
@@ -86,12 +94,25 @@ def ls(
     if reverse:
         lines.reverse()
     lines = lines[:limit]
+    texts = None if blocks or no_text else _texts(listing, lines)
     if as_json:
-        click.echo(json.dumps(_document(listing, lines, labels, blocks=blocks), indent=1))
+        document = _document(listing, lines, labels, texts, blocks=blocks)
+        click.echo(json.dumps(document, indent=1))
         return
     if lines:
-        _print_table(lines, labels, listing.id_digits)
+        _print_table(lines, labels, texts or {}, listing.id_digits)
     click.echo(summary(listing, shown=len(lines), blocks=blocks))
+
+
+def _texts(listing: Listing, lines: Iterable[Any]) -> Texts:
+    from ollama_tiering.cli.first_words import Words
+    from ollama_tiering.launch.names import models_dirs
+
+    words = Words(models_dirs())
+    models = {ns: dict(fields).get("model", "") for ns, fields in listing.descriptions.items()}
+    return {
+        line.key: words.of(models[line.namespace], line.words, line.words_before) for line in lines
+    }
 
 
 def summary(listing: Listing, *, shown: int, blocks: bool) -> str:
@@ -113,7 +134,9 @@ def _places(totals: Totals) -> str:
     return f" ({', '.join(uses)})" if uses else ""
 
 
-def _print_table(lines: Iterable[Line], labels: Mapping[Any, str], digits: int) -> None:
+def _print_table(
+    lines: Iterable[Line], labels: Mapping[Any, str], texts: Texts, digits: int
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -121,10 +144,17 @@ def _print_table(lines: Iterable[Line], labels: Mapping[Any, str], digits: int) 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
-    columns = _fitting(_columns(list(lines), labels, digits), console.width)
+    columns = _columns(list(lines), labels, digits)
+    if any(texts.values()) and console.width >= _NARROW:
+        columns["TEXT"] = [texts[line.key] for line in lines]
+    columns = _fitting(columns, console.width)
     widths = {heading: _width(heading, cells) for heading, cells in columns.items()}
-    excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
-    widths["MODEL"] -= max(0, min(excess, widths["MODEL"] - _MODEL_WIDTH))
+    if "TEXT" in widths and not console.is_terminal:
+        widths["TEXT"] = min(widths["TEXT"], _PIPE_TEXT_WIDTH)
+    for heading, least in (("TEXT", _TEXT_WIDTH), ("MODEL", _MODEL_WIDTH)):
+        if heading in widths:
+            excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+            widths[heading] -= max(0, min(excess, widths[heading] - least))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, width in widths.items():
         justify: Literal["left", "right"] = "left" if heading in _LEFT else "right"
@@ -159,6 +189,8 @@ def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
     for heading in _DISPENSABLE:
         widths = {name: _width(name, cells) for name, cells in columns.items()}
         widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)
+        if "TEXT" in widths:
+            widths["TEXT"] = min(widths["TEXT"], _TEXT_WIDTH)
         if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             break
         columns.pop(heading, None)
@@ -166,7 +198,9 @@ def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
 
 
 def _width(heading: str, cells: list[str]) -> int:
-    return max(map(len, (heading, *cells)))
+    from rich.cells import cell_len
+
+    return max(map(cell_len, (heading, *cells)))
 
 
 def _tiers(line: Line) -> str:
@@ -184,11 +218,16 @@ def _marks(line: Line) -> str:
 
 
 def _document(
-    listing: Listing, lines: Iterable[Line], labels: Mapping[Any, str], *, blocks: bool
+    listing: Listing,
+    lines: Iterable[Line],
+    labels: Mapping[Any, str],
+    texts: Texts | None,
+    *,
+    blocks: bool,
 ) -> dict[str, Any]:
     return {
         "version": 1,
-        "blocks" if blocks else "chains": [_entry(line, labels) for line in lines],
+        "blocks" if blocks else "chains": [_entry(line, labels, texts) for line in lines],
         "namespaces": {ns.hex(): dict(fields) for ns, fields in listing.descriptions.items()},
         "selected": _totals(listing.selected),
         "stored": _totals(listing.stored),
@@ -196,13 +235,17 @@ def _document(
     }
 
 
-def _entry(line: Line, labels: Mapping[Any, str]) -> dict[str, Any]:
+def _entry(line: Line, labels: Mapping[Any, str], texts: Texts | None) -> dict[str, Any]:
     values = asdict(line)
+    for tokens in ("words", "words_before"):
+        values.pop(tokens, None)
     values["tiers"] = _tier_list(line.tiers)
     if "parent" in values:
         values["parent"] = values["parent"].hex()
     key, namespace = values.pop("key").hex(), values.pop("namespace").hex()
-    return {"id": key, "namespace": namespace, "model": labels[line.namespace], **values}
+    text = {} if texts is None else {"text": texts[line.key]}
+    model = labels[line.namespace]
+    return {"id": key, "namespace": namespace, "model": model, **values, **text}
 
 
 def _totals(totals: Totals) -> dict[str, Any]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.sidecar.manifests import default_models_dir, is_blob, model_names
+from ollama_tiering.launch.names import all_names, first_names, models_dirs, shown
+from ollama_tiering.sidecar.manifests import is_blob
 
 if TYPE_CHECKING:
     from ollama_tiering.store.describe import Fields
 
-__all__ = ["default_models_dir", "label", "model_names", "present_models"]
-
 _DIGEST_DIGITS: Final = 12
+_FEW: Final = 3  # named in a sentence
 
 
 def present_models(models: Path) -> frozenset[str]:
@@ -31,13 +31,31 @@ def present_models(models: Path) -> frozenset[str]:
     return found
 
 
+def known_names() -> dict[str, str]:
+    """Blob file name -> name, of every models directory that is known on this machine."""
+    return first_names(models_dirs())
+
+
+def models_called(text: str) -> tuple[str, ...]:
+    """File names of the models that have `text` in one of their names."""
+    wanted = text.lower()
+    found = all_names(models_dirs()) if wanted else {}
+    return tuple(
+        blob for blob, names in sorted(found.items()) if any(wanted in n.lower() for n in names)
+    )
+
+
 def label(description: Fields, namespace: bytes, names: Mapping[str, str]) -> str:
     """What to call the model of a namespace in a table."""
     model = dict(description).get("model", "")
-    if not model:
-        return f"? {namespace.hex()[:_DIGEST_DIGITS]}"
-    if model in names:
-        return names[model]
-    if is_blob(model):
-        return model.removeprefix("sha256-")[:_DIGEST_DIGITS]
-    return model
+    return shown(model, names) if model else f"? {namespace.hex()[:_DIGEST_DIGITS]}"
+
+
+def of_models(labels: Iterable[str]) -> str:
+    """` of qwen3:0.6b and gemma3:1b` for a sentence; empty for none."""
+    names = sorted(set(labels))
+    if not names:
+        return ""
+    few, more = names[:_FEW], len(names) - _FEW
+    last = f"{more} more model{'s' if more > 1 else ''}" if more > 0 else few.pop()
+    return f" of {', '.join(few)} and {last}" if few else f" of {last}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
+    Admin,
     administration,
     count,
     dry_run_option,
@@ -68,13 +71,15 @@ def _change(
     unpin: bool,
 ) -> None:
     results = []
+    names = known_names()
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
         call = admin.unpin if unpin else admin.pin
         for chain_id in ids:
             result = call(chain_id, dry_run=dry_run)
             results.append(result)
             if not as_json:
-                click.echo(_sentence(result, unpin=unpin, dry_run=dry_run))
+                model = _model(admin, chain_id, names)
+                click.echo(_sentence(result, model, unpin=unpin, dry_run=dry_run))
     if as_json:
         document = {
             "version": 1,
@@ -95,8 +100,15 @@ def _change(
         click.echo(json.dumps(document, indent=1))
 
 
-def _sentence(result: PinResult, *, unpin: bool, dry_run: bool) -> str:
-    name = short(result.key, _DIGITS)
+def _model(admin: Admin, chain_id: str, names: Mapping[str, str]) -> str:
+    from ollama_tiering.store.inventory import Selection
+
+    descriptions = admin.listing(Selection(ids=(chain_id,))).descriptions
+    return of_models(label(fields, ns, names) for ns, fields in descriptions.items())
+
+
+def _sentence(result: PinResult, model: str, *, unpin: bool, dry_run: bool) -> str:
+    name = f"{short(result.key, _DIGITS)}{model}"
     if not result.changed:
         return f"{name} was {'not pinned' if unpin else 'pinned already'}"
     verb = "unpinned" if unpin else "pinned"

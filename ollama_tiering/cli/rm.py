@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
+    Admin,
     administration,
     count,
     dry_run_option,
     make_selection,
     selection_options,
+    short,
     store_options,
 )
 from ollama_tiering.config import format_size
-from ollama_tiering.errors import UsageError
+from ollama_tiering.errors import TieringError, UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.inventory import Removal
+    from ollama_tiering.store.inventory import ChainLine, Listing, Removal
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -47,7 +50,8 @@ def rm(
     """Remove conversations.
 
     Chosen by ID or by the conditions, which must all hold. What another conversation needs too, is
-    pinned, or is being read stays, and that is said. Asks first, unless --yes.
+    pinned, or is being read stays, and that is said. If an ID is that of a pinned conversation,
+    nothing is removed: exit code 1. Asks first, unless --yes.
     """
     chosen = bool(ids) or any(conditions.values())
     if chosen == everything:
@@ -59,18 +63,48 @@ def rm(
         raise UsageError("there is nobody to ask", hint="add --yes, or --dry-run to look first")
     selection = make_selection(ids, **conditions)
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
+        listing = admin.listing(selection)
+        pinned = [chain for chain in listing.chains if chain.pinned]
+        if ids and pinned:
+            raise _pinned(admin, pinned, listing.id_digits)
+        about = _About(of_models(_models(listing)), len(pinned))
         if not (yes or dry_run):
             planned = admin.remove(selection, dry_run=True)
             if not planned.blocks and not planned.waiting_blocks:
-                click.echo(_sentence(planned, dry_run=True))
+                click.echo(_sentence(planned, about, dry_run=True))
                 return
-            click.echo(_sentence(planned, dry_run=True), err=True)
+            click.echo(_sentence(planned, about, dry_run=True), err=True)
             click.confirm("Remove?", abort=True, err=True)
         done = admin.remove(selection, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps({"version": 1, "dry_run": dry_run, **asdict(done)}, indent=1))
+        document = {"version": 1, "dry_run": dry_run, **asdict(done)}
+        click.echo(json.dumps(document | {"pinned_chains": len(pinned)}, indent=1))
     else:
-        click.echo(_sentence(done, dry_run=dry_run))
+        click.echo(_sentence(done, about, dry_run=dry_run))
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a removal is of: ` of qwen3:0.6b`, and how many pinned conversations it leaves."""
+
+    models: str
+    pinned_chains: int
+
+
+def _models(listing: Listing) -> set[str]:
+    """Names of the models of what goes."""
+    names = known_names()
+    going = {chain.namespace for chain in listing.chains if not chain.pinned}
+    return {label(listing.descriptions.get(ns, ()), ns, names) for ns in going}
+
+
+def _pinned(admin: Admin, pinned: list[ChainLine], digits: int) -> TieringError:
+    """The way out: a pin lies on the conversation itself, or on one that goes on from it."""
+    names = [short(chain.key, digits) for chain in pinned]
+    own = all(admin.unpin(chain.key.hex(), dry_run=True).changed for chain in pinned)
+    way = f"tiering unpin {' '.join(names)}" if own else "tiering ls --pinned shows what keeps it"
+    verb = "is" if len(names) == 1 else "are"
+    return TieringError(f"{', '.join(names)} {verb} pinned; nothing was removed", hint=way)
 
 
 def kept_sentence(kept: Mapping[str, int]) -> str:
@@ -78,10 +112,13 @@ def kept_sentence(kept: Mapping[str, int]) -> str:
     return f"; stays: {', '.join(reasons)}" if reasons else ""
 
 
-def _sentence(removal: Removal, *, dry_run: bool) -> str:
+def _sentence(removal: Removal, about: _About, *, dry_run: bool) -> str:
     verb = "would remove" if dry_run else "removed"
-    what = f"{count(removal.chains, 'conversation')}, {count(removal.blocks, 'block')}"
+    chains = count(removal.chains, "conversation")
+    what = f"{chains}{about.models}, {count(removal.blocks, 'block')}"
     rest = kept_sentence(removal.kept) + _waiting_sentence(removal)
+    if about.pinned_chains:
+        rest += f"; {count(about.pinned_chains, 'pinned conversation')} kept (tiering ls --pinned)"
     if not removal.blocks:
         return f"nothing to remove{rest}"
     return f"{verb} {what}, {format_size(removal.stored_bytes)}{rest}"

@@ -41,7 +41,9 @@ _CONNECT_SECONDS: Final = 2.0
 class Admin(Protocol):
     """The store's administration, in a sidecar or on the files; see store.admin."""
 
-    def listing(self, selection: Selection, *, blocks: bool = False) -> Listing: ...
+    def listing(
+        self, selection: Selection, *, blocks: bool = False, words: bool = False
+    ) -> Listing: ...
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal: ...
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult: ...
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult: ...
@@ -125,12 +127,14 @@ def make_selection(
     tier: str | None,
     pinned: bool = False,
 ) -> Selection:
+    from ollama_tiering.cli.model_names import models_called
     from ollama_tiering.store.inventory import Selection
     from ollama_tiering.store.tier import TierKind
 
     return Selection(
         ids=tuple(ids),
         model=model,
+        models=models_called(model),
         older_than_seconds=older_than,
         min_tokens=min_tokens,
         min_bytes=min_size,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ollama_tiering.launch.up import Request
     from ollama_tiering.patchset.report import Report
 
+_EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none yet
+
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
@@ -67,12 +69,14 @@ def up(
 
     Runs until Ctrl-C or SIGTERM: Ollama stores what its models hold, then the sidecar writes it
     down. Every OLLAMA_* variable is passed on. An installed Ollama is not touched. If it is up
-    already, this says so and ends with exit code 0; if something else has the port, with 9. If the
-    sidecar cannot start, one line says why and Ollama serves as stock.
+    already, this says so and ends with exit code 0; if something else has the port, or it is up
+    with another models directory than --models names, with 9. If the sidecar cannot start, one
+    line says why and Ollama serves as stock.
     """
+    from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import parse_address
-    from ollama_tiering.launch.record import AlreadyUp, Record, claim
+    from ollama_tiering.launch.record import AlreadyUp, claim
     from ollama_tiering.patchset.report import Report
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
@@ -83,11 +87,13 @@ def up(
     try:
         with claim(address) as held:
             launching.require_free(address)
-            held.write(Record(pid=os.getpid(), url=address.url, socket=str(request.socket)))
+            held.write(launching.first_record(request))
             binary = _built_binary(unreadable) if unreadable else patched_binary(report, **build)
-            launching.run(request, binary, held, report, lambda: _ready(request, binary, report))
+            launching.run(
+                request, binary, held, report, lambda record: _ready(request, record, report)
+            )
     except AlreadyUp as already:
-        _already(already.record)
+        say_already(request, already.record)
 
 
 def _request(
@@ -161,24 +167,18 @@ def own_build(report: Report, **build: Any) -> Path:
     return ensure_binary(report, **build)
 
 
-def _ready(request: Request, binary: Path, report: Report) -> None:
+def _ready(request: Request, record: Record, report: Report) -> None:
+    from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
+    from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
 
     where = "" if request.address == Address() else f"OLLAMA_HOST={request.address} "
     click.echo(f"ready: Ollama {Api(request.address).version()} at {request.address.url}")
     if not report.quiet:
-        click.echo(f"  use   {where}{binary} run qwen3:0.6b   (or any client)")
+        own = set(first_names([request.models_dir]).values())
+        model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
+        click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")
         click.echo("  look  tiering status")
-        logs = (request.server_log, request.sidecar_log)
-        click.echo(f"  logs  {'  '.join(str(log) for log in logs if log.exists())}")
+        click.echo(f"  logs  {'  '.join(logs_of(record))}")
         click.echo("  stop  Ctrl-C")
-
-
-def _already(record: Record | None) -> None:
-    if record is None:
-        click.echo("already starting")
-    elif record.ready:
-        click.echo(f"already up: {record.url} (process {record.pid}), log {record.server_log}")
-    else:
-        click.echo(f"already starting: {record.url} (process {record.pid})")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.cli.store_options import administration, count, store_options
+from ollama_tiering.cli.model_names import known_names, label
+from ollama_tiering.cli.store_options import Admin, administration, count, store_options
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import StoreDamaged
 
@@ -34,7 +35,7 @@ def verify(repair: bool, socket: Path | None, config_file: Path | None, as_json:
     purpose: Literal["look", "change"] = "change" if repair else "look"
     with (
         administration(socket, config_file, purpose=purpose) as admin,
-        _progress(quiet=as_json) as show,
+        _progress(_Models(admin), quiet=as_json) as show,
     ):
         for step in admin.verify(repair=repair):
             findings += step.findings
@@ -58,7 +59,7 @@ class _Show(Protocol):
 
 
 @contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[_Show]:
+def _progress(models: _Models, *, quiet: bool) -> Iterator[_Show]:
     """A bar on stderr where that is a terminal; findings on stdout as they come."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -75,15 +76,34 @@ def _progress(*, quiet: bool) -> Iterator[_Show]:
             total = max(step.total_blocks, step.done_blocks)
             progress.update(task, total=total, completed=step.done_blocks)
             for finding in () if quiet else step.findings:
-                click.echo(_line(finding))
+                click.echo(_line(finding, models.of(finding)))
 
         yield show
 
 
-def _line(finding: Finding) -> str:
+class _Models:
+    """Names of the models that paths below a tier's directory belong to; asked for when needed."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._labels: dict[str, str] | None = None
+
+    def of(self, finding: Finding) -> str:
+        if self._labels is None:
+            from ollama_tiering.store.inventory import Selection
+
+            names = known_names()
+            found = self._admin.listing(Selection()).descriptions
+            self._labels = {ns.hex(): label(f, ns, names) for ns, f in found.items() if f}
+        parts = finding.path.split("/")
+        return self._labels.get(parts[1], "") if len(parts) > 1 else ""
+
+
+def _line(finding: Finding, model: str) -> str:
     detail = f": {finding.detail}" if finding.detail else ""
+    of = f" ({model})" if model else ""
     done = " (repaired)" if finding.repaired else ""
-    return f"{finding.what}  {finding.tier.label} {finding.path}{detail}{done}"
+    return f"{finding.what}  {finding.tier.label} {finding.path}{of}{detail}{done}"
 
 
 def _summary(last: VerifyStep, findings: list[Finding]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ollama_tiering import __version__
@@ -12,6 +12,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, parse_address
 from ollama_tiering.launch.check import Check, fail, ok, warn
+from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -23,8 +24,9 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
     yield _port(parse_address(os.environ.get("OLLAMA_HOST", "")))
     if answer:
         yield from _tiers(answer)
+        names = first_names(models_dirs())
         for report in answer.runners:
-            yield from runner(report)
+            yield from runner(report, names)
 
 
 def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
@@ -68,11 +70,11 @@ def _port(address: Address) -> Check:
     return ok(name, f"{address} is free")
 
 
-def runner(report: pb.RunnerReport) -> Iterator[Check]:
+def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]:
     """Is its model tiered, and if so, does that do anything?"""
     yield from _attention(report)
     name = f"runner {report.pid}"
-    model = f"{report.model.removeprefix('sha256-')[:12]} ({report.engine})"
+    model = f"{shown(report.model, names)} ({report.engine})"
     if not report.tiered:
         cure = ""
         if "llama.cpp" in report.reason:

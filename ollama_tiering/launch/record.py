@@ -11,8 +11,9 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -22,7 +23,9 @@ from ollama_tiering.launch.address import Address
 
 @dataclass(slots=True)
 class Record:
-    """What is said of a running `tiering up`; pids are 0 while there is none."""
+    """What is said of a running `tiering up`; pids are 0 while there is none. After an orderly end
+    only `models` is left, and pid is 0.
+    """
 
     pid: int
     url: str
@@ -32,7 +35,12 @@ class Record:
     server_pid: int = 0
     sidecar_pid: int = 0
     server_log: str = ""
-    sidecar_log: str = ""
+    sidecar_log: str = ""  # of the sidecar that is used, whoever started it; empty: not known
+    models: str = ""  # the server's models directory
+    started: float = 0.0  # Unix seconds
+
+
+_KNOWN: Final = frozenset(field.name for field in fields(Record))
 
 
 class AlreadyUp(Exception):
@@ -44,16 +52,24 @@ class AlreadyUp(Exception):
 
 
 class Claim:
-    """The held record. `write` replaces its content; leaving empties it."""
+    """The held record. `write` replaces its content, `close` takes back that somebody has it."""
 
     def __init__(self, handle: int, left: Record | None) -> None:
         self._handle = handle
+        self._models = ""
         self.left = left  # by one that was killed
 
     def write(self, record: Record) -> None:
+        self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
         os.pwrite(self._handle, content, 0)
         os.ftruncate(self._handle, len(content))
+
+    def close(self) -> None:
+        """Where the models were stays known: what of them is stored has its names there."""
+        os.ftruncate(self._handle, 0)
+        if self._models:
+            self.write(Record(pid=0, url="", models=self._models))
 
 
 def record_path(address: Address) -> Path:
@@ -82,8 +98,10 @@ def claim(address: Address) -> Iterator[Claim]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyUp(_read(handle)) from None
-        yield Claim(handle, _read(handle))
-        os.ftruncate(handle, 0)
+        left = _read(handle)
+        held = Claim(handle, left if left and left.pid else None)
+        yield held
+        held.close()
     finally:
         os.close(handle)
 
@@ -99,29 +117,37 @@ def running(address: Address) -> Record | None:
             record = _read(handle)
         finally:
             os.close(handle)
-        if record and psutil.pid_exists(record.pid):
+        if record and record.pid and psutil.pid_exists(record.pid):
             return record
     return None
 
 
 def binaries() -> list[Path]:
     """What every `tiering up` serves that runs, or was killed."""
+    return [Path(record.binary) for record in records() if record.binary]
+
+
+def records() -> list[Record]:
+    """What every `tiering up` says of itself that runs, was killed, or left word where its models
+    are; the latest first.
+    """
     folders = (config.run_dir(), config.state_dir() / "run")
-    found = []
+    found: list[tuple[int, Record]] = []
     for path in (path for folder in folders for path in folder.glob("up-*.json")):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                if (record := _read(handle)) and record.binary:
-                    found.append(Path(record.binary))
+                if record := _read(handle):
+                    found.append((os.fstat(handle).st_mtime_ns, record))
             finally:
                 os.close(handle)
-    return found
+    return [record for _, record in sorted(found, key=lambda one: -one[0])]
 
 
 def _read(handle: int) -> Record | None:
     """None where nothing, or nothing sensible, stands there."""
     try:
-        return Record(**json.loads(os.pread(handle, 1 << 16, 0)))
+        values = dict(json.loads(os.pread(handle, 1 << 16, 0)))
+        return Record(**{name: value for name, value in values.items() if name in _KNOWN})
     except (ValueError, TypeError):
         return None

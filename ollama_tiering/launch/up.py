@@ -18,7 +18,7 @@ from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
-from ollama_tiering.launch.record import Claim, Record
+from ollama_tiering.launch.record import Claim, Record, records
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -43,6 +43,12 @@ class Request:
     models: Path | None = None
     cpu_attention: str | None = "exact"  # None: as the binary itself
     why_stock: str = ""  # a reason not even to try the sidecar
+
+    @property
+    def models_dir(self) -> Path:
+        """Where the server looks for models, as v0.16.3 envconfig/config.go `Models`."""
+        named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
+        return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
 
     @property
     def server_log(self) -> Path:
@@ -82,9 +88,10 @@ def _how_to_stop(found: Found) -> str:
 
 
 def run(
-    request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[], None]
+    request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[Record], None]
 ) -> None:
-    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for.
+    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for. `ready` is
+    called once it serves.
 
     Where the sidecar does not start, the server runs as stock: it only helps.
     """
@@ -92,17 +99,12 @@ def run(
     # The same models directory as the server's: rules are for models by name.
     place = {config.ENV_MODELS: str(request.models)} if request.models else None
     service = BlockService(request.socket, rotate(request.sidecar_log), env=place)
-    record = Record(
-        pid=os.getpid(),
-        url=request.address.url,
-        socket=str(request.socket),
-        binary=str(binary),
-        server_log=str(request.server_log),
-        sidecar_log=str(request.sidecar_log),
-    )
+    record = replace(first_record(request), binary=str(binary), server_log=str(request.server_log))
 
     def note() -> None:
         record.sidecar_pid = service.child.pid if service.child else 0
+        shared = before and not service.child
+        record.sidecar_log = _log_of_shared(request.socket) if shared else str(service.log)
         held.write(record)
 
     with interrupts.listening():
@@ -135,13 +137,33 @@ def run(
             raise
         record.server_pid, record.ready = server.pid, True
         note()
-        news = RunnerNews(request.socket, report.say) if before else _nothing
+        news: Callable[[], None] = _nothing
+        if before:
+            news = RunnerNews(request.socket, report.say, server.pid, request.models_dir)
         pair = Pair(service if before else None, server, interrupts, report.say, note, news)
         with _stopping(pair, before):
-            ready()
+            ready(record)
             pair.watch()
             stored = "stores what its models hold " if before else ""
             report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
+
+
+def first_record(request: Request) -> Record:
+    """What is known before anything has started."""
+    return Record(
+        pid=os.getpid(),
+        url=request.address.url,
+        socket=str(request.socket),
+        models=str(request.models_dir),
+        started=time.time(),
+    )
+
+
+def _log_of_shared(socket: Path) -> str:
+    """Where the sidecar writes that another `tiering up` started; empty where none did."""
+    owner = block_service.owner(socket)
+    logs = [r.sidecar_log for r in records() if owner and r.sidecar_pid == owner]
+    return logs[0] if logs else ""
 
 
 def _nothing() -> None:

@@ -75,8 +75,15 @@ class SidecarAdministration:
     ) -> None:
         self._channel.close()
 
-    def listing(self, selection: Selection = Selection(), *, blocks: bool = False) -> Listing:  # noqa: B008 - frozen
-        request = pb.ListRequest(selection=messages.selection_message(selection), blocks=blocks)
+    def listing(
+        self,
+        selection: Selection = Selection(),  # noqa: B008 - frozen
+        *,
+        blocks: bool = False,
+        words: bool = False,
+    ) -> Listing:
+        chosen = messages.selection_message(selection)
+        request = pb.ListRequest(selection=chosen, blocks=blocks, words=words)
         return _call(lambda: messages.listing_of(self._stub.List(request, timeout=_ANSWER_SECONDS)))
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:

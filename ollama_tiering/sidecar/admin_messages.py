@@ -36,6 +36,7 @@ def selection_message(selection: Selection) -> pb.Selection:
     return pb.Selection(
         ids=selection.ids,
         model=selection.model,
+        models=selection.models,
         older_than_seconds=selection.older_than_seconds,
         min_tokens=selection.min_tokens,
         min_bytes=selection.min_bytes,
@@ -46,11 +47,13 @@ def selection_message(selection: Selection) -> pb.Selection:
 
 def selection_of(message: pb.Selection) -> Selection:
     """ValueError for what makes no sense."""
-    if len(message.ids) > MAX_IDS:
-        raise ValueError(f"{len(message.ids)} ids are more than {MAX_IDS}")
+    for what, named in (("ids", message.ids), ("models", message.models)):
+        if len(named) > MAX_IDS:
+            raise ValueError(f"{len(named)} {what} are more than {MAX_IDS}")
     return Selection(
         ids=tuple(message.ids),
         model=message.model,
+        models=tuple(message.models),
         older_than_seconds=seconds_of(message.older_than_seconds),
         min_tokens=message.min_tokens,
         min_bytes=message.min_bytes,

@@ -52,7 +52,9 @@ class AdministrationService:
                 places.enter_context(self._tools.taken())
                 selection = messages.selection_of(request.selection)
                 listing = await self._threaded(
-                    lambda: self._admin.listing(selection, blocks=request.blocks)
+                    lambda: self._admin.listing(
+                        selection, blocks=request.blocks, words=request.words
+                    )
                 )
             except Exception as error:
                 await _abort(context, error)

@@ -21,6 +21,7 @@ from ollama_tiering.store.found_files import What, remove_file, walk
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
 from ollama_tiering.store.inventory import (
+    ChainLine,
     Listing,
     PinResult,
     Removal,
@@ -29,6 +30,7 @@ from ollama_tiering.store.inventory import (
     Waste,
 )
 from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.remains import remove_remains
 from ollama_tiering.store.session import CommitResult, WriteSession
 from ollama_tiering.store.state import Level
@@ -52,14 +54,20 @@ class Administration:
         self._alone = alone
         self._all_seen = all_seen
 
-    def listing(self, selection: Selection = EVERYTHING, *, blocks: bool = False) -> Listing:
-        """Chains, or single blocks. UnknownId, AmbiguousId, UsageError for an id."""
+    def listing(
+        self, selection: Selection = EVERYTHING, *, blocks: bool = False, words: bool = False
+    ) -> Listing:
+        """Chains, with `words` those used last also with the tokens that tell them from others; or
+        single blocks. UnknownId, AmbiguousId, UsageError for an id.
+        """
         census = self._census()
         chains = [] if blocks else list(census.chains(selection))
         single = list(census.blocks(selection)) if blocks else []
         if not (blocks and selection.ids):  # blocks of given chains stay in their order
             single.sort(key=lambda line: line.last_use)
         chains.sort(key=lambda line: line.last_use)
+        if words:
+            chains[-MAX_CHAINS:] = map(self._with_words, chains[-MAX_CHAINS:])
         names = {line.namespace for line in chains} | {line.namespace for line in single}
         tree = self._state.tree
         ends = (record for line in chains if (record := tree.get(line.key)))
@@ -217,6 +225,13 @@ class Administration:
             yield _SessionSink(session)
         finally:
             self._store.close_session(session)
+
+    def _with_words(self, line: ChainLine) -> ChainLine:
+        end = self._state.tree.get(line.key)
+        if end is None:  # removed just now
+            return line
+        words, before = telling_tokens(self._state.tree, end)
+        return dataclasses.replace(line, words=words, words_before=before)
 
     def _level(self, kind: TierKind) -> Level:
         return next(level for level in self._state.levels if level.tier.kind is kind)

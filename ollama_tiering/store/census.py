@@ -22,6 +22,7 @@ Describe = Callable[[NamespaceId], Fields]
 
 _BUILT_ENGINE: Final = "ollama-go/"
 
+_DIGEST: Final = "sha256-"
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
 _DIGITS: Final = (8, 12, 16, 24, 64)
 _CANDIDATES: Final = 8
@@ -115,7 +116,7 @@ class Census:
 
     def chains(self, selection: Selection) -> Iterator[ChainLine]:
         for record in self.ends(selection):
-            if not self._of_model(record.namespace, selection.model):
+            if not self._of_model(record.namespace, selection):
                 continue
             line = self.chain(record)
             if self._fits(line, line.own_bytes, selection):
@@ -129,7 +130,7 @@ class Census:
             records = {record.key: record for chain in chains for record in chain}.values()
         ends: dict[BlockKey, tuple[int, bool]] = {}
         for record in records:
-            if not self._of_model(record.namespace, selection.model):
+            if not self._of_model(record.namespace, selection):
                 continue
             line = self._block(record, ends)
             if self._fits(line, line.file_bytes, selection):
@@ -203,7 +204,7 @@ class Census:
     def gone_model(self, namespace: NamespaceId, present: frozenset[str]) -> bool:
         """Whether the namespace names a model file and that is not among those present."""
         model = dict(self.description(namespace)).get("model", "")
-        return model.startswith("sha256-") and model not in present
+        return model.startswith(_DIGEST) and model not in present
 
     def _totals(self, records: Iterable[BlockRecord], chains: int) -> Totals:
         levels = self._state.levels
@@ -291,11 +292,18 @@ class Census:
             if counts[level.index]
         )
 
-    def _of_model(self, namespace: NamespaceId, wanted: str) -> bool:
+    def _of_model(self, namespace: NamespaceId, selection: Selection) -> bool:
+        """A digest is no name: it fits by its beginning, and only where no name does."""
+        wanted = selection.model.lower()
         if not wanted:
             return True
-        model = dict(self.description(namespace)).get("model", "")
-        return wanted.lower() in model.lower() or namespace.hex().startswith(wanted.lower())
+        model = dict(self.description(namespace)).get("model", "").lower()
+        if model in selection.models:
+            return True
+        if not model.startswith(_DIGEST):
+            return wanted in model or namespace.hex().startswith(wanted)
+        by_digest = model.removeprefix(_DIGEST).startswith(wanted.removeprefix(_DIGEST))
+        return not selection.models and (by_digest or namespace.hex().startswith(wanted))
 
     def _fits(self, line: ChainLine | BlockLine, size: int, selection: Selection) -> bool:
         age = self._state.wall_clock() - line.last_use

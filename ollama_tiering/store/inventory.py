@@ -18,7 +18,8 @@ class Selection:
     """What a command is about; every condition must hold. Empty: everything."""
 
     ids: tuple[str, ...] = ()  # hex prefixes
-    model: str = ""  # part of the model's name, or prefix of the namespace in hex
+    model: str = ""  # part of the model's name, prefix of its digest, or of the namespace in hex
+    models: tuple[str, ...] = ()  # file names of the models that are meant by it
     older_than_seconds: float = 0.0  # not used for so long
     min_tokens: int = 0
     min_bytes: int = 0
@@ -67,6 +68,8 @@ class ChainLine:
     pinned: bool
     leased: bool
     complete: bool
+    words: bytes = b""  # int32 token ids around where it parts from other chains, if asked for
+    words_before: int = 0  # so many of them come before that place
 
 
 @dataclass(frozen=True, slots=True)

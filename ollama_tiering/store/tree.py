@@ -123,6 +123,14 @@ class BlockTree:
             return 0
         return len(found) if isinstance(found, list) else 1
 
+    def shared_rows(self, record: BlockRecord) -> int | None:
+        """Leading rows that it shares with the sibling nearest to it; None: it has no sibling."""
+        siblings = self.children(record.parent)
+        place = bisect_left(siblings, _entry(record), key=_entry)
+        near = [other for other in siblings[max(0, place - 1) : place + 2] if other is not record]
+        prefix = _prefix(record)
+        return max((common_rows(_prefix(other), prefix) for other in near), default=None)
+
     def ancestors(self, key: bytes) -> Iterator[BlockRecord]:
         """From the block `key` up to the first one of its sequence, as far as they are stored."""
         record = self._records.get(BlockKey(key))

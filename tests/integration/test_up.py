@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
+from tests.unit.sidecar.ollama_models import blob, name_model
 
 pytestmark = pytest.mark.slow
 
@@ -199,13 +201,54 @@ def test_models_on_the_cpu_get_exact_attention_and_that_is_said(
     assert len(said) == (chosen == "exact")
 
 
-def test_a_second_one_says_that_it_is_up_and_ends_well(place: Place) -> None:
-    place.up_and_ready()
-    second = place.up()
-    out, _ = second.communicate(timeout=30)
-    assert out.startswith(f"already up: {place.address.url} ")
-    assert second.returncode == 0
+def test_a_second_one_speaks_of_the_first_and_names_files_that_are_there(place: Place) -> None:
+    place.up_and_ready("--models", "models")
+    first = place.record
+    for options in ((), ("--models", str(place.root / "models"))):
+        second = place.up(*options)
+        out, _ = second.communicate(timeout=30)
+        assert second.returncode == 0
+        head, *rest = out.splitlines()
+        assert re.fullmatch(
+            rf"already up: {place.address.url} since \d\d:\d\d:\d\d \(process {first['pid']}\)",
+            head,
+        )
+        said = {line.split()[0]: line.split()[1:] for line in rest}
+        assert said["models"] == [str(place.root / "models")]
+        assert len(said["logs"]) == 2
+        assert all(Path(log).is_file() for log in said["logs"])
+        assert said["stop"][-2:] == ["kill", str(first["pid"])]
+        assert said["other"][-1] == f"127.0.0.1:{place.address.port + 1}"
     assert place.events == ["serve started"]
+
+
+def test_a_second_one_for_other_models_is_refused(place: Place) -> None:
+    place.up_and_ready("--models", "models")
+    second = place.up("--models", "others")
+    out, _ = second.communicate(timeout=30)
+    assert second.returncode == 9
+    assert f"(process {place.record['pid']}): {place.root / 'models'}\n" in out
+    assert f"or run beside it: tiering up --host 127.0.0.1:{place.address.port + 1}" in out
+    assert f"--models {place.root / 'others'}\n" in out
+    assert place.events == ["serve started"]
+
+
+def test_one_on_another_port_uses_the_sidecar_and_names_the_log_of_that(place: Place) -> None:
+    place.up_and_ready()
+    first = place.record
+    place.address = free_address()
+    running = place.up_and_ready()
+    (line,) = [line for line in running.lines if line.startswith("  logs  ")]
+    logs = line.split()[1:]
+    assert logs == [place.record["server_log"], first["sidecar_log"]]
+    assert all(Path(log).is_file() for log in logs)
+    assert running.end()[-1] == "the sidecar ran before and stays"
+
+
+def test_its_own_model_is_the_example(place: Place) -> None:
+    name_model(place.root / "models", "mine:1b", blob(1))
+    running = place.up_and_ready("--models", "models")
+    assert any(" run mine:1b " in line for line in running.lines)
 
 
 def test_a_second_signal_does_not_wait_for_a_deaf_server(place: Place) -> None:

@@ -542,7 +542,7 @@ class NamespaceUse(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class Selection(_message.Message):
-    __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned")
+    __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned", "models")
     IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -550,6 +550,7 @@ class Selection(_message.Message):
     MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     model: str
     older_than_seconds: float
@@ -557,15 +558,18 @@ class Selection(_message.Message):
     min_bytes: int
     tier: Tier
     pinned: bool
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., older_than_seconds: _Optional[float] = ..., min_tokens: _Optional[int] = ..., min_bytes: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., older_than_seconds: _Optional[float] = ..., min_tokens: _Optional[int] = ..., min_bytes: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., pinned: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("selection", "blocks")
+    __slots__ = ("selection", "blocks", "words")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     blocks: bool
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., blocks: _Optional[bool] = ...) -> None: ...
+    words: bool
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., blocks: _Optional[bool] = ..., words: _Optional[bool] = ...) -> None: ...
 
 class TierUse(_message.Message):
     __slots__ = ("tier", "blocks", "stored_bytes")
@@ -590,7 +594,7 @@ class Totals(_message.Message):
     def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ChainLine(_message.Message):
-    __slots__ = ("key", "namespace", "tokens", "blocks", "file_bytes", "own_blocks", "own_bytes", "tiers", "created", "last_use", "hits", "pinned", "leased", "complete")
+    __slots__ = ("key", "namespace", "tokens", "blocks", "file_bytes", "own_blocks", "own_bytes", "tiers", "created", "last_use", "hits", "pinned", "leased", "complete", "words", "words_before")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -605,6 +609,8 @@ class ChainLine(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     namespace: bytes
     tokens: int
@@ -619,7 +625,9 @@ class ChainLine(_message.Message):
     pinned: bool
     leased: bool
     complete: bool
-    def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., own_blocks: _Optional[int] = ..., own_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ...) -> None: ...
+    words: bytes
+    words_before: int
+    def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., own_blocks: _Optional[int] = ..., own_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ..., words: _Optional[bytes] = ..., words_before: _Optional[int] = ...) -> None: ...
 
 class BlockLine(_message.Message):
     __slots__ = ("key", "namespace", "parent", "rows", "tokens", "file_bytes", "tiers", "created", "last_use", "hits", "children", "pinned", "leased", "complete")

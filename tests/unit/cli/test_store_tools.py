@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from ollama_tiering import cli
+from ollama_tiering.launch.address import Address
+from ollama_tiering.launch.record import Record, claim
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.dirs import lock_file
 from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
 from tests.contract.daemon import Daemon, PutStream
+from tests.unit.sidecar.ollama_models import name_model
 
 MODEL = "sha256-" + "ab" * 32
 NS = samples.namespace(MODEL, layers=1)
@@ -150,6 +153,7 @@ def test_ls_as_json(place: Place) -> None:
         "pinned": False,
         "leased": False,
         "complete": True,
+        "text": "",
     }
     assert document["namespaces"][OTHER.digest().hex()] == dict(OTHER.fields())
     assert document["stored"]["blocks"] == 9
@@ -171,15 +175,48 @@ def test_ls_selects_sorts_and_shows_blocks(place: Place) -> None:
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["other-model", "abababababab"]
 
 
-def test_names_of_models_come_from_ollama(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["OLLAMA_MODELS", "up"])
+def test_names_of_models_come_from_ollama(
+    place: Place, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also from a directory that only a `tiering up` was told of."""
     models = place.root / "models"
-    manifest = models / "manifests/registry.ollama.ai/library/qwen3/0.6b"
-    manifest.parent.mkdir(parents=True)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": MODEL.replace("-", ":")}
-    manifest.write_text(json.dumps({"layers": [layer]}))
-    manifest.with_name("broken").write_text("[1")
+    name_model(models, "qwen3:0.6b", MODEL)
+    name_model(models, "mine:latest", MODEL).with_name("broken").write_text("[1")
+    if where == "OLLAMA_MODELS":
+        monkeypatch.setenv("OLLAMA_MODELS", str(models))
+    else:
+        with claim(Address(port=1)) as held:
+            held.write(Record(pid=os.getpid(), url="u", models=str(models)))
+    assert [line.split()[1] for line in place.ok("ls", "--model", "MINE").splitlines()[1:-1]] == [
+        "mine:latest",
+        "mine:latest",
+    ]
+    mine = {ident(ONE), ident(TWO)}
+    assert place.ids("--model", "qwen3") == place.ids("--model", "abab") == mine
+    assert f"{ident(ONE)[:12]} of mine:latest pinned: 3 blocks" in place.ok("pin", ident(ONE))
+    assert f"{ident(ONE)[:12]} of mine:latest unpinned" in place.ok("unpin", ident(ONE))
+    archive = place.root / "x.tar"
+    assert f"exported {ident(TWO)[:12]} of mine:latest: " in place.ok("export", ident(TWO), archive)
+    assert f"{ident(TWO)[:12]} of mine:latest: all 3" in place.ok("import", archive)
+    place.flip(ONE[0])
+    assert re.search(
+        rf"damaged  local v1/{NS.digest().hex()}/\S+ \(mine:latest\): ", place.run("verify")[1]
+    )
+    place.run("verify", "--repair")
+    out = place.ok("rm", "--model", "qwen3", "--yes")
+    assert out.startswith("removed 2 conversations of mine:latest, ")
+    assert place.ids() == {ident(THREE)}
+
+
+def test_part_of_a_digest_is_no_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--model ba` would remove what only has these letters somewhere in its digest."""
+    assert place.ids("--model", "ba") == set()
+    assert place.ids("--model", MODEL) == place.ids("--model", "sha256-ab")
+    models = place.root / "models"
+    name_model(models, "abba:1b", "sha256-" + "cd" * 32)
     monkeypatch.setenv("OLLAMA_MODELS", str(models))
-    assert "qwen3:0.6b" in place.ok("ls")
+    assert place.ids("--model", "ab") == set()  # a name fits, so the digest is not meant
 
 
 def test_rm_leaves_what_others_need(place: Place) -> None:
@@ -187,11 +224,51 @@ def test_rm_leaves_what_others_need(place: Place) -> None:
     assert planned["kept"] == {"needed by another chain": 2}
     assert place.ids() == {ident(ONE), ident(TWO), ident(THREE)}
     out = place.ok("rm", ident(ONE)[:12], "--yes")
-    assert out.startswith("removed 1 conversation, 1 block, 24.0 KiB; stays: 2 blocks needed by")
+    start = "removed 1 conversation of abababababab, 1 block, 24.0 KiB; stays: 2 blocks needed by"
+    assert out.startswith(start)
     assert place.ids() == {ident(TWO), ident(THREE)}
     place.ok("rm", "--all", "--yes")
     assert place.ok("ls") == "nothing is stored\n"
     assert place.contents() == {}
+
+
+def test_rm_of_a_pinned_conversation_is_refused_with_the_way_out(place: Place) -> None:
+    place.ok("pin", ident(ONE))
+    before = place.contents()
+    for options in (("--yes",), ("--yes", "--json"), ("--dry-run",)):
+        code, out, err = place.run("rm", ident(ONE)[:12], ident(THREE), *options)
+        assert (code, out) == (1, "")
+        assert f"error: {ident(ONE)[:8]} is pinned; nothing was removed\n" in err
+        assert f"hint: tiering unpin {ident(ONE)[:8]}\n" in err
+    assert place.contents() == before
+    # The pin is on a conversation that goes on from here: unpinning this block would do nothing.
+    code, _, err = place.run("rm", ONE[0].key.hex(), "--yes")
+    assert code == 1
+    assert "hint: tiering ls --pinned" in err
+    place.ok(*err_command(place.run("rm", ident(ONE), "--yes")[2]))
+    assert place.ok("rm", ident(ONE), "--yes").startswith("removed 1 conversation")
+
+
+def err_command(err: str) -> list[str]:
+    """What the hint says to run."""
+    return err.partition("hint: tiering ")[2].split()
+
+
+@pytest.mark.parametrize("which", [("--all",), ("--min-tokens", "1")])
+def test_rm_of_many_keeps_pinned_conversations_and_counts_them(
+    place: Place, which: tuple[str, ...]
+) -> None:
+    place.ok("pin", ident(ONE))
+    place.ok("pin", ident(THREE))
+    assert "; 2 pinned conversations kept" in place.ok("rm", *which, "--dry-run")
+    assert place.json("rm", *which, "--dry-run")["pinned_chains"] == 2
+    out = place.ok("rm", *which, "--yes")
+    assert out.startswith("removed 1 conversation of abababababab, ")
+    assert "; 2 pinned conversations kept" in out
+    assert place.ids() == {ident(ONE), ident(THREE)}
+    place.ok("unpin", ident(ONE), ident(THREE))
+    assert "pinned" not in place.ok("rm", *which, "--yes")
+    assert place.ids() == set()
 
 
 def test_rm_asks_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +281,10 @@ def test_rm_asks_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     code, _, err = place.run("rm", "--model", "other")
     assert code == 130
-    assert "would remove 1 conversation, 5 blocks" in err
+    assert "would remove 1 conversation of other-model, 5 blocks" in err
     assert len(place.ids()) == 3
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert place.ok("rm", "--model", "other").startswith("removed 1 conversation, 5 blocks")
+    assert place.ok("rm", "--model", "other").startswith("removed 1 conversation of other-model, 5")
     assert len(place.ids()) == 2
 
 

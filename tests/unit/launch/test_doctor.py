@@ -175,19 +175,26 @@ def test_our_own_server_on_the_port_is_well(place: Path) -> None:
 
 def test_a_model_that_is_not_tiered_is_told_with_the_reason() -> None:
     report = pb.RunnerReport(pid=7, model="sha256-abc", reason="the llama.cpp runner has it")
-    (check,) = check_running.runner(report)
+    (check,) = check_running.runner(report, {})
     assert check.state is State.WARN
     assert "the llama.cpp runner has it" in check.finding
     assert "OLLAMA_NEW_ENGINE=1" in check.cure
 
 
+def test_a_model_is_told_by_its_name() -> None:
+    report = pb.RunnerReport(pid=7, model="sha256-" + "ab" * 32, tiered=True)
+    names = {report.model: "qwen3:0.6b"}
+    assert next(iter(check_running.runner(report, names))).finding.startswith("qwen3:0.6b (")
+    assert next(iter(check_running.runner(report, {}))).finding.startswith("abababababab (")
+
+
 def test_a_tiered_model_is_told_with_its_counts() -> None:
     report = pb.RunnerReport(pid=7, model="m", tiered=True, requests=2, restored_tokens=64)
-    (check,) = check_running.runner(report)
+    (check,) = check_running.runner(report, {})
     assert check.state is State.OK
     assert "64 tokens restored" in check.finding
     report.failures = 1
-    (check,) = check_running.runner(report)
+    (check,) = check_running.runner(report, {})
     assert check.state is State.WARN
 
 
@@ -204,7 +211,7 @@ def test_attention_that_was_asked_for_and_not_served_is_a_warning(
     attention: str, states: list[State]
 ) -> None:
     report = pb.RunnerReport(pid=7, model="m", tiered=True, cpu_attention=attention)
-    checks = list(check_running.runner(report))
+    checks = list(check_running.runner(report, {}))
     assert [check.state for check in checks] == states
     assert not states[1:] or checks[0].finding == attention
 

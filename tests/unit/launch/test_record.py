@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.record import AlreadyUp, Record, claim, record_path, running
+from ollama_tiering.launch.record import (
+    AlreadyUp,
+    Record,
+    binaries,
+    claim,
+    record_path,
+    records,
+    running,
+)
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own-state"))
 
 
 def test_a_held_port_tells_who_has_it() -> None:
@@ -34,6 +43,24 @@ def test_an_orderly_end_leaves_nothing() -> None:
         held.write(Record(pid=7, url=""))
     with claim(Address(port=1)) as held:
         assert held.left is None
+
+
+def test_where_the_models_were_outlives_an_orderly_end_and_nothing_else(tmp_path: Path) -> None:
+    with claim(Address(port=1)) as held:
+        held.write(Record(pid=os.getpid(), url="u", binary="b", sidecar_pid=9, models="/m"))
+        assert running(Address(port=1)) is not None
+    assert records() == [Record(pid=0, url="", models="/m")]
+    assert binaries() == []
+    assert running(Address(port=1)) is None
+    with claim(Address(port=1)) as held:
+        assert held.left is None
+
+
+def test_a_record_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    with claim(Address(port=1)):
+        pass
+    record_path(Address(port=1)).write_text('{"pid": 7, "url": "u", "colour": "red"}')
+    assert records() == [Record(pid=7, url="u")]
 
 
 def test_what_a_killed_one_left_is_told() -> None:

@@ -1,0 +1,60 @@
+"""What a second `tiering up` for a port says: of the one that runs, not of itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.record import Record
+from ollama_tiering.launch.service_unit import stop_command
+from ollama_tiering.launch.up import Request
+
+
+def say_already(request: Request, record: Record | None) -> None:
+    """ServiceError when other models were asked for by name than those that are served."""
+    if record is None or not record.pid:
+        click.echo(f"already starting: another `tiering up` has port {request.address.port}")
+        return
+    beside = f"tiering up --host {replace(request.address, port=request.address.port + 1)}"
+    stop = stop_command(record.pid) or f"kill {record.pid}"
+    if request.models and record.models and not _same(request.models, Path(record.models)):
+        raise ServiceError(
+            f"a `tiering up` with other models is at {record.url} already (process {record.pid}): "
+            f"{record.models}",
+            hint=f"stop it ({stop}), or run beside it: {beside} --models {request.models}",
+        )
+    state = "already up" if record.ready else "already starting"
+    since = f" since {_moment(record.started)}" if record.started else ""
+    click.echo(f"{state}: {record.url}{since} (process {record.pid})")
+    elsewhere = f" --socket {record.socket}" if record.socket != str(request.socket) else ""
+    lines = {
+        "models": record.models,
+        "logs": "  ".join(logs_of(record)),
+        "look": f"tiering status{elsewhere}" if record.ready else "",
+        "stop": f"Ctrl-C where it runs, or: {stop}",
+        "other": f"a second server beside it: {beside}",
+    }
+    for what, line in lines.items():
+        if line:
+            click.echo(f"  {what:<6}  {line}")
+
+
+def logs_of(record: Record) -> list[str]:
+    """Those that are there."""
+    named = filter(None, (record.server_log, record.sidecar_log))
+    return [log for log in named if Path(log).is_file()]
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.absolute() == other or (one.exists() and other.exists() and one.samefile(other))
+
+
+def _moment(unix_seconds: float) -> str:
+    """The time of day, with the date where that is not today's."""
+    then = time.localtime(unix_seconds)
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", then)

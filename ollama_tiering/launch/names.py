@@ -1,0 +1,42 @@
+"""Names of models by Ollama's manifests, wherever a server of this user keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.launch.record import records
+from ollama_tiering.sidecar.manifests import ManifestReader, default_models_dir
+
+_DIGEST_DIGITS: Final = 12
+
+
+def models_dirs(first: Path | None = None) -> list[Path]:
+    """`first`, then those that a `tiering up` serves or served last, then Ollama's own."""
+    found = [first, *(Path(record.models) for record in records() if record.models)]
+    return list(dict.fromkeys(path for path in (*found, default_models_dir()) if path))
+
+
+def all_names(directories: list[Path]) -> dict[str, tuple[str, ...]]:
+    """Blob file name -> its names; those of the directory that comes first. A blob's name is the
+    digest of its content, so it is the same model wherever it lies.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for directory in directories:
+        for blob, names in ManifestReader(directory).read().of_blob.items():
+            found.setdefault(blob, names)
+    return found
+
+
+def first_names(directories: list[Path]) -> dict[str, str]:
+    """Blob file name -> `qwen3:0.6b`, the first of several."""
+    return {blob: names[0] for blob, names in all_names(directories).items()}
+
+
+def shown(model: str, names: Mapping[str, str]) -> str:
+    """What to call a model by its file name or path: without a name the digest's first digits."""
+    file = Path(model).name
+    if file in names:
+        return names[file]
+    return file.removeprefix("sha256-")[:_DIGEST_DIGITS] if file.startswith("sha256-") else file
