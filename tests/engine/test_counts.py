@@ -103,4 +103,5 @@ def test_counts_add_up_and_seconds_are_saved_that_were_measured(
         assert saved.compute_seconds - 10 < saved.seconds < saved.compute_seconds
 
     sidecar.restart()
-    assert sidecar.stat().model_uses == answer.model_uses
+    uses = list(answer.model_uses)
+    wait_until("all of it is told again", lambda: list(sidecar.stat().model_uses) == uses)

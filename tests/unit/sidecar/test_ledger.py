@@ -100,6 +100,13 @@ def test_what_does_not_add_up_or_is_no_count_is_not_booked(wrong: dict[str, Any]
     assert counts(ledger).requests == 2
 
 
+def test_sums_stay_numbers_that_can_be_sent() -> None:
+    huge = {"prefill_tokens": (1 << 53) - 1, "prefill_seconds": 1.0}
+    ledger = booked(report(1, **huge), report(1, pid=8, **huge), report(2, **huge))
+    assert counts(ledger).prefill_tokens == (1 << 53) - 1
+    assert counts(ledger).requests == 2
+
+
 def test_in_every_state_the_three_counts_add_up() -> None:
     ledger = Ledger(Clock())
     for step in range(40):
@@ -133,7 +140,7 @@ def test_it_is_bounded_and_what_was_used_longest_ago_goes() -> None:
         ledger.book(report(1, pid=number + 1, namespace=number.to_bytes(32, "big")))
         ledger.book(report(number + 2, pid=1, namespace=first))  # stays: it is used all the time
     assert len(ledger.entries()) == MAX_MODELS
-    assert first in ledger.entries()
+    assert counts(ledger, first).requests == MAX_MODELS + 11  # it never went
     assert (1).to_bytes(32, "big") not in ledger.entries()
     assert len(ledger.document()["runners"]) == MAX_RUNNERS
     ledger.book(report(1, namespace=OTHER, model="m" * 9000, engine="e" * 9000))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,24 @@ def test_it_is_written_only_when_something_was_booked(
     file.save()
     file.save()
     assert len(written) == 1
+
+
+def test_it_is_written_while_the_sidecar_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "_SAVE_SECONDS", 0.01)
+    file = LedgerFile(tmp_path / FILE_NAME, ledger := Ledger())
+
+    async def until_written() -> None:
+        with ThreadPoolExecutor() as pool:
+            chore = asyncio.create_task(file.keep(pool))
+            ledger.book(report(1))
+            while not (tmp_path / FILE_NAME).exists():
+                await asyncio.sleep(0.01)
+            chore.cancel()
+
+    asyncio.run(asyncio.wait_for(until_written(), 10))
+    assert requests(keep(tmp_path)) == 1
 
 
 def test_weather_is_said_once_a_minute_and_the_next_save_tries_again(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ollama_tiering.sidecar import model_book
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
@@ -61,8 +65,29 @@ def test_names_are_looked_for_when_a_model_is_heard_of_and_not_with_every_report
 def test_a_reader_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     book = made(tmp_path, report(1))
     with book._reading:
-        book.refresh()  # returns
+        begun = time.monotonic()
+        book.refresh()
+        assert time.monotonic() - begun < 5
     assert book.shown()
+
+
+def test_names_are_looked_for_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_book, "_REFRESH_SECONDS", 0.01)
+    book = made(tmp_path, report(1))
+    assert book.name(blob(1)) == ""
+    name_model(tmp_path, "qwen3:0.6b", blob(1))
+
+    async def until_named() -> None:
+        with ThreadPoolExecutor() as pool:
+            chore = asyncio.create_task(book.keep_up(pool))
+            while not book.name(blob(1)):
+                await asyncio.sleep(0.01)
+            chore.cancel()
+
+    asyncio.run(asyncio.wait_for(until_named(), 10))
+    assert book.name(blob(1)) == "qwen3:0.6b"
 
 
 def test_a_name_that_is_no_text_is_sent_all_the_same(tmp_path: Path) -> None:
