@@ -123,6 +123,7 @@ def _print(outcome: Outcome, seconds: float) -> None:
     from rich.console import Console
 
     from ollama_tiering.launch import demo as demonstration
+    from ollama_tiering.sidecar.seconds_saved import duration
 
     console = Console(soft_wrap=False, highlight=False)
     if not console.is_terminal:
@@ -131,8 +132,10 @@ def _print(outcome: Outcome, seconds: float) -> None:
     console.print(_NOTE.format(tokens=len(outcome.rows[0].answer.tokens)), style="dim")
     if not outcome.failures:
         sooner = outcome.sooner(demonstration.RESTARTED)
+        saved = duration(outcome.saved_seconds(demonstration.RESTARTED))
         console.print(
-            f"After a restart of everything the first token came {sooner:.0f} times sooner."
+            f"After a restart of everything the first token came {sooner:.0f} times sooner: "
+            f"saved {saved}."
         )
         console.print(
             f"Restored answers are identical, bit for bit. The demonstration took {seconds:.0f} s."

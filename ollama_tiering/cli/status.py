@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ollama_tiering import config
-from ollama_tiering.cli import status_rules
+from ollama_tiering.cli import status_rules, status_use
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.sidecar.seconds_saved import Saved
 
 if TYPE_CHECKING:
     from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def status(socket: Path | None, as_json: bool) -> None:
-    """Show tiers, hits and runners of the running sidecar.
+    """Show tiers, hits, runners, and what was done for each model, by the running sidecar.
 
     Exit code 9 when none runs.
     """
@@ -60,6 +61,7 @@ def _ask(path: Path) -> pb.StatResponse:
 
 
 def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
+    names = status_use.names(answer)
     return {
         "running": True,
         "socket": str(path),
@@ -108,11 +110,14 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "other_builds_blocks": _other_builds_blocks(answer),
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "models": status_rules.documents(answer),
+        "model_uses": status_use.documents(answer, names),
+        "saved_seconds": Saved.of(answer.model_uses).seconds,
         "runners": [
             {
                 "pid": runner.pid,
                 "engine": runner.engine,
                 "model": runner.model,
+                "name": names.get(runner.model, ""),
                 "tiered": runner.tiered,
                 "reason": runner.reason,
                 "namespace": runner.namespace.hex(),
@@ -166,10 +171,12 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             "nothing here finds them; `tiering gc` removes them (not from a shared directory)"
         )
     yield from status_rules.lines(answer)
+    names = status_use.names(answer)
+    yield from status_use.lines(answer, names)
     if not answer.runners:
         yield "runners: none has reported"
     for runner in answer.runners:
-        yield from _runner_lines(runner)
+        yield from _runner_lines(runner, names)
         if refused := status_rules.refusal(answer, runner.namespace):
             yield f"  not stored: {refused}"
         if runner.namespace in answer.q8_0_namespaces:
@@ -200,8 +207,8 @@ def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
         yield "         its files are still being counted: nothing is written before"
 
 
-def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
-    model = Path(runner.model).name or "?"
+def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[str]:
+    model = status_use.shown(runner.model, names)
     if not runner.tiered:
         yield f"runner {runner.pid} {model}: not tiered: {runner.reason or 'no reason given'}"
         yield from _attention(runner)
@@ -209,9 +216,9 @@ def _runner_lines(runner: pb.RunnerReport) -> Iterator[str]:
     yield f"runner {runner.pid} {model}: tiered, {runner.engine.partition('+')[0]}"
     yield from _attention(runner)
     yield (
-        f"  {runner.requests} requests, {runner.prompt_tokens} prompt tokens: "
-        f"{runner.memory_tokens} in memory, {runner.restored_tokens} restored, "
-        f"{runner.recomputed_tokens} recomputed"
+        f"  {runner.requests:,} requests, {runner.prompt_tokens:,} prompt tokens = "
+        f"{runner.memory_tokens:,} in memory + {runner.restored_tokens:,} restored + "
+        f"{runner.recomputed_tokens:,} recomputed"
     )
     if runner.memory_short_tokens:
         yield (

@@ -60,6 +60,11 @@ class Outcome:
         seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
         return seconds[COLD] / max(seconds[label], 1e-6)
 
+    def saved_seconds(self, label: str) -> float:
+        """How much sooner the first token came than when it was computed."""
+        seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
+        return seconds[COLD] - seconds[label]
+
     @property
     def failures(self) -> list[str]:
         """What is not as it must be; empty when the demonstration succeeded."""
@@ -79,6 +84,7 @@ class Outcome:
                 "row": row.label,
                 "seconds_to_first_token": round(row.answer.seconds_to_first_token, 6),
                 "times_sooner": round(self.sooner(row.label), 2),
+                "saved_seconds": round(self.saved_seconds(row.label), 6),
                 "prompt_tokens": row.answer.prompt_tokens,
                 "memory_tokens": row.answer.memory_tokens,
                 "restored_tokens": row.answer.restored_tokens,

@@ -21,6 +21,7 @@ _MALFORMED: Final = (ValueError, TypeError, AttributeError, RecursionError)
 _BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
 _MAX_MANIFESTS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 1 << 20
+_DIGEST_DIGITS: Final = 12
 
 _Stamp = tuple[int, int, int]  # time of change, size, inode: what tells two manifests apart
 
@@ -28,6 +29,11 @@ _Stamp = tuple[int, int, int]  # time of change, size, inode: what tells two man
 def is_blob(model: str) -> bool:
     """Whether it is the file name of a model that Ollama keeps, which has its name elsewhere."""
     return _BLOB.fullmatch(model) is not None
+
+
+def short_name(model: str) -> str:
+    """What to call a model whose name is not known, by its file name."""
+    return model.removeprefix("sha256-")[:_DIGEST_DIGITS] if is_blob(model) else model
 
 
 def default_models_dir() -> Path | None:

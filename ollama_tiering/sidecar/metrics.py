@@ -1,7 +1,7 @@
 """The store's report as Prometheus metrics.
 
 Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice.
-What it shows is counts, sizes and times; no prompt, key, path or model name.
+What it shows is counts, sizes, times, and names of models; no prompt, key or path.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from ollama_tiering import __version__
 from ollama_tiering.sidecar.endpoint import Answer, Page, Request
+from ollama_tiering.sidecar.model_book import ModelBook
+from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.store.report import StoreReport, TierReport
 from ollama_tiering.store.tiered import TieredStore
 
@@ -166,9 +168,11 @@ def label(reason: str) -> str:
     return reason.replace("/", "").replace(" ", "_")
 
 
-def make_registry(store: TieredStore) -> CollectorRegistry:
+def make_registry(store: TieredStore, book: ModelBook | None = None) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(StoreCollector(store))
+    if book is not None:
+        registry.register(ModelCollector(book))
     ProcessCollector(registry=registry)
     build = Info("tiering_build", "What runs.", registry=registry)
     build.info({"version": __version__})

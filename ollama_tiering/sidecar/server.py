@@ -24,14 +24,17 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from ollama_tiering.config import SidecarConfig, format_size
+from ollama_tiering.config import SidecarConfig, format_size, state_dir
 from ollama_tiering.errors import ConfigError, ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.ledger import Ledger
+from ollama_tiering.sidecar.ledger_file import LedgerFile, held
 from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import make_registry, metrics_page
+from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
@@ -149,7 +152,10 @@ def serve(
         book = RuleBook(config)
         store = open_store(config, book=book)
         try:
-            asyncio.run(_serve(config, store, book, ready, _keeping_place(asked, config, reread)))
+            with held(state_dir(), ledger := Ledger()) as file:
+                uses = ModelBook(ledger, config.models_dir)
+                again = _keeping_place(asked, config, reread)
+                asyncio.run(_serve(config, store, book, (uses, file), ready, again))
         finally:
             left = store.close(_DRAIN_SECONDS)
             if left.blocks:
@@ -196,6 +202,7 @@ async def _serve(
     config: SidecarConfig,
     store: TieredStore,
     book: RuleBook,
+    counts: tuple[ModelBook, LedgerFile],
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
 ) -> None:
@@ -206,7 +213,8 @@ async def _serve(
     reloader = Reloader(store, config, reread or (lambda: config), cut_budget, book=book)
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
-    registry = make_registry(store)
+    uses, ledger_file = counts
+    registry = make_registry(store, uses)
     guard = PeerGuard(config.socket_path)
     gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
@@ -219,7 +227,7 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     with _pool() as pool, Endpoint(pages, config.metrics_port):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool), gate)
+        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -232,7 +240,8 @@ async def _serve(
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
-        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard), watching)
+        counting = (uses.keep_up(pool), ledger_file.keep(pool))
+        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard), watching, *counting)
         tasks = [asyncio.create_task(chore) for chore in chores]
         standing.phase = "serving"
         notify("READY=1")
@@ -246,6 +255,7 @@ async def _serve(
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
+        await ledger_file.end(pool)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,9 @@ from ollama_tiering.sidecar.bounds import (
     received,
     sent,
 )
+from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
+from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
@@ -73,13 +75,16 @@ _OUTCOMES: Final = {
 
 
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
-    """All calls on one event loop; `pool` serves what may block."""
+    """All calls on one event loop; `pool` serves what may block. `book`: what was done for each
+    model, in memory only where none is given.
+    """
 
-    def __init__(self, store: TieredStore, pool: Executor) -> None:
+    def __init__(self, store: TieredStore, pool: Executor, book: ModelBook | None = None) -> None:
         self._store = store
         self._pool = pool
         self._admin = Administration(store, alone=False)
         self._runners = RunnerTable()
+        self._book = book or ModelBook(Ledger())
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
@@ -160,6 +165,8 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     ) -> pb.ReportRunnerResponse:
         try:
             self._runners.put(request)
+            if self._book.book(request):
+                await self._blocking(self._book.refresh)
             if len(request.namespace) == DIGEST_BYTES and request.model:
                 namespace = as_namespace(request.namespace)
                 await self._blocking(self._store.learn_model, namespace, request.model)
@@ -171,7 +178,9 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         try:
             report = self._store.report()
             uses = await self._uses.messages(report.namespaces)
-            return stat_message(report, self._started, self._runners.alive(), uses)
+            runners = self._runners.alive()
+            models = self._book.messages({runner.namespace for runner in runners})
+            return stat_message(report, self._started, runners, uses, models)
         except Exception as error:
             await self._abort(context, "Stat", error)
 

@@ -14,6 +14,7 @@ def stat_message(
     started_unix_seconds: int,
     runners: Sequence[pb.RunnerReport],
     namespaces: Sequence[pb.NamespaceUse],
+    models: Sequence[pb.ModelUse],
 ) -> pb.StatResponse:
     counters = report.counters
     return pb.StatResponse(
@@ -35,6 +36,7 @@ def stat_message(
         not_written=report.not_written,
         q8_0_namespaces=report.q8_0_namespaces,
         namespaces=namespaces,
+        model_uses=models,
         model_terms=map(_model_terms, report.models),
     )
 

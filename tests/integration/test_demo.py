@@ -48,6 +48,8 @@ def check(outcome: dict, engine: str) -> None:
     restarted = rows["restored after restart of both"]
     sooner = rows["cold"]["seconds_to_first_token"] / restarted["seconds_to_first_token"]
     assert restarted["times_sooner"] == pytest.approx(sooner, rel=0.01)
+    saved = rows["cold"]["seconds_to_first_token"] - restarted["seconds_to_first_token"]
+    assert restarted["saved_seconds"] == pytest.approx(saved, abs=1e-5)
     assert rows["in-memory hit"]["memory_tokens"] == 1499
     for label in ("restored after unload", "restored after restart of both"):
         assert rows[label]["restored_tokens"] == 1499

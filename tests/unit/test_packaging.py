@@ -20,6 +20,7 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.contract.daemon import PutStream
+from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, of_port
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -72,6 +73,8 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         stub.Has(pb.HasRequest(namespace=NS.digest(), block_tokens=4), timeout=10)
         keys = [block.key for block in blocks]
         list(stub.Get(pb.GetRequest(namespace=NS.digest(), keys=keys), timeout=10))
+        measured = {"prefill_tokens": 1000, "prefill_seconds": 2.0}
+        stub.ReportRunner(report(2, restored=640, **measured), timeout=10)
         daemon.wait_written()
         return of_port(daemon.port)
 

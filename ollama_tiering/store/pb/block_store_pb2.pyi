@@ -329,7 +329,7 @@ class ReportCorruptResponse(_message.Message):
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens")
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds")
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,10 @@ class RunnerReport(_message.Message):
     LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
     CPU_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -366,7 +370,11 @@ class RunnerReport(_message.Message):
     last_restore: RestoreReport
     cpu_attention: str
     memory_short_tokens: int
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ...) -> None: ...
+    started_unix_seconds: float
+    prefill_tokens: int
+    prefill_seconds: float
+    restore_seconds: float
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
@@ -473,8 +481,42 @@ class ModelTerms(_message.Message):
     remote_bytes: int
     def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., refusal: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., budget_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., remote_bytes: _Optional[int] = ...) -> None: ...
 
+class ModelUse(_message.Message):
+    __slots__ = ("namespace", "model", "name", "engine", "loaded", "since_unix_seconds", "last_used_unix_seconds", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens", "prefill_seconds", "restore_seconds")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_USED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    model: str
+    name: str
+    engine: str
+    loaded: bool
+    since_unix_seconds: float
+    last_used_unix_seconds: float
+    requests: int
+    prompt_tokens: int
+    memory_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    prefill_tokens: int
+    prefill_seconds: float
+    restore_seconds: float
+    def __init__(self, namespace: _Optional[bytes] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., loaded: _Optional[bool] = ..., since_unix_seconds: _Optional[float] = ..., last_used_unix_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "namespaces")
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +549,7 @@ class StatResponse(_message.Message):
     NOT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     Q8_0_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     MODEL_TERMS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_USES_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_unix_seconds: int
@@ -526,8 +569,9 @@ class StatResponse(_message.Message):
     not_written: _containers.ScalarMap[str, int]
     q8_0_namespaces: _containers.RepeatedScalarFieldContainer[bytes]
     model_terms: _containers.RepeatedCompositeFieldContainer[ModelTerms]
+    model_uses: _containers.RepeatedCompositeFieldContainer[ModelUse]
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUse]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NamespaceUse(_message.Message):
     __slots__ = ("namespace", "blocks", "model", "engine")

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ollama_tiering.cli import status
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from tests.unit.sidecar.ollama_models import blob, name_model
+
+
+@pytest.fixture(autouse=True)
+def universal_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_attention_on_the_cpu_is_told_of_tiered_and_other_runners_alike() -> None:
@@ -31,3 +47,74 @@ def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
     ]
     runners = status._document(Path("s"), answer)["runners"]
     assert [runner["memory_short_tokens"] for runner in runners] == [4096, 0]
+
+
+def use(namespace: bytes, model: str, name: str = "", **more: Any) -> pb.ModelUse:
+    counts = {"requests": 3, "prompt_tokens": 1900, "memory_tokens": 400, "restored_tokens": 1000}
+    counts |= {"recomputed_tokens": 500}
+    times = {"since_unix_seconds": 86400 * 365, "last_used_unix_seconds": 86400 * 366}
+    return pb.ModelUse(namespace=namespace, model=model, name=name, **counts | times | more)
+
+
+MEASURED = {"prefill_tokens": 2000, "prefill_seconds": 20.0, "restore_seconds": 0.5}
+
+
+def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -> None:
+    answer = pb.StatResponse(
+        version="1",
+        runners=[pb.RunnerReport(pid=5, model=blob(2), tiered=True)],
+        model_uses=[
+            use(b"a", blob(1), "qwen3:0.6b", **MEASURED),
+            use(b"b", blob(2), "llama3:8b", loaded=True),
+        ],
+    )
+    lines = list(status._lines(Path("s"), answer))
+    at = lines.index("use of qwen3:0.6b, since 1971-01-01 00:00")
+    assert lines[at : at + 9] == [
+        "use of qwen3:0.6b, since 1971-01-01 00:00",
+        "  3 requests, 1,900 prompt tokens = 400 in memory + 1,000 restored + 500 recomputed",
+        "  saved 9.5 s: 1,000 tokens restored in 0.50 s, computing them takes about 10 s at "
+        "100 tokens/s",
+        "  not loaded now, last used 1971-01-02 00:00",
+        "use of llama3:8b, since 1971-01-01 00:00",
+        "  3 requests, 1,900 prompt tokens = 400 in memory + 1,000 restored + 500 recomputed",
+        "  saved: not measured yet (1,000 tokens restored)",
+        "  loaded, last used 1971-01-02 00:00",
+        "all models: saved 9.5 s: 1,000 tokens restored in 0.50 s, computing them takes about "
+        "10 s at 100 tokens/s (without 1,000 restored tokens: not measured yet)",
+    ]
+    assert "runner 5 llama3:8b: tiered, " in lines
+    document = status._document(Path("s"), answer)
+    named, unmeasured = document["model_uses"]
+    assert (named["name"], named["model"], named["loaded"]) == ("qwen3:0.6b", blob(1), False)
+    assert (named["saved_seconds"], unmeasured["saved_seconds"]) == (9.5, None)
+    assert named["measured_prefill_tokens_per_second"] == 100
+    assert unmeasured["measured_prefill_tokens_per_second"] is None
+    assert document["saved_seconds"] == 9.5
+    assert document["runners"][0]["name"] == "llama3:8b"
+    assert document["runners"][0]["model"] == blob(2)
+    json.dumps(document, allow_nan=False)
+
+
+def test_two_engines_of_one_model_are_one_and_each_saves_at_its_own_speed() -> None:
+    uses = [use(b"a", blob(1), **MEASURED), use(b"b", blob(1), **MEASURED | {"prefill_seconds": 2})]
+    answer = pb.StatResponse(version="1", model_uses=uses)
+    lines = [line for line in status._lines(Path("s"), answer) if "saved" in line]
+    assert [line.split(":")[0] for line in lines] == ["  saved 10 s"]
+
+
+def test_a_name_the_sidecar_does_not_know_is_looked_for_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_model(tmp_path, "mine:latest", blob(1))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    runners = [pb.RunnerReport(pid=5, model=blob(1), tiered=True), pb.RunnerReport(pid=6)]
+    unknown = [use(b"b", blob(2)), use(b"c", "made.gguf", last_used_unix_seconds=1e300)]
+    answer = pb.StatResponse(version="1", runners=runners, model_uses=unknown)
+    text = "\n".join(status._lines(Path("s"), answer))
+    assert "runner 5 mine:latest: tiered" in text
+    assert "runner 6 ?: not tiered" in text
+    assert "use of 000000000000, since" in text
+    assert "use of made.gguf, since" in text
+    assert "last used 1e+300 s" in text
+    assert blob(2) not in text

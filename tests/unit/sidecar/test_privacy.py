@@ -16,6 +16,7 @@ from ollama_tiering.store import samples
 from ollama_tiering.store.key import tokens_to_bytes
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon, PutStream
+from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import free_port
 
 NS = samples.namespace()
@@ -46,6 +47,7 @@ def used(tmp_path: Path) -> Talkative:
                 assert all(result.stored for result in stream.put(blocks))
                 with pytest.raises(grpc.RpcError):  # refused, and said in the log
                     stream.call(inline=pb.PutInline(key=blocks[0].key, part=bytes(2 << 20)))
+                stub.ReportRunner(report(2, restored=64), timeout=10)
             daemon.wait_written()
             with BlockClient(daemon.socket) as client:
                 found = client.match(NS, TOKENS)
@@ -70,7 +72,8 @@ def used(tmp_path: Path) -> Talkative:
 def test_only_the_owner_may_read_what_is_stored_and_no_word_of_it_is_elsewhere(
     used: Talkative, tmp_path: Path
 ) -> None:
-    places = [used.ram_dir, used.local_dir, used.socket.parent]
+    places = [used.ram_dir, used.local_dir, used.socket.parent, tmp_path / "state/ollama-tiering"]
+    assert (places[-1] / "ledger.json").is_file()
     seen = set()
     for path in [p for place in places for p in (place, *place.rglob("*"))]:
         mode = path.lstat().st_mode

@@ -1,0 +1,90 @@
+"""What `tiering status` says was done for each model, loaded or not, and what it has saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ollama_tiering.sidecar.manifests import short_name
+from ollama_tiering.sidecar.seconds_saved import Saved, tokens_per_second
+
+if TYPE_CHECKING:
+    from ollama_tiering.store.pb import block_store_pb2 as pb
+
+
+def names(answer: pb.StatResponse) -> dict[str, str]:
+    """File name of a model -> as people know it: what the sidecar says, else what this user's own
+    manifests do (the service's are not this user's).
+    """
+    found = {one.model: one.name for one in answer.model_uses if one.name}
+    seen = {one.model for one in answer.model_uses} | {one.model for one in answer.runners}
+    if seen - found.keys():
+        from ollama_tiering.cli.model_names import default_models_dir, model_names
+
+        own = model_names(default_models_dir())
+        found = {model: own[model] for model in seen if model in own} | found
+    return found
+
+
+def shown(model: str, known: Mapping[str, str]) -> str:
+    """What to call a model, by its file name."""
+    return known.get(model) or short_name(model.rpartition("/")[2]) or "?"
+
+
+def lines(answer: pb.StatResponse, known: Mapping[str, str]) -> Iterator[str]:
+    by_model: dict[str, list[pb.ModelUse]] = {}
+    for use in answer.model_uses:
+        by_model.setdefault(use.model, []).append(use)
+    for model, uses in by_model.items():
+        since = _date(min(use.since_unix_seconds for use in uses))
+        yield f"use of {shown(model, known)}, since {since}"
+        yield from (f"  {line}" for line in _lines_of(uses))
+    if len(by_model) > 1:
+        yield f"all models: {Saved.of(answer.model_uses).words()}"
+
+
+def _lines_of(uses: list[pb.ModelUse]) -> Iterator[str]:
+    loaded = any(use.loaded for use in uses)
+    last = _date(max(use.last_used_unix_seconds for use in uses))
+    yield (
+        f"{sum(u.requests for u in uses):,} requests, "
+        f"{sum(u.prompt_tokens for u in uses):,} prompt tokens = "
+        f"{sum(u.memory_tokens for u in uses):,} in memory + "
+        f"{sum(u.restored_tokens for u in uses):,} restored + "
+        f"{sum(u.recomputed_tokens for u in uses):,} recomputed"
+    )
+    yield Saved.of(uses).words()
+    yield f"{'loaded' if loaded else 'not loaded now'}, last used {last}"
+
+
+def documents(answer: pb.StatResponse, known: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One for each namespace; numbers that were not measured are null."""
+    return [
+        {
+            "namespace": use.namespace.hex(),
+            "model": use.model,
+            "name": known.get(use.model, ""),
+            "engine": use.engine,
+            "loaded": use.loaded,
+            "since_unix_seconds": use.since_unix_seconds,
+            "last_used_unix_seconds": use.last_used_unix_seconds,
+            "requests": use.requests,
+            "prompt_tokens": use.prompt_tokens,
+            "memory_tokens": use.memory_tokens,
+            "restored_tokens": use.restored_tokens,
+            "recomputed_tokens": use.recomputed_tokens,
+            "restore_seconds": use.restore_seconds,
+            "measured_prefill_tokens_per_second": tokens_per_second(use),
+            "saved_seconds": Saved.of([use]).seconds,
+        }
+        for use in answer.model_uses
+    ]
+
+
+def _date(unix_seconds: float) -> str:
+    """Of this machine's zone; a time that no calendar has is said as it is."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_seconds))
+    except (OverflowError, OSError, ValueError):
+        return f"{unix_seconds:g} s"
