@@ -2,7 +2,11 @@
 
 package kvcache
 
-import "math"
+import (
+	"math"
+
+	"github.com/ollama/ollama/kvtier/rows"
+)
 
 // KVTierEmpty frees all cells of sequences 0 … sequences-1 and sets every row to zero, as after Init.
 func (c *Causal) KVTierEmpty(sequences int) {
@@ -12,8 +16,8 @@ func (c *Causal) KVTierEmpty(sequences int) {
 	cells := c.KVTierAllCells()
 	for layer := range c.keys {
 		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(layer, v)
-			c.KVTierWrite(layer, v, cells, KVTierChunk{Data: make([]byte, rowBytes*len(cells))})
+			plane := c.KVTierPlane(layer, v)
+			plane.Write(cells, rows.Chunk{Data: make([]byte, plane.RowBytes*len(cells))})
 		}
 	}
 }
@@ -29,32 +33,32 @@ func (c *Causal) KVTierAllCells() []int32 {
 
 // KVTierRows returns the rows of cells over all layers, K then V of each, in the order of cells: rows[i] is cells[i]'s.
 func (c *Causal) KVTierRows(cells []int32) [][]byte {
-	rows := make([][]byte, len(cells))
+	out := make([][]byte, len(cells))
 	for _, l := range c.KVTierLayers() {
 		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(l.Layer, v)
-			all := make([]byte, rowBytes*len(cells))
-			c.KVTierRead(l.Layer, v, cells, all)
-			for i := range rows {
-				rows[i] = append(rows[i], all[i*rowBytes:(i+1)*rowBytes]...)
+			plane := c.KVTierPlane(l.Layer, v)
+			all := make([]byte, plane.RowBytes*len(cells))
+			plane.Read(cells, all)
+			for i := range out {
+				out[i] = append(out[i], all[i*plane.RowBytes:(i+1)*plane.RowBytes]...)
 			}
 		}
 	}
-	return rows
+	return out
 }
 
 // KVTierSetRows writes what KVTierRows returned.
-func (c *Causal) KVTierSetRows(cells []int32, rows [][]byte) {
+func (c *Causal) KVTierSetRows(cells []int32, content [][]byte) {
 	at := 0
 	for _, l := range c.KVTierLayers() {
 		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(l.Layer, v)
+			plane := c.KVTierPlane(l.Layer, v)
 			var all []byte
-			for _, row := range rows {
-				all = append(all, row[at:at+rowBytes]...)
+			for _, row := range content {
+				all = append(all, row[at:at+plane.RowBytes]...)
 			}
-			c.KVTierWrite(l.Layer, v, cells, KVTierChunk{Data: all})
-			at += rowBytes
+			plane.Write(cells, rows.Chunk{Data: all})
+			at += plane.RowBytes
 		}
 	}
 }

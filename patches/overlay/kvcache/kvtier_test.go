@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -17,7 +18,6 @@ type tierTensorFake struct {
 	dims []int
 	data []byte
 	host bool
-	sets int
 }
 
 func newTierTensorFake(host bool, dims ...int) *tierTensorFake {
@@ -49,10 +49,7 @@ func (t *tierTensorFake) KVTierHost() []byte {
 
 func (t *tierTensorFake) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:offset+len(dst)]) }
 
-func (t *tierTensorFake) KVTierSet(offset int, src []byte) {
-	t.sets++
-	copy(t.data[offset:offset+len(src)], src)
-}
+func (t *tierTensorFake) KVTierSet(offset int, src []byte) { copy(t.data[offset:offset+len(src)], src) }
 
 const (
 	tierTestCells, tierTestHeads, tierTestKDim, tierTestVDim = 40, 3, 4, 5
@@ -105,96 +102,31 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 							dim = tierTestVDim
 						}
 						rowBytes := 2 * tierTestHeads * dim
-						rows := make([]byte, len(cells)*rowBytes)
-						rand.New(rand.NewSource(int64(layer))).Read(rows)
+						all := make([]byte, len(cells)*rowBytes)
+						rand.New(rand.NewSource(int64(layer))).Read(all)
 						// two chunks, as from two blocks; the second starts inside a run of cells
-						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 0, Data: rows[:2*rowBytes]})
-						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 2, Data: rows[2*rowBytes:]})
+						plane := c.KVTierPlane(layer, v)
+						plane.Write(cells, rows.Chunk{Start: 0, Data: all[:2*rowBytes]})
+						plane.Write(cells, rows.Chunk{Start: 2, Data: all[2*rowBytes:]})
 						for i, cell := range cells {
 							for head := range tierTestHeads {
 								for d := range dim {
 									at := i*rowBytes + 2*(head*dim+d)
-									if got := c.tierTestElement(layer, v, int(cell), head, d); !bytes.Equal(got, rows[at:at+2]) {
-										t.Fatalf("layer %d v=%v cell %d head %d dim %d: %x, want %x", layer, v, cell, head, d, got, rows[at:at+2])
+									if got := c.tierTestElement(layer, v, int(cell), head, d); !bytes.Equal(got, all[at:at+2]) {
+										t.Fatalf("layer %d v=%v cell %d head %d dim %d: %x, want %x", layer, v, cell, head, d, got, all[at:at+2])
 									}
 								}
 							}
 						}
-						back := make([]byte, len(rows))
-						c.KVTierRead(layer, v, cells, back)
-						if !bytes.Equal(back, rows) {
+						back := make([]byte, len(all))
+						plane.Read(cells, back)
+						if !bytes.Equal(back, all) {
 							t.Fatalf("layer %d v=%v: rows read differ from rows written", layer, v)
 						}
 					}
 				}
 			})
 		}
-	}
-}
-
-func TestKVTierTransposeEqualsThePlainOneForEveryShape(t *testing.T) {
-	for _, lines := range []int{1, 2, 3, 4, 5, 7, 8, 64} {
-		for _, length := range []int{1, 2, 3, 4, 6, 9, 32} {
-			srcStride, dstStride := 2*length+6, 2*lines+10
-			src := make([]byte, srcStride*lines)
-			rand.New(rand.NewSource(1)).Read(src)
-			got, want := make([]byte, dstStride*length), make([]byte, dstStride*length)
-			tierTranspose(got, dstStride, src, srcStride, lines, length)
-			tierTransposePlain(want, dstStride, src, srcStride, 0, lines, 0, length)
-			if !bytes.Equal(got, want) {
-				t.Errorf("%d lines of %d elements differ", lines, length)
-			}
-		}
-	}
-}
-
-// BenchmarkKVTierTranspose is one block of one layer's V, 8 heads of 128, in a cache of 8192 cells.
-func BenchmarkKVTierTranspose(b *testing.B) {
-	const rows, columns, cells = 64, 1024, 8192
-	src, dst := make([]byte, 2*rows*columns), make([]byte, 2*cells*columns)
-	for name, do := range map[string]func(){
-		"words": func() { tierTranspose(dst, 2*cells, src, 2*columns, rows, columns) },
-		"plain": func() { tierTransposePlain(dst, 2*cells, src, 2*columns, 0, rows, 0, columns) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(src)))
-			for range b.N {
-				do()
-			}
-		})
-	}
-}
-
-func TestKVTierWriteTouchesOnlyTheCellsOfItsChunks(t *testing.T) {
-	for _, permuted := range []bool{false, true} {
-		c := tierTestCache(permuted, true)
-		v := c.values[0].(*tierTensorFake)
-		for i := range v.data {
-			v.data[i] = 0xAA
-		}
-		rowBytes := 2 * tierTestHeads * tierTestVDim
-		c.KVTierWrite(0, true, []int32{10, 11, 12}, KVTierChunk{Start: 1, Data: make([]byte, rowBytes)})
-		changed := 0
-		for i := range v.data {
-			if v.data[i] != 0xAA {
-				changed++
-			}
-		}
-		if changed != rowBytes {
-			t.Errorf("permuted=%v: %d bytes changed, want %d", permuted, changed, rowBytes)
-		}
-		if got := c.tierTestElement(0, true, 11, 0, 0); !bytes.Equal(got, []byte{0, 0}) {
-			t.Errorf("permuted=%v: cell 11 not written", permuted)
-		}
-	}
-}
-
-func TestKVTierDeviceIsWrittenOncePerRunOfCells(t *testing.T) {
-	c := tierTestCache(false, false)
-	rowBytes := 2 * tierTestHeads * tierTestKDim
-	c.KVTierWrite(0, false, []int32{0, 1, 2, 3, 20, 21}, KVTierChunk{Data: make([]byte, 6*rowBytes)})
-	if sets := c.keys[0].(*tierTensorFake).sets; sets != 2 {
-		t.Errorf("%d writes for 2 runs of cells", sets)
 	}
 }
 

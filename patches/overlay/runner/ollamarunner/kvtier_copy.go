@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
 )
 
 // tierGatherBytes is how much is gathered for one write into memory that the CPU can't access: each takes a call of the
@@ -75,14 +75,14 @@ func (c *tierCopy) segments(i int) {
 		if n == 0 {
 			return
 		}
-		c.t.cache.KVTierWrite(c.t.layers[i/2].Layer, i%2 == 1, c.cells, chunk)
+		c.t.cache.KVTierPlane(c.t.layers[i/2].Layer, i%2 == 1).Write(c.cells, chunk)
 		at += n
 	}
 }
 
 // gather returns the wanted rows of segment i of n blocks from number at on, checked: of one block for memory that the CPU
 // can access, of as many as the buffer holds for other memory. n is 0 when no undamaged block is left.
-func (c *tierCopy) gather(i, at int, buffer []byte) (chunk kvcache.KVTierChunk, n int) {
+func (c *tierCopy) gather(i, at int, buffer []byte) (chunk rows.Chunk, n int) {
 	filled := 0
 	for ; at+n < c.undamaged(); n++ {
 		b := &c.f.blocks[at+n]

@@ -19,7 +19,7 @@ func tierHolds(t *testing.T, tier *kvTier, slot, from, to int) {
 	}
 	for segment := range 2 * len(tier.layers) {
 		rows := make([]byte, 16*len(cells))
-		tier.cache.KVTierRead(tier.layers[segment/2].Layer, segment%2 == 1, cells, rows)
+		tier.cache.KVTierPlane(tier.layers[segment/2].Layer, segment%2 == 1).Read(cells, rows)
 		for i, got := range rows {
 			if want := tierStoredByte(from+i/16, segment); got != want {
 				t.Fatalf("position %d, segment %d: %d, want %d", from+i/16, segment, got, want)
@@ -37,7 +37,7 @@ func tierCells(tier *kvTier) []byte {
 	var all []byte
 	for segment := range 2 * len(tier.layers) {
 		rows := make([]byte, 16*len(cells))
-		tier.cache.KVTierRead(tier.layers[segment/2].Layer, segment%2 == 1, cells, rows)
+		tier.cache.KVTierPlane(tier.layers[segment/2].Layer, segment%2 == 1).Read(cells, rows)
 		all = append(all, rows...)
 	}
 	return all

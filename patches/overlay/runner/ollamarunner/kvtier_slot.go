@@ -264,7 +264,7 @@ func (t *kvTier) export(l *tierLineage, b *tierBlock) {
 		return
 	}
 	for _, s := range b.layout.Segments {
-		t.cache.KVTierRead(s.Layer, s.V, cells, b.file[s.Offset:s.Offset+s.Bytes])
+		t.cache.KVTierPlane(s.Layer, s.V).Read(cells, b.file[s.Offset:s.Offset+s.Bytes])
 	}
 	b.copied = true
 	replayExported(cells, b)

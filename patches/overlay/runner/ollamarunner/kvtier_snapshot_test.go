@@ -5,19 +5,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 // rewrite gives every row of the cells the same byte, as a batch does that is being computed.
 func (t *kvTier) rewrite(cells []int32, with byte) {
-	rows := make([]byte, 16*len(cells))
-	for i := range rows {
-		rows[i] = with
+	all := make([]byte, 16*len(cells))
+	for i := range all {
+		all[i] = with
 	}
 	for segment := range 2 * len(t.layers) {
-		t.cache.KVTierWrite(t.layers[segment/2].Layer, segment%2 == 1, cells, kvcache.KVTierChunk{Data: rows})
+		t.cache.KVTierPlane(t.layers[segment/2].Layer, segment%2 == 1).Write(cells, rows.Chunk{Data: all})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tierpb"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/model/input"
@@ -136,11 +137,11 @@ func (t *kvTier) fillSlot(slot int, inputs []*input.Input, salt byte) {
 	for _, layer := range t.layers {
 		for _, v := range []bool{false, true} {
 			rowBytes := layer.KVHeads * layer.KHeadDim * t.elemBytes
-			rows := make([]byte, len(inputs)*rowBytes)
-			for i := range rows {
-				rows[i] = byte(i/rowBytes) + salt
+			all := make([]byte, len(inputs)*rowBytes)
+			for i := range all {
+				all[i] = byte(i/rowBytes) + salt
 			}
-			t.cache.KVTierWrite(layer.Layer, v, cells, kvcache.KVTierChunk{Data: rows})
+			t.cache.KVTierPlane(layer.Layer, v).Write(cells, rows.Chunk{Data: all})
 		}
 	}
 	t.cache.KVTierOccupy(slot, 0, cells)
@@ -386,7 +387,7 @@ func TestTierRestoreAvoidsPendingCellsAndFillsTheSlot(t *testing.T) {
 	back := make([]byte, rows*rowBytes)
 	for layer := range 2 {
 		for _, v := range []bool{false, true} {
-			tier.cache.KVTierRead(layer, v, cells, back)
+			tier.cache.KVTierPlane(layer, v).Read(cells, back)
 			for i := range back {
 				if back[i] != byte(i/rowBytes) {
 					t.Fatalf("layer %d v=%v: row %d holds %d", layer, v, i/rowBytes, back[i])

@@ -40,7 +40,7 @@ import (
 )
 
 // KVTierHost returns the tensor's memory if it lies in a buffer that the CPU can access, else nil. Implements
-// kvcache.KVTierTensor.
+// rows.Tensor.
 func (t *Tensor) KVTierHost() []byte {
 	buffer := t.t.buffer
 	if buffer == nil || t.t.data == nil || !bool(C.ggml_backend_buffer_is_host(buffer)) {
