@@ -20,7 +20,7 @@ import (
 type KVTierLayer struct {
 	Layer                       int
 	KVHeads, KHeadDim, VHeadDim int
-	ElemBytes                   int
+	KRowBytes, VRowBytes        int
 }
 
 // KVTierUnsupported returns why the rows of this cache can't be tiered, or "".
@@ -63,7 +63,8 @@ func (c *Causal) KVTierLayers() []KVTierLayer {
 			vHeadDim = value.Dim(1)
 		}
 		layers = append(layers, KVTierLayer{
-			Layer: layer, KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim, ElemBytes: key.Stride(0),
+			Layer: layer, KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim,
+			KRowBytes: c.KVTierPlane(layer, false).RowBytes, VRowBytes: c.KVTierPlane(layer, true).RowBytes,
 		})
 	}
 	slices.SortFunc(layers, func(a, b KVTierLayer) int { return a.Layer - b.Layer })

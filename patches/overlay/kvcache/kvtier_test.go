@@ -184,8 +184,8 @@ func TestKVTierLayersAreSortedAndUnsupportedCachesSayWhy(t *testing.T) {
 	for _, permuted := range []bool{false, true} {
 		c := tierTestCache(permuted, true)
 		want := []KVTierLayer{
-			{Layer: 0, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, ElemBytes: 2},
-			{Layer: 2, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, ElemBytes: 2},
+			{Layer: 0, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
+			{Layer: 2, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
 		}
 		if got := c.KVTierLayers(); !slices.Equal(got, want) {
 			t.Errorf("permuted=%v: layers %v", permuted, got)

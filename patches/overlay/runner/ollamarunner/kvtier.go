@@ -39,7 +39,6 @@ type kvTier struct {
 	server      *Server
 	cache       *kvcache.Causal
 	layers      []kvtier.Layer
-	elemBytes   int
 	dtype       string
 	namespace   kvtier.Namespace
 	description *tierpb.Namespace
@@ -157,8 +156,10 @@ func (t *kvTier) bind(s *Server) string {
 	t.cache, t.onHost, t.sync = cache, cache.KVTierOnHost(), backend.KVTierSync
 	t.dtype = "f16"
 	for _, l := range cache.KVTierLayers() {
-		t.elemBytes = l.ElemBytes
-		t.layers = append(t.layers, kvtier.Layer{Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim})
+		t.layers = append(t.layers, kvtier.Layer{
+			Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
+			KRowBytes: l.KRowBytes, VRowBytes: l.VRowBytes,
+		})
 	}
 	t.description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
@@ -198,7 +199,7 @@ func (t *kvTier) layout(rows int) *kvtier.Layout {
 	if l, ok := t.layouts.Load(rows); ok {
 		return l.(*kvtier.Layout)
 	}
-	l, _ := t.layouts.LoadOrStore(rows, kvtier.NewLayout(t.layers, rows, t.elemBytes))
+	l, _ := t.layouts.LoadOrStore(rows, kvtier.NewLayout(t.layers, rows))
 	return l.(*kvtier.Layout)
 }
 

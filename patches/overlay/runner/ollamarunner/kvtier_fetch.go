@@ -332,7 +332,7 @@ func (t *kvTier) openBlock(b *tierFetched, r *tierpb.GetResponse, parent kvtier.
 	if b.block, err = kvtier.Open(b.file.Data); err != nil {
 		return err
 	}
-	if err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, t.layers, t.elemBytes, t.dtype); err != nil {
+	if err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, t.layers, t.dtype); err != nil {
 		return err
 	}
 	if b.private {

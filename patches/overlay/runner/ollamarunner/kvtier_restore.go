@@ -59,7 +59,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 func (t *kvTier) rowBytes() uint64 {
 	n := 0
 	for _, l := range t.layers {
-		n += l.KVHeads * (l.KHeadDim + l.VHeadDim) * t.elemBytes
+		n += l.KRowBytes + l.VRowBytes
 	}
 	return uint64(n)
 }

@@ -107,11 +107,14 @@ func tierFake(t *testing.T, slots int) *kvTier {
 	t.Cleanup(client.Close)
 	tier := &kvTier{
 		config: kvtier.Config{MinTokens: 1, Snapshot: true, Gate: kvtier.GateRestore}, client: client, up: func() bool { return true }, server: s, cache: cache,
-		elemBytes: 2, dtype: "f16", onHost: true, sync: func() {}, work: newTierQueue(),
+		dtype: "f16", onHost: true, sync: func() {}, work: newTierQueue(),
 		fetches: make(map[*input.Input]*tierFetch), namespace: kvtier.Namespace{1},
 	}
 	for _, l := range cache.KVTierLayers() {
-		tier.layers = append(tier.layers, kvtier.Layer{Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim})
+		tier.layers = append(tier.layers, kvtier.Layer{
+			Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
+			KRowBytes: l.KRowBytes, VRowBytes: l.VRowBytes,
+		})
 	}
 	tier.batches.init()
 	for i := range slots {
@@ -136,7 +139,7 @@ func (t *kvTier) fillSlot(slot int, inputs []*input.Input, salt byte) {
 	cells := t.cache.KVTierFreeCells(len(inputs), nil)
 	for _, layer := range t.layers {
 		for _, v := range []bool{false, true} {
-			rowBytes := layer.KVHeads * layer.KHeadDim * t.elemBytes
+			rowBytes := layer.RowBytes(v)
 			all := make([]byte, len(inputs)*rowBytes)
 			for i := range all {
 				all[i] = byte(i/rowBytes) + salt
