@@ -329,7 +329,7 @@ class ReportCorruptResponse(_message.Message):
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens")
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds")
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,10 @@ class RunnerReport(_message.Message):
     LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
     CPU_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -366,7 +370,11 @@ class RunnerReport(_message.Message):
     last_restore: RestoreReport
     cpu_attention: str
     memory_short_tokens: int
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ...) -> None: ...
+    started_unix_seconds: float
+    prefill_tokens: int
+    prefill_seconds: float
+    restore_seconds: float
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")

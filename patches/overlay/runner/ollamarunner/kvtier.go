@@ -276,6 +276,7 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 		}
 	}
 	t.slots[slot.Id].load(numPast, resume, int32(len(prompt)))
+	t.slots[slot.Id].beside = t.batches.rows()
 	return resume
 }
 

@@ -42,10 +42,12 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	}
 	defer tierGuard("begin")
 	after := t.batches.running()
-	t.batches.begin(id)
+	rows := t.batches.begin(id)
 	for i, seq := range s.seqs {
 		if seq != nil && seqs[i] == seq {
-			t.slots[seq.cache.Id].progress(t, seq.cache.Inputs, after)
+			ts := &t.slots[seq.cache.Id]
+			ts.batched(rows)
+			ts.progress(t, seq.cache.Inputs, after)
 		}
 	}
 }
@@ -84,10 +86,22 @@ func (b *tierBatches) built(id int, cells []int32) {
 	b.cells[id] = cells
 }
 
-func (b *tierBatches) begin(id int) {
+// begin returns how many rows the batch computes.
+func (b *tierBatches) begin(id int) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.started[id] = struct{}{}
+	return len(b.cells[id])
+}
+
+// rows is how many rows the batches compute that are built and not yet computed.
+func (b *tierBatches) rows() (rows int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, cells := range b.cells {
+		rows += len(cells)
+	}
+	return rows
 }
 
 func (b *tierBatches) end(id int) {

@@ -116,6 +116,7 @@ func (t *kvTier) prefetch(ctx context.Context, inputs []*input.Input) *tierFetch
 	f := &tierFetch{first: inputs[0], from: plan.from, rows: plan.from, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
 	t.fetch(ctx, f, plan, chain, encoded)
+	t.stats.spent(time.Since(start))
 	if f.rows-memory < t.config.MinTokens {
 		f.close()
 		return nil

@@ -20,6 +20,7 @@ func (t *kvTier) restore(f *tierFetch, slot *InputCacheSlot, numPast int32) int3
 		return numPast // what is in memory is not what the tokens alone would give: stay with it, as stock does
 	}
 	start := time.Now()
+	defer func() { t.stats.spent(time.Since(start)) }()
 	t.beforeRestore()
 	cells := t.cache.KVTierFreeCells(f.rows-int(numPast), t.avoid())
 	if len(cells) < t.config.MinTokens {

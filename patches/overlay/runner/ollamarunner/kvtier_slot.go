@@ -39,6 +39,9 @@ type tierSlot struct {
 	memory   int32 // of the current request: rows found in the slot, rows after restoring, tokens of the prompt
 	resumed  int32
 	prompt   int32
+
+	// beside counts the rows, of every sequence, that are computed between the current request's load and its first token.
+	beside int
 }
 
 // tierLineage is one content of a slot, from when it was loaded until some of it is discarded. Guarded by Server.mu.
@@ -96,6 +99,13 @@ func (ts *tierSlot) note(inputs []*input.Input, after []int) {
 		l.tokens = binary.LittleEndian.AppendUint32(l.tokens, uint32(in.Token))
 	}
 	l.after = after
+}
+
+// batched is called when a batch of so many rows is about to be launched, before progress.
+func (ts *tierSlot) batched(rows int) {
+	if ts.computed < ts.prompt {
+		ts.beside += rows
+	}
 }
 
 // progress is called when a batch is about to be launched, with the slot's inputs including that batch's: what was

@@ -52,6 +52,7 @@ func (s *tierStats) init(t *kvTier) {
 	s.counts = tierpb.RunnerReport{
 		Pid: int64(os.Getpid()), Engine: tierEngine(t.description),
 		Model: filepath.Base(t.server.modelPath), Tiered: true, Namespace: t.namespace[:],
+		StartedUnixSeconds: float64(time.Now().UnixMicro()) / 1e6,
 	}
 	if info, err := os.Stat(t.server.modelPath); err == nil && t.onHost {
 		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
@@ -131,7 +132,12 @@ func (s *tierStats) getTimeout(tokens int, tierSeconds float64) time.Duration {
 	return min(timeout, max(seconds(float64(tokens)/s.prefillRate), tierGetLeast))
 }
 
-// request counts a request that has ended and measures prefill.
+// request counts a request that has ended, by its answer or because the client has gone, and measures prefill. A prompt
+// whose client has gone has been computed to its end all the same, and one that was never given a slot is not counted.
+//
+// The sums of prefill say what restored rows would have cost. So they must not be of small batches, which leave a device idle,
+// nor of rows on top of a longer prefix, which cost more than those before: both would make the gain too great. And they are
+// of everything that was computed meanwhile, of other requests too.
 func (s *tierStats) request(ts *tierSlot, seq *Sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +155,18 @@ func (s *tierStats) request(ts *tierSlot, seq *Sequence) {
 			s.prefillRate += (rate - s.prefillRate) / 4 // a small batch says only that prefill is not slower
 		}
 		s.counts.PrefillTokensPerSecond = s.prefillRate
+		if recomputed >= tierFullBatch && recomputed >= ts.resumed {
+			s.counts.PrefillTokens += uint64(ts.beside)
+			s.counts.PrefillSeconds += seconds
+		}
 	}
+}
+
+// spent counts time that a request waited for its rows from the store.
+func (s *tierStats) spent(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.RestoreSeconds += d.Seconds()
 }
 
 // restored records what a restore took.
