@@ -10,11 +10,7 @@ import (
 	"github.com/ollama/ollama/ml"
 )
 
-// A causal cache as the KV tiering sees it: which cells hold a sequence's positions, which are free, and the planes that their
-// rows lie in.
-//
-// Locking: as for the other methods of Causal, the caller serialises everything here with StartForward and Remove.
-// Reading rows needs their computation to have finished; writing needs that no unfinished batch writes the cells.
+// What the KV tiering asks of a causal cache before it is tiered: whether it can be, its geometry, where its rows lie.
 
 // KVTierLayer is the geometry of one layer's rows.
 type KVTierLayer struct {
@@ -64,7 +60,7 @@ func (c *Causal) KVTierLayers() []KVTierLayer {
 		}
 		layers = append(layers, KVTierLayer{
 			Layer: layer, KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim,
-			KRowBytes: c.KVTierPlane(layer, false).RowBytes, VRowBytes: c.KVTierPlane(layer, true).RowBytes,
+			KRowBytes: c.tierPlane(layer, false).RowBytes, VRowBytes: c.tierPlane(layer, true).RowBytes,
 		})
 	}
 	slices.SortFunc(layers, func(a, b KVTierLayer) int { return a.Layer - b.Layer })
@@ -99,66 +95,8 @@ func (c *Causal) KVTierBatchCells() []int32 {
 	return slices.Clone(c.tierLocs)
 }
 
-// KVTierCells returns the cell of every position of seq in [from, to), or nil if one is missing or held twice.
-func (c *Causal) KVTierCells(seq int, from, to int32) []int32 {
-	cells := make([]int32, to-from)
-	found := 0
-	seqRange, ok := c.cellRanges[seq]
-	if !ok {
-		return nil
-	}
-	seen := make([]bool, len(cells))
-	for i := seqRange.min; i <= seqRange.max; i++ {
-		pos := c.cells[i].pos
-		if pos < from || pos >= to || !slices.Contains(c.cells[i].sequences, seq) {
-			continue
-		}
-		if seen[pos-from] {
-			return nil
-		}
-		seen[pos-from] = true
-		cells[pos-from] = int32(i)
-		found++
-	}
-	if found != len(cells) {
-		return nil
-	}
-	return cells
-}
-
-// KVTierFreeCells returns the lowest free cells, at most n, none of which is in except.
-func (c *Causal) KVTierFreeCells(n int, except map[int32]struct{}) []int32 {
-	cells := make([]int32, 0, n)
-	for i := range c.cells {
-		if len(cells) == n {
-			break
-		}
-		if len(c.cells[i].sequences) != 0 {
-			continue
-		}
-		if _, ok := except[int32(i)]; !ok {
-			cells = append(cells, int32(i))
-		}
-	}
-	return cells
-}
-
-// KVTierOccupy gives cells to seq: cells[i] holds position from+i. The rows must have been written.
-func (c *Causal) KVTierOccupy(seq int, from int32, cells []int32) {
-	r, ok := c.cellRanges[seq]
-	if !ok {
-		r = newRange()
-	}
-	for i, cell := range cells {
-		c.cells[cell] = cacheCell{pos: from + int32(i), sequences: []int{seq}}
-		r.min = min(r.min, int(cell))
-		r.max = max(r.max, int(cell))
-	}
-	c.cellRanges[seq] = r
-}
-
-// KVTierPlane returns a layer's K or V.
-func (c *Causal) KVTierPlane(layer int, v bool) rows.Plane {
+// tierPlane returns a layer's K or V.
+func (c *Causal) tierPlane(layer int, v bool) rows.Plane {
 	key := c.keys[layer]
 	if !v {
 		return rows.Plane{Tensor: key.(rows.Tensor), RowBytes: key.Stride(2), Cells: len(c.cells)}

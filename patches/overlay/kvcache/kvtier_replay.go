@@ -2,63 +2,50 @@
 
 package kvcache
 
-import (
-	"math"
+import "github.com/ollama/ollama/kvtier/rows"
 
-	"github.com/ollama/ollama/kvtier/rows"
-)
-
-// KVTierEmpty frees all cells of sequences 0 … sequences-1 and sets every row to zero, as after Init.
-func (c *Causal) KVTierEmpty(sequences int) {
-	for seq := range sequences {
-		_ = c.Remove(seq, 0, math.MaxInt32)
+// Empty frees all cells of slots 0 … slots-1 and sets every row to zero, as after Init.
+func (r *KVTierRows) Empty(slots int) {
+	for slot := range slots {
+		r.Drop(slot, 0)
 	}
-	cells := c.KVTierAllCells()
-	for layer := range c.keys {
-		for _, v := range []bool{false, true} {
-			plane := c.KVTierPlane(layer, v)
-			plane.Write(cells, rows.Chunk{Data: make([]byte, plane.RowBytes*len(cells))})
-		}
+	cells := r.All()
+	for _, p := range r.planes {
+		p.Write(cells, rows.Chunk{Data: make([]byte, p.RowBytes*len(cells))})
 	}
 }
 
-// KVTierAllCells returns every cell, free or not.
-func (c *Causal) KVTierAllCells() []int32 {
-	cells := make([]int32, len(c.cells))
+// All returns every cell, free or not.
+func (r *KVTierRows) All() []int32 {
+	cells := make([]int32, len(r.cache.cells))
 	for i := range cells {
 		cells[i] = int32(i)
 	}
 	return cells
 }
 
-// KVTierRows returns the rows of cells over all layers, K then V of each, in the order of cells: rows[i] is cells[i]'s.
-func (c *Causal) KVTierRows(cells []int32) [][]byte {
-	out := make([][]byte, len(cells))
-	for _, l := range c.KVTierLayers() {
-		for _, v := range []bool{false, true} {
-			plane := c.KVTierPlane(l.Layer, v)
-			all := make([]byte, plane.RowBytes*len(cells))
-			plane.Read(cells, all)
-			for i := range out {
-				out[i] = append(out[i], all[i*plane.RowBytes:(i+1)*plane.RowBytes]...)
-			}
+// Content returns the rows of cells over all segments, in the order of cells: content[i] is cells[i]'s.
+func (r *KVTierRows) Content(cells []int32) [][]byte {
+	content := make([][]byte, len(cells))
+	for _, p := range r.planes {
+		all := make([]byte, p.RowBytes*len(cells))
+		p.Read(cells, all)
+		for i := range content {
+			content[i] = append(content[i], all[i*p.RowBytes:(i+1)*p.RowBytes]...)
 		}
 	}
-	return out
+	return content
 }
 
-// KVTierSetRows writes what KVTierRows returned.
-func (c *Causal) KVTierSetRows(cells []int32, content [][]byte) {
+// SetContent writes what Content returned.
+func (r *KVTierRows) SetContent(cells []int32, content [][]byte) {
 	at := 0
-	for _, l := range c.KVTierLayers() {
-		for _, v := range []bool{false, true} {
-			plane := c.KVTierPlane(l.Layer, v)
-			var all []byte
-			for _, row := range content {
-				all = append(all, row[at:at+plane.RowBytes]...)
-			}
-			plane.Write(cells, rows.Chunk{Data: all})
-			at += plane.RowBytes
+	for _, p := range r.planes {
+		var all []byte
+		for _, row := range content {
+			all = append(all, row[at:at+p.RowBytes]...)
 		}
+		p.Write(cells, rows.Chunk{Data: all})
+		at += p.RowBytes
 	}
 }

@@ -94,8 +94,9 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 		for _, host := range []bool{false, true} {
 			t.Run(fmt.Sprintf("permuted=%v,host=%v", permuted, host), func(t *testing.T) {
 				c := tierTestCache(permuted, host)
+				r := c.KVTierRows()
 				cells := []int32{3, 4, 5, 9, 7, 8, 30}
-				for _, layer := range []int{0, 2} {
+				for i, layer := range []int{0, 2} {
 					for _, v := range []bool{false, true} {
 						dim := tierTestKDim
 						if v {
@@ -105,9 +106,12 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 						all := make([]byte, len(cells)*rowBytes)
 						rand.New(rand.NewSource(int64(layer))).Read(all)
 						// two chunks, as from two blocks; the second starts inside a run of cells
-						plane := c.KVTierPlane(layer, v)
-						plane.Write(cells, rows.Chunk{Start: 0, Data: all[:2*rowBytes]})
-						plane.Write(cells, rows.Chunk{Start: 2, Data: all[2*rowBytes:]})
+						segment := 2 * i
+						if v {
+							segment++
+						}
+						r.Write(segment, cells, rows.Chunk{Start: 0, Data: all[:2*rowBytes]})
+						r.Write(segment, cells, rows.Chunk{Start: 2, Data: all[2*rowBytes:]})
 						for i, cell := range cells {
 							for head := range tierTestHeads {
 								for d := range dim {
@@ -119,7 +123,7 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 							}
 						}
 						back := make([]byte, len(all))
-						plane.Read(cells, back)
+						r.Read(segment, cells, back)
 						if !bytes.Equal(back, all) {
 							t.Fatalf("layer %d v=%v: rows read differ from rows written", layer, v)
 						}
@@ -132,50 +136,54 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 
 func TestKVTierFreeCellsAreTheLowestAndNoneThatIsPending(t *testing.T) {
 	c := tierTestCache(false, true)
+	r := c.KVTierRows()
 	c.cells[0] = cacheCell{pos: 0, sequences: []int{1}}
 	c.cells[2] = cacheCell{pos: 1, sequences: []int{1}}
-	got := c.KVTierFreeCells(4, map[int32]struct{}{3: {}, 5: {}})
+	got := r.Find(1, 0, 4, map[int32]struct{}{3: {}, 5: {}})
 	if want := []int32{1, 4, 6, 7}; !slices.Equal(got, want) {
 		t.Errorf("free cells %v, want %v", got, want)
 	}
-	if got := c.KVTierFreeCells(1000, nil); len(got) != tierTestCells-2 {
+	if got := r.Find(1, 0, 1000, nil); len(got) != tierTestCells-2 {
 		t.Errorf("%d free cells, want %d", len(got), tierTestCells-2)
 	}
 }
 
 func TestKVTierOccupiedCellsAreFoundByPosition(t *testing.T) {
 	c := tierTestCache(false, true)
-	c.KVTierOccupy(1, 0, []int32{5, 6, 3})
-	c.KVTierOccupy(1, 3, []int32{12})
-	if got := c.KVTierCells(1, 0, 4); !slices.Equal(got, []int32{5, 6, 3, 12}) {
+	r := c.KVTierRows()
+	r.Occupy(1, 0, []int32{5, 6, 3})
+	r.Occupy(1, 3, []int32{12})
+	if got := r.Cells(1, 0, 4); !slices.Equal(got, []int32{5, 6, 3, 12}) {
 		t.Errorf("cells %v", got)
 	}
-	if got := c.KVTierCells(1, 2, 4); !slices.Equal(got, []int32{3, 12}) {
+	if got := r.Cells(1, 2, 4); !slices.Equal(got, []int32{3, 12}) {
 		t.Errorf("cells %v", got)
 	}
-	if r := c.cellRanges[1]; r != (cellRange{min: 3, max: 12}) {
-		t.Errorf("range %v", r)
+	if got := c.cellRanges[1]; got != (cellRange{min: 3, max: 12}) {
+		t.Errorf("range %v", got)
 	}
-	if err := c.Remove(1, 2, math.MaxInt32); err != nil {
-		t.Fatal(err)
+	r.Drop(1, 2)
+	if got := r.Cells(1, 2, 4); got != nil {
+		t.Errorf("dropped, yet cells %v", got)
 	}
-	if got := c.KVTierCells(1, 0, 2); !slices.Equal(got, []int32{5, 6}) {
+	if got := r.Cells(1, 0, 2); !slices.Equal(got, []int32{5, 6}) {
 		t.Errorf("cells after Remove %v", got)
 	}
 }
 
 func TestKVTierGapOrDoublePositionIsNoSequence(t *testing.T) {
 	c := tierTestCache(false, true)
-	c.KVTierOccupy(0, 0, []int32{0, 1})
-	c.KVTierOccupy(0, 3, []int32{2})
-	if got := c.KVTierCells(0, 0, 4); got != nil {
+	r := c.KVTierRows()
+	r.Occupy(0, 0, []int32{0, 1})
+	r.Occupy(0, 3, []int32{2})
+	if got := r.Cells(0, 0, 4); got != nil {
 		t.Errorf("position 2 is missing, yet cells %v", got)
 	}
-	c.KVTierOccupy(0, 1, []int32{7})
-	if got := c.KVTierCells(0, 0, 2); got != nil {
+	r.Occupy(0, 1, []int32{7})
+	if got := r.Cells(0, 0, 2); got != nil {
 		t.Errorf("position 1 is held twice, yet cells %v", got)
 	}
-	if got := c.KVTierCells(9, 0, 1); got != nil {
+	if got := r.Cells(9, 0, 1); got != nil {
 		t.Errorf("unknown sequence, yet cells %v", got)
 	}
 }
