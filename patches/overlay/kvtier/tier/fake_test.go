@@ -19,6 +19,7 @@ const (
 type fakeHost struct {
 	sync.Mutex
 	quiesced int // how often
+	settled  int
 	avoid    map[int32]struct{}
 	ahead    int
 	restores func() // when a restore is about to happen
@@ -80,7 +81,11 @@ func (h *fakeHost) Wait(ids []int) {
 	}
 }
 
-func (h *fakeHost) Settle() {}
+func (h *fakeHost) Settle() {
+	h.Lock() // nobody who calls it holds the lock
+	defer h.Unlock()
+	h.settled++
+}
 
 func (h *fakeHost) Ahead() int { return h.ahead }
 

@@ -163,6 +163,23 @@ func TestTierNothingOfAPromptWithAnImageIsRestored(t *testing.T) {
 	}
 }
 
+func TestTierNothingIsRestoredForARequestThatWantsNoCache(t *testing.T) {
+	f := newTierFakeWithSidecar(t)
+	prompt := tierInputs(0, 65)
+	f.fill(0, prompt[:64], 3)
+	f.finish(0)
+	tierPrefetch(t.Context(), f.server, &Sequence{inputs: prompt})
+	slot := &f.server.cache.slots[1]
+	f.Lock()
+	defer f.Unlock()
+	if got := tierRestore(slot, prompt, 0, false); got != 0 {
+		t.Errorf("resumes at %d", got)
+	}
+	if got := tierRestore(slot, prompt, 0, true); got != 64 {
+		t.Errorf("one that wants it resumes at %d", got)
+	}
+}
+
 func TestTierInMemoryIsTheBestSlotThatIsNotInUse(t *testing.T) {
 	s := &Server{cache: &InputCache{slots: []InputCacheSlot{{Inputs: tierInputs(0, 10)}, {Inputs: tierInputs(0, 30), InUse: true}}}}
 	if got := tierInMemory(s, tierInputs(0, 100)); got != 10 {
