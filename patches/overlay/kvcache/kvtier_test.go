@@ -183,6 +183,9 @@ func TestKVTierGapOrDoublePositionIsNoSequence(t *testing.T) {
 	if got := r.Cells(0, 0, 2); got != nil {
 		t.Errorf("position 1 is held twice, yet cells %v", got)
 	}
+	if got := r.Cells(0, 0, 3); got != nil {
+		t.Errorf("position 1 is held twice and 2 is missing, yet cells %v", got)
+	}
 	if got := r.Cells(9, 0, 1); got != nil {
 		t.Errorf("unknown sequence, yet cells %v", got)
 	}

@@ -36,8 +36,9 @@ func TestTierARestoreWaitsForTheBatchThatIsBeingComputed(t *testing.T) {
 	prompt := tierInputs(0, 65)
 	f.fill(0, prompt[:64], 3)
 	f.finish(0)
-	computing := true
+	computing, synced := true, 0
 	f.sync = func() {
+		synced++
 		if computing {
 			t.Error("waited for the devices before the batch had ended")
 		}
@@ -53,8 +54,8 @@ func TestTierARestoreWaitsForTheBatchThatIsBeingComputed(t *testing.T) {
 	}
 	computing = false
 	tierComputeEnd(1)
-	if got := <-resumed; got != 64 {
-		t.Errorf("resumes at %d", got)
+	if got := <-resumed; got != 64 || synced != 1 {
+		t.Errorf("resumes at %d, waited %d times for the devices", got, synced)
 	}
 }
 
@@ -117,11 +118,11 @@ func TestTierALongPromptIsStoredWhileItIsComputed(t *testing.T) {
 	t.Setenv("OLLAMA_KV_TIER_PROGRESS_SECONDS", "0")
 	f := newTierFakeWithSidecar(t)
 	prompt := tierInputs(0, 800)
-	f.fill(0, prompt[:600], 3)
+	f.fill(0, prompt[:650], 3)
 	slot := &f.server.cache.slots[0]
 	seq := &Sequence{cache: slot}
 	f.server.seqs = []*Sequence{seq}
-	for id, held := range []int{300, 600, 601} {
+	for id, held := range []int{300, 600, 650} {
 		slot.Inputs = prompt[:held]
 		f.batches.built(id, nil)
 		f.Lock()
@@ -130,7 +131,7 @@ func TestTierALongPromptIsStoredWhileItIsComputed(t *testing.T) {
 		tierComputeEnd(id)
 	}
 	f.flush()
-	if got := f.ask(t, 1, prompt[:650]); got != 576 { // whole blocks of the 600 that were computed before the last batch
+	if got := f.ask(t, 1, prompt); got != 576 { // whole blocks of the 600 that were computed before the last batch
 		t.Fatalf("resumes at %d", got)
 	}
 	f.holds(t, 1, 0, 576, 3)
