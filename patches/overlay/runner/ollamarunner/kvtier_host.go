@@ -2,6 +2,7 @@ package ollamarunner
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/ollama/ollama/kvcache"
 )
@@ -18,6 +19,10 @@ type tierHost struct {
 // engineHost is the host whose batches are followed. It is never cleared, not even when the tiering fails: who waits for a
 // batch must hear of its end.
 var engineHost atomic.Pointer[tierHost]
+
+// tierSettleWait bounds the wait for the batches that are built when a restore is about to happen: with a long prompt of
+// another request, one may take seconds.
+const tierSettleWait = 500 * time.Millisecond
 
 func newTierHost(s *Server) *tierHost {
 	h := &tierHost{server: s}

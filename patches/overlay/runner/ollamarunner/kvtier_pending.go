@@ -2,12 +2,6 @@
 
 package ollamarunner
 
-import "time"
-
-// tierSettleWait bounds the wait for the batches that are built when a restore is about to happen: with a long prompt of
-// another request, one may take seconds.
-const tierSettleWait = 500 * time.Millisecond
-
 // Settle waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
 // computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
 func (h *tierHost) Settle() {
