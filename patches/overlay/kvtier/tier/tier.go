@@ -94,6 +94,9 @@ func Connect(host Host) *Tier {
 // NamespaceExtra is what the settings add to a namespace's field "extra".
 func (t *Tier) NamespaceExtra() string { return t.config.NamespaceExtra() }
 
+// Rounds reports whether rows are rounded when they are stored.
+func (t *Tier) Rounds() bool { return t.config.Encoding != "" }
+
 // Attach turns the tiering on for the loaded model. Called when loading is complete, before the first request.
 func (t *Tier) Attach(rows Rows, model Model) {
 	t.bind(rows, model)

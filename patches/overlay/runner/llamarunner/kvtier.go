@@ -146,12 +146,18 @@ func tierDecoded(s *Server) {
 		return
 	}
 	defer tier.Guard("decoded")
+	batch := 0
+	for _, seq := range s.seqs {
+		if seq != nil {
+			batch += len(seq.pendingInputs)
+		}
+	}
 	for _, seq := range s.seqs {
 		if seq == nil || seq.cache == nil || seq.embeddingOnly || len(seq.pendingInputs) == 0 {
 			continue
 		}
 		held := len(seq.cache.Inputs) + len(seq.pendingInputs)
-		worth := t.Launched(seq.cache.Id, held)
+		worth := t.Launched(seq.cache.Id, held, batch)
 		if worth == 0 {
 			continue
 		}

@@ -55,7 +55,8 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		CacheDType:     dtype,
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
-		Extra:          tierComputing(layers) + tierSettings(layers, info, s.batchSize) + kvtier.AttentionExtra(attention, 0) + t.NamespaceExtra(),
+		Extra: tierComputing(layers) + tierSettings(layers, info, s.batchSize) +
+			kvtier.AttentionExtra(attention, s.batchSize) + t.NamespaceExtra(),
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
 }
@@ -121,7 +122,7 @@ func tierSettings(layers []llama.KVTierLayer, info llama.KVTierContext, batch in
 	if layers[0].VTransposed {
 		v = "transposed"
 	}
-	return kvtier.Part("rope", info.RoPE) + kvtier.Part("v", v) + kvtier.Part("batch", fmt.Sprint(batch))
+	return kvtier.Part("rope", info.RoPE) + kvtier.Part("v", v) + kvtier.Part("cut", fmt.Sprint(batch))
 }
 
 // tierComputing says what computes the model and which layer where, as for the Go engine.

@@ -45,7 +45,7 @@ func tierModel(s *Server, extra string) (rows tier.Rows, m tier.Model, reason st
 	if err != nil {
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
-	m.Engine = kvtier.EngineName(version.Version, build)
+	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
 	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), "f16", cache.KVTierOnHost()
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
