@@ -20,7 +20,7 @@ from ollama_tiering.store.tree import BlockRecord
 
 Describe = Callable[[NamespaceId], Fields]
 
-_BUILT_ENGINE: Final = "ollama-go/"
+_BUILT_ENGINES: Final = ("ollama-go/", "llama.cpp/")
 
 _DIGEST: Final = "sha256-"
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
@@ -39,7 +39,7 @@ def of_other_build(engine: str, builds: frozenset[str]) -> bool:
     """
     build = build_of(engine)
     by_hand = build.startswith("exe-")
-    return engine.startswith(_BUILT_ENGINE) and build not in builds and not by_hand
+    return engine.startswith(_BUILT_ENGINES) and build not in builds and not by_hand
 
 
 class _Sum:

@@ -177,6 +177,7 @@ RIGS = [
     (1, 1, "exact"), (1, 4, "exact"),
 ]  # fmt: skip
 OFTEN = [(rig, model) for rig in RIGS[:4] for model in ("g2", "g5")] + [(RIGS[5], "g2")]
+OFTEN += [(rig, "llama") for rig in (*RIGS[:4], RIGS[5])]
 SETUPS = [
     pytest.param(
         rig,
@@ -185,7 +186,7 @@ SETUPS = [
         marks=() if (rig, model) in OFTEN else pytest.mark.slow,
     )
     for rig in RIGS
-    for model in ("g2", "g5")
+    for model in ("g2", "g5", "llama")
 ]
 # Every event meets every rig, with one of the two models; the rest of the product is slow.
 PRODUCT = [

@@ -2,59 +2,50 @@
 
 package kvcache
 
-import "math"
+import "github.com/ollama/ollama/kvtier/rows"
 
-// KVTierEmpty frees all cells of sequences 0 … sequences-1 and sets every row to zero, as after Init.
-func (c *Causal) KVTierEmpty(sequences int) {
-	for seq := range sequences {
-		_ = c.Remove(seq, 0, math.MaxInt32)
+// Empty frees all cells of slots 0 … slots-1 and sets every row to zero, as after Init.
+func (r *KVTierRows) Empty(slots int) {
+	for slot := range slots {
+		r.Drop(slot, 0)
 	}
-	cells := c.KVTierAllCells()
-	for layer := range c.keys {
-		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(layer, v)
-			c.KVTierWrite(layer, v, cells, KVTierChunk{Data: make([]byte, rowBytes*len(cells))})
-		}
+	cells := r.All()
+	for _, p := range r.planes {
+		p.Write(cells, rows.Chunk{Data: make([]byte, p.RowBytes*len(cells))})
 	}
 }
 
-// KVTierAllCells returns every cell, free or not.
-func (c *Causal) KVTierAllCells() []int32 {
-	cells := make([]int32, len(c.cells))
+// All returns every cell, free or not.
+func (r *KVTierRows) All() []int32 {
+	cells := make([]int32, len(r.cache.cells))
 	for i := range cells {
 		cells[i] = int32(i)
 	}
 	return cells
 }
 
-// KVTierRows returns the rows of cells over all layers, K then V of each, in the order of cells: rows[i] is cells[i]'s.
-func (c *Causal) KVTierRows(cells []int32) [][]byte {
-	rows := make([][]byte, len(cells))
-	for _, l := range c.KVTierLayers() {
-		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(l.Layer, v)
-			all := make([]byte, rowBytes*len(cells))
-			c.KVTierRead(l.Layer, v, cells, all)
-			for i := range rows {
-				rows[i] = append(rows[i], all[i*rowBytes:(i+1)*rowBytes]...)
-			}
+// Content returns the rows of cells over all segments, in the order of cells: content[i] is cells[i]'s.
+func (r *KVTierRows) Content(cells []int32) [][]byte {
+	content := make([][]byte, len(cells))
+	for _, p := range r.planes {
+		all := make([]byte, p.RowBytes*len(cells))
+		p.Read(cells, all)
+		for i := range content {
+			content[i] = append(content[i], all[i*p.RowBytes:(i+1)*p.RowBytes]...)
 		}
 	}
-	return rows
+	return content
 }
 
-// KVTierSetRows writes what KVTierRows returned.
-func (c *Causal) KVTierSetRows(cells []int32, rows [][]byte) {
+// SetContent writes what Content returned.
+func (r *KVTierRows) SetContent(cells []int32, content [][]byte) {
 	at := 0
-	for _, l := range c.KVTierLayers() {
-		for _, v := range []bool{false, true} {
-			_, rowBytes, _ := c.tierTensor(l.Layer, v)
-			var all []byte
-			for _, row := range rows {
-				all = append(all, row[at:at+rowBytes]...)
-			}
-			c.KVTierWrite(l.Layer, v, cells, KVTierChunk{Data: all})
-			at += rowBytes
+	for _, p := range r.planes {
+		var all []byte
+		for _, row := range content {
+			all = append(all, row[at:at+p.RowBytes]...)
 		}
+		p.Write(cells, rows.Chunk{Data: all})
+		at += p.RowBytes
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -17,7 +18,6 @@ type tierTensorFake struct {
 	dims []int
 	data []byte
 	host bool
-	sets int
 }
 
 func newTierTensorFake(host bool, dims ...int) *tierTensorFake {
@@ -49,10 +49,7 @@ func (t *tierTensorFake) KVTierHost() []byte {
 
 func (t *tierTensorFake) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:offset+len(dst)]) }
 
-func (t *tierTensorFake) KVTierSet(offset int, src []byte) {
-	t.sets++
-	copy(t.data[offset:offset+len(src)], src)
-}
+func (t *tierTensorFake) KVTierSet(offset int, src []byte) { copy(t.data[offset:offset+len(src)], src) }
 
 const (
 	tierTestCells, tierTestHeads, tierTestKDim, tierTestVDim = 40, 3, 4, 5
@@ -97,32 +94,37 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 		for _, host := range []bool{false, true} {
 			t.Run(fmt.Sprintf("permuted=%v,host=%v", permuted, host), func(t *testing.T) {
 				c := tierTestCache(permuted, host)
+				r := c.KVTierRows()
 				cells := []int32{3, 4, 5, 9, 7, 8, 30}
-				for _, layer := range []int{0, 2} {
+				for i, layer := range []int{0, 2} {
 					for _, v := range []bool{false, true} {
 						dim := tierTestKDim
 						if v {
 							dim = tierTestVDim
 						}
 						rowBytes := 2 * tierTestHeads * dim
-						rows := make([]byte, len(cells)*rowBytes)
-						rand.New(rand.NewSource(int64(layer))).Read(rows)
+						all := make([]byte, len(cells)*rowBytes)
+						rand.New(rand.NewSource(int64(layer))).Read(all)
 						// two chunks, as from two blocks; the second starts inside a run of cells
-						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 0, Data: rows[:2*rowBytes]})
-						c.KVTierWrite(layer, v, cells, KVTierChunk{Start: 2, Data: rows[2*rowBytes:]})
+						segment := 2 * i
+						if v {
+							segment++
+						}
+						r.Write(segment, cells, rows.Chunk{Start: 0, Data: all[:2*rowBytes]})
+						r.Write(segment, cells, rows.Chunk{Start: 2, Data: all[2*rowBytes:]})
 						for i, cell := range cells {
 							for head := range tierTestHeads {
 								for d := range dim {
 									at := i*rowBytes + 2*(head*dim+d)
-									if got := c.tierTestElement(layer, v, int(cell), head, d); !bytes.Equal(got, rows[at:at+2]) {
-										t.Fatalf("layer %d v=%v cell %d head %d dim %d: %x, want %x", layer, v, cell, head, d, got, rows[at:at+2])
+									if got := c.tierTestElement(layer, v, int(cell), head, d); !bytes.Equal(got, all[at:at+2]) {
+										t.Fatalf("layer %d v=%v cell %d head %d dim %d: %x, want %x", layer, v, cell, head, d, got, all[at:at+2])
 									}
 								}
 							}
 						}
-						back := make([]byte, len(rows))
-						c.KVTierRead(layer, v, cells, back)
-						if !bytes.Equal(back, rows) {
+						back := make([]byte, len(all))
+						r.Read(segment, cells, back)
+						if !bytes.Equal(back, all) {
 							t.Fatalf("layer %d v=%v: rows read differ from rows written", layer, v)
 						}
 					}
@@ -132,118 +134,59 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 	}
 }
 
-func TestKVTierTransposeEqualsThePlainOneForEveryShape(t *testing.T) {
-	for _, lines := range []int{1, 2, 3, 4, 5, 7, 8, 64} {
-		for _, length := range []int{1, 2, 3, 4, 6, 9, 32} {
-			srcStride, dstStride := 2*length+6, 2*lines+10
-			src := make([]byte, srcStride*lines)
-			rand.New(rand.NewSource(1)).Read(src)
-			got, want := make([]byte, dstStride*length), make([]byte, dstStride*length)
-			tierTranspose(got, dstStride, src, srcStride, lines, length)
-			tierTransposePlain(want, dstStride, src, srcStride, 0, lines, 0, length)
-			if !bytes.Equal(got, want) {
-				t.Errorf("%d lines of %d elements differ", lines, length)
-			}
-		}
-	}
-}
-
-// BenchmarkKVTierTranspose is one block of one layer's V, 8 heads of 128, in a cache of 8192 cells.
-func BenchmarkKVTierTranspose(b *testing.B) {
-	const rows, columns, cells = 64, 1024, 8192
-	src, dst := make([]byte, 2*rows*columns), make([]byte, 2*cells*columns)
-	for name, do := range map[string]func(){
-		"words": func() { tierTranspose(dst, 2*cells, src, 2*columns, rows, columns) },
-		"plain": func() { tierTransposePlain(dst, 2*cells, src, 2*columns, 0, rows, 0, columns) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(src)))
-			for range b.N {
-				do()
-			}
-		})
-	}
-}
-
-func TestKVTierWriteTouchesOnlyTheCellsOfItsChunks(t *testing.T) {
-	for _, permuted := range []bool{false, true} {
-		c := tierTestCache(permuted, true)
-		v := c.values[0].(*tierTensorFake)
-		for i := range v.data {
-			v.data[i] = 0xAA
-		}
-		rowBytes := 2 * tierTestHeads * tierTestVDim
-		c.KVTierWrite(0, true, []int32{10, 11, 12}, KVTierChunk{Start: 1, Data: make([]byte, rowBytes)})
-		changed := 0
-		for i := range v.data {
-			if v.data[i] != 0xAA {
-				changed++
-			}
-		}
-		if changed != rowBytes {
-			t.Errorf("permuted=%v: %d bytes changed, want %d", permuted, changed, rowBytes)
-		}
-		if got := c.tierTestElement(0, true, 11, 0, 0); !bytes.Equal(got, []byte{0, 0}) {
-			t.Errorf("permuted=%v: cell 11 not written", permuted)
-		}
-	}
-}
-
-func TestKVTierDeviceIsWrittenOncePerRunOfCells(t *testing.T) {
-	c := tierTestCache(false, false)
-	rowBytes := 2 * tierTestHeads * tierTestKDim
-	c.KVTierWrite(0, false, []int32{0, 1, 2, 3, 20, 21}, KVTierChunk{Data: make([]byte, 6*rowBytes)})
-	if sets := c.keys[0].(*tierTensorFake).sets; sets != 2 {
-		t.Errorf("%d writes for 2 runs of cells", sets)
-	}
-}
-
 func TestKVTierFreeCellsAreTheLowestAndNoneThatIsPending(t *testing.T) {
 	c := tierTestCache(false, true)
+	r := c.KVTierRows()
 	c.cells[0] = cacheCell{pos: 0, sequences: []int{1}}
 	c.cells[2] = cacheCell{pos: 1, sequences: []int{1}}
-	got := c.KVTierFreeCells(4, map[int32]struct{}{3: {}, 5: {}})
+	got := r.Find(1, 0, 4, map[int32]struct{}{3: {}, 5: {}})
 	if want := []int32{1, 4, 6, 7}; !slices.Equal(got, want) {
 		t.Errorf("free cells %v, want %v", got, want)
 	}
-	if got := c.KVTierFreeCells(1000, nil); len(got) != tierTestCells-2 {
+	if got := r.Find(1, 0, 1000, nil); len(got) != tierTestCells-2 {
 		t.Errorf("%d free cells, want %d", len(got), tierTestCells-2)
 	}
 }
 
 func TestKVTierOccupiedCellsAreFoundByPosition(t *testing.T) {
 	c := tierTestCache(false, true)
-	c.KVTierOccupy(1, 0, []int32{5, 6, 3})
-	c.KVTierOccupy(1, 3, []int32{12})
-	if got := c.KVTierCells(1, 0, 4); !slices.Equal(got, []int32{5, 6, 3, 12}) {
+	r := c.KVTierRows()
+	r.Occupy(1, 0, []int32{5, 6, 3})
+	r.Occupy(1, 3, []int32{12})
+	if got := r.Cells(1, 0, 4); !slices.Equal(got, []int32{5, 6, 3, 12}) {
 		t.Errorf("cells %v", got)
 	}
-	if got := c.KVTierCells(1, 2, 4); !slices.Equal(got, []int32{3, 12}) {
+	if got := r.Cells(1, 2, 4); !slices.Equal(got, []int32{3, 12}) {
 		t.Errorf("cells %v", got)
 	}
-	if r := c.cellRanges[1]; r != (cellRange{min: 3, max: 12}) {
-		t.Errorf("range %v", r)
+	if got := c.cellRanges[1]; got != (cellRange{min: 3, max: 12}) {
+		t.Errorf("range %v", got)
 	}
-	if err := c.Remove(1, 2, math.MaxInt32); err != nil {
-		t.Fatal(err)
+	r.Drop(1, 2)
+	if got := r.Cells(1, 2, 4); got != nil {
+		t.Errorf("dropped, yet cells %v", got)
 	}
-	if got := c.KVTierCells(1, 0, 2); !slices.Equal(got, []int32{5, 6}) {
+	if got := r.Cells(1, 0, 2); !slices.Equal(got, []int32{5, 6}) {
 		t.Errorf("cells after Remove %v", got)
 	}
 }
 
 func TestKVTierGapOrDoublePositionIsNoSequence(t *testing.T) {
 	c := tierTestCache(false, true)
-	c.KVTierOccupy(0, 0, []int32{0, 1})
-	c.KVTierOccupy(0, 3, []int32{2})
-	if got := c.KVTierCells(0, 0, 4); got != nil {
+	r := c.KVTierRows()
+	r.Occupy(0, 0, []int32{0, 1})
+	r.Occupy(0, 3, []int32{2})
+	if got := r.Cells(0, 0, 4); got != nil {
 		t.Errorf("position 2 is missing, yet cells %v", got)
 	}
-	c.KVTierOccupy(0, 1, []int32{7})
-	if got := c.KVTierCells(0, 0, 2); got != nil {
+	r.Occupy(0, 1, []int32{7})
+	if got := r.Cells(0, 0, 2); got != nil {
 		t.Errorf("position 1 is held twice, yet cells %v", got)
 	}
-	if got := c.KVTierCells(9, 0, 1); got != nil {
+	if got := r.Cells(0, 0, 3); got != nil {
+		t.Errorf("position 1 is held twice and 2 is missing, yet cells %v", got)
+	}
+	if got := r.Cells(9, 0, 1); got != nil {
 		t.Errorf("unknown sequence, yet cells %v", got)
 	}
 }
@@ -252,8 +195,8 @@ func TestKVTierLayersAreSortedAndUnsupportedCachesSayWhy(t *testing.T) {
 	for _, permuted := range []bool{false, true} {
 		c := tierTestCache(permuted, true)
 		want := []KVTierLayer{
-			{Layer: 0, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, ElemBytes: 2},
-			{Layer: 2, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, ElemBytes: 2},
+			{Layer: 0, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
+			{Layer: 2, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
 		}
 		if got := c.KVTierLayers(); !slices.Equal(got, want) {
 			t.Errorf("permuted=%v: layers %v", permuted, got)

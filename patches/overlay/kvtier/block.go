@@ -52,19 +52,15 @@ type SegmentSpan struct {
 	Bytes        int
 }
 
-// NewLayout lays out the K and V segments of every layer. elemBytes is the size of one element (2 for f16).
-func NewLayout(layers []Layer, rows, elemBytes int) *Layout {
+// NewLayout lays out the K and V segments of every layer.
+func NewLayout(layers []Layer, rows int) *Layout {
 	l := &Layout{Rows: rows}
 	// Upper bound of the header: fixed fields and tokens, then what one Segment message takes at most.
 	l.PayloadOffset = alignUp(preambleBytes + 256 + 4*rows + len(layers)*2*64)
 	at := l.PayloadOffset
 	for _, layer := range layers {
 		for _, v := range []bool{false, true} {
-			dim := layer.KHeadDim
-			if v {
-				dim = layer.VHeadDim
-			}
-			row := layer.KVHeads * dim * elemBytes
+			row := layer.RowBytes(v)
 			l.Segments = append(l.Segments, SegmentSpan{
 				Child: layer.Child, Layer: layer.Layer, V: v, RowBytes: row, Offset: at, Bytes: rows * row,
 			})
@@ -196,7 +192,7 @@ func before(a, b *tierpb.Segment) bool {
 
 // Matches reports why the block is not the one asked for, or nil. tokens are the prompt's from the block's first
 // position on; the first rows of them must be the block's.
-func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, tokens []byte, layers []Layer, elemBytes int, dtype string) error {
+func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, tokens []byte, layers []Layer, dtype string) error {
 	h := b.Header
 	if !bytes.Equal(h.Namespace, ns[:]) || !bytes.Equal(h.Key, key[:]) || !bytes.Equal(h.Parent, parent[:]) || int(h.FirstPosition) != firstPosition {
 		return fmt.Errorf("%w: another block (key %x, position %d)", ErrCorrupt, h.Key, h.FirstPosition)
@@ -208,12 +204,11 @@ func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, 
 		return fmt.Errorf("%w: %d segments for %d layers", ErrFormat, len(h.Segments), len(layers))
 	}
 	for i, s := range h.Segments {
-		l := layers[i/2]
-		dim, kind := l.KHeadDim, tierpb.SegmentKind_SEGMENT_KIND_K
-		if i%2 == 1 {
-			dim, kind = l.VHeadDim, tierpb.SegmentKind_SEGMENT_KIND_V
+		l, v, kind := layers[i/2], i%2 == 1, tierpb.SegmentKind_SEGMENT_KIND_K
+		if v {
+			kind = tierpb.SegmentKind_SEGMENT_KIND_V
 		}
-		if int(s.Child) != l.Child || int(s.Layer) != l.Layer || s.Kind != kind || s.Dtype != dtype || int(s.RowBytes) != l.KVHeads*dim*elemBytes {
+		if int(s.Child) != l.Child || int(s.Layer) != l.Layer || s.Kind != kind || s.Dtype != dtype || int(s.RowBytes) != l.RowBytes(v) {
 			return fmt.Errorf("%w: segment %d is %v of layer %d, %d bytes a row", ErrFormat, i, s.Kind, s.Layer, s.RowBytes)
 		}
 	}

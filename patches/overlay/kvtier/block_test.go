@@ -9,14 +9,14 @@ import (
 )
 
 var testLayers = []Layer{
-	{Layer: 0, Kind: "full", KVHeads: 2, KHeadDim: 4, VHeadDim: 8},
-	{Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 4, VHeadDim: 8},
+	{Layer: 0, Kind: "full", KVHeads: 2, KHeadDim: 4, VHeadDim: 8, KRowBytes: 16, VRowBytes: 32},
+	{Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 4, VHeadDim: 8, KRowBytes: 16, VRowBytes: 32},
 }
 
 // sealed returns a block file of rows rows, its layout and its tokens.
 func sealed(t *testing.T, rows int) ([]byte, *Layout, Namespace, Key, []byte) {
 	t.Helper()
-	l := NewLayout(testLayers, rows, 2)
+	l := NewLayout(testLayers, rows)
 	file := make([]byte, l.FileBytes)
 	for i, s := range l.Segments {
 		for j := range s.Bytes {
@@ -46,7 +46,7 @@ func TestSealedBlockIsReadBack(t *testing.T) {
 		if err := b.Verify(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Matches(ns, key, ns, 0, rows, tokens, testLayers, 2, "f16"); err != nil {
+		if err := b.Matches(ns, key, ns, 0, rows, tokens, testLayers, "f16"); err != nil {
 			t.Fatal(err)
 		}
 		for i, s := range l.Segments {
@@ -115,20 +115,20 @@ func TestBlockOfAnotherPromptOrModelDoesNotMatch(t *testing.T) {
 	}
 	other := bytes.Clone(tokens)
 	other[4*5]++
-	if err := b.Matches(ns, key, ns, 0, 5, other, testLayers, 2, "f16"); err != nil {
+	if err := b.Matches(ns, key, ns, 0, 5, other, testLayers, "f16"); err != nil {
 		t.Errorf("the first 5 rows are the prompt's, yet: %v", err)
 	}
-	wide := []Layer{testLayers[0], {Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 8, VHeadDim: 8}}
+	wide := []Layer{testLayers[0], {Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 8, VHeadDim: 8, KRowBytes: 32, VRowBytes: 32}}
 	for name, err := range map[string]error{
-		"tokens":    b.Matches(ns, key, ns, 0, 6, other, testLayers, 2, "f16"),
-		"rows":      b.Matches(ns, key, ns, 0, 9, append(bytes.Clone(tokens), tokens...), testLayers, 2, "f16"),
-		"position":  b.Matches(ns, key, ns, 64, 8, tokens, testLayers, 2, "f16"),
-		"key":       b.Matches(ns, Key{1}, ns, 0, 8, tokens, testLayers, 2, "f16"),
-		"parent":    b.Matches(ns, key, Key{1}, 0, 8, tokens, testLayers, 2, "f16"),
-		"namespace": b.Matches(Namespace{1}, key, ns, 0, 8, tokens, testLayers, 2, "f16"),
-		"geometry":  b.Matches(ns, key, ns, 0, 8, tokens, wide, 2, "f16"),
-		"layers":    b.Matches(ns, key, ns, 0, 8, tokens, testLayers[:1], 2, "f16"),
-		"dtype":     b.Matches(ns, key, ns, 0, 8, tokens, testLayers, 2, "q8_0"),
+		"tokens":    b.Matches(ns, key, ns, 0, 6, other, testLayers, "f16"),
+		"rows":      b.Matches(ns, key, ns, 0, 9, append(bytes.Clone(tokens), tokens...), testLayers, "f16"),
+		"position":  b.Matches(ns, key, ns, 64, 8, tokens, testLayers, "f16"),
+		"key":       b.Matches(ns, Key{1}, ns, 0, 8, tokens, testLayers, "f16"),
+		"parent":    b.Matches(ns, key, Key{1}, 0, 8, tokens, testLayers, "f16"),
+		"namespace": b.Matches(Namespace{1}, key, ns, 0, 8, tokens, testLayers, "f16"),
+		"geometry":  b.Matches(ns, key, ns, 0, 8, tokens, wide, "f16"),
+		"layers":    b.Matches(ns, key, ns, 0, 8, tokens, testLayers[:1], "f16"),
+		"dtype":     b.Matches(ns, key, ns, 0, 8, tokens, testLayers, "q8_0"),
 	} {
 		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) {
 			t.Errorf("another %s matches: %v", name, err)

@@ -46,7 +46,7 @@ func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
 	parent, encoded := Key(ns), TokenBytes(ids)
 	for first := 0; first < len(ids); first += BlockTokens {
 		rows := min(BlockTokens, len(ids)-first)
-		l, tokens := NewLayout(testLayers, rows, 2), encoded[4*first:4*(first+rows)]
+		l, tokens := NewLayout(testLayers, rows), encoded[4*first:4*(first+rows)]
 		key := BlockKey(parent, tokens, nil)
 		r, err := session.Reserve([]*tierpb.BlockClaim{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
 		if err != nil {
@@ -111,7 +111,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 			return err
 		}
 		rows := min(BlockTokens, len(ids)-seen*BlockTokens)
-		if err := b.Matches(ns, keys[seen], parents[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, 2, "f16"); err != nil {
+		if err := b.Matches(ns, keys[seen], parents[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, "f16"); err != nil {
 			return err
 		}
 		if got := b.Segment(1)[:2]; !bytes.Equal(got, []byte{byte(seen * BlockTokens), 7}) {

@@ -66,8 +66,9 @@ func TestCopiedSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
 
 // The source changes while it is copied, by the copying itself: what is checked has to be the copy.
 func TestWhatIsCheckedIsTheCopyNotTheSource(t *testing.T) {
-	layers := []Layer{{Layer: 0, Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128}} // segments of 128 KiB
-	l := NewLayout(layers, 64, 2)
+	// segments of 128 KiB
+	layers := []Layer{{Layer: 0, Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128, KRowBytes: 2048, VRowBytes: 2048}}
+	l := NewLayout(layers, 64)
 	file := make([]byte, l.FileBytes)
 	rand.New(rand.NewSource(1)).Read(file)
 	ns := NamespaceOf(Description{Model: "m", Layers: layers}.Proto())

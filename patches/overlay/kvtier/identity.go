@@ -67,8 +67,8 @@ func digestOfProgram(executable, libraries string) (string, error) {
 }
 
 // EngineName is the `engine` of a namespace: which engine, of which version, built from what.
-func EngineName(version, build string) string {
-	return fmt.Sprintf("ollama-go/%s+%s", version, build)
+func EngineName(engine, version, build string) string {
+	return fmt.Sprintf("%s/%s+%s", engine, version, build)
 }
 
 // Part returns ";name=value" for the `extra` of a namespace, or "" where there is nothing to say. What separates parts is

@@ -63,7 +63,7 @@ func TestTheStampIsTheNameOfABuild(t *testing.T) {
 	if err != nil || stamped != "0123456789abcdef" {
 		t.Errorf("%q %v", stamped, err)
 	}
-	if got := EngineName("0.16.3", stamped); got != "ollama-go/0.16.3+0123456789abcdef" {
+	if got := EngineName("ollama-go", "0.16.3", stamped); got != "ollama-go/0.16.3+0123456789abcdef" {
 		t.Error(got)
 	}
 }

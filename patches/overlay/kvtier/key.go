@@ -22,6 +22,15 @@ type Layer struct {
 	Kind                        string // full, swa, chunked
 	Window                      int
 	KVHeads, KHeadDim, VHeadDim int
+	KRowBytes, VRowBytes        int // of one position's row; what the cache's type makes of heads and dimensions
+}
+
+// RowBytes is the size of one position's row of K or V.
+func (l Layer) RowBytes(v bool) int {
+	if v {
+		return l.VRowBytes
+	}
+	return l.KRowBytes
 }
 
 // Description lists what a namespace is the digest of; docs/format.md has the meaning of every field.

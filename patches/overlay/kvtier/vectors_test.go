@@ -45,7 +45,7 @@ func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
 	second := layer
 	second.Layer = 1
 	d := Description{
-		Model: "sha256-" + strings.Repeat("a", 64), Engine: EngineName("0.16.3", "0123456789abcdef"), CacheDType: "f16",
+		Model: "sha256-" + strings.Repeat("a", 64), Engine: EngineName("ollama-go", "0.16.3", "0123456789abcdef"), CacheDType: "f16",
 		Layers: []Layer{layer, second}, FlashAttention: true,
 	}
 	compared := 0

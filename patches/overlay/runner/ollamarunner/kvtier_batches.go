@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -16,7 +17,7 @@ import (
 // sequence is to be shifted and can't be, because it shares cells with another slot: all of it is computed again at once,
 // and the newest token is still being computed. Stock then computes token 0 in its place.
 func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
-	if activeTier.Load() != nil && last.ctx == nil && last.inputsReadyCh != nil {
+	if tier.Active() != nil && last.ctx == nil && last.inputsReadyCh != nil {
 		ready = last.inputsReadyCh
 	}
 	return replayLate(ready)
@@ -26,9 +27,10 @@ func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
 // written although the cache's metadata may call them free.
 func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
 	replayBuilt(id, batch, inputs, outputs)
-	if t := activeTier.Load(); t != nil {
-		defer tierGuard("built")
-		t.batches.built(id, t.cache.KVTierBatchCells())
+	if tier.Active() != nil {
+		defer tier.Guard("built")
+		h := engineHost.Load()
+		h.batches.built(id, h.cache.KVTierBatchCells())
 	}
 }
 
@@ -36,18 +38,19 @@ func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32
 // device work of batches without outputs, is complete.
 func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	replayBegin(s, id, seqs)
-	t := activeTier.Load()
+	t := tier.Active()
 	if t == nil {
 		return
 	}
-	defer tierGuard("begin")
-	after := t.batches.running()
-	rows := t.batches.begin(id)
+	defer tier.Guard("begin")
+	batches := &engineHost.Load().batches
+	after := batches.running()
+	rows := batches.begin(id)
 	for i, seq := range s.seqs {
 		if seq != nil && seqs[i] == seq {
-			ts := &t.slots[seq.cache.Id]
-			ts.batched(rows)
-			ts.progress(t, seq.cache.Inputs, after)
+			if n := t.Launched(seq.cache.Id, len(seq.cache.Inputs), rows); n > 0 {
+				t.Progress(seq.cache.Id, tierTokens(seq.cache.Inputs[:n]), after)
+			}
 		}
 	}
 }
@@ -56,9 +59,9 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 func tierComputeEnd(id int) {
 	replayEnd(id)
 	defer replaySlow()
-	if t := batchesTier.Load(); t != nil {
-		defer tierGuard("end")
-		t.batches.end(id)
+	if h := engineHost.Load(); h != nil {
+		defer tier.Guard("end")
+		h.batches.end(id)
 	}
 }
 

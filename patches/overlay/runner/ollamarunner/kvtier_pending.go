@@ -2,18 +2,18 @@
 
 package ollamarunner
 
-// settle waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
+// Settle waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
 // computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
-func (t *kvTier) settle() {
-	t.batches.settle(tierSettleWait)
+func (h *tierHost) Settle() {
+	h.batches.settle(tierSettleWait)
 }
 
-// beforeRestore waits until no batch is being computed: one that was built ahead may be writing cells that are free now.
-func (t *kvTier) beforeRestore() {
-	t.quiesce()
+// BeforeRestore waits until no batch is being computed: one that was built ahead may be writing cells that are free now.
+func (h *tierHost) BeforeRestore() {
+	h.Quiesce()
 }
 
-// avoid returns the cells that a restore must not use: a batch that is built and not yet computed will write them.
-func (t *kvTier) avoid() map[int32]struct{} {
-	return t.batches.pending()
+// Avoid returns the cells that a restore must not use: a batch that is built and not yet computed will write them.
+func (h *tierHost) Avoid() map[int32]struct{} {
+	return h.batches.pending()
 }

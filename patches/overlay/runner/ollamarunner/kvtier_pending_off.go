@@ -4,10 +4,10 @@ package ollamarunner
 
 // This build does not know of batches that are built and not yet computed, so that a test can show what that would do.
 
-func (t *kvTier) settle() {}
+func (h *tierHost) Settle() {}
 
-func (t *kvTier) beforeRestore() {}
+func (h *tierHost) BeforeRestore() {}
 
-func (t *kvTier) avoid() map[int32]struct{} {
+func (h *tierHost) Avoid() map[int32]struct{} {
 	return nil
 }

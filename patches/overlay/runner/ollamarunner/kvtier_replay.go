@@ -31,6 +31,7 @@ type replayRecord struct {
 	mu     sync.Mutex
 	server *Server
 	cache  *kvcache.Causal
+	rows   *kvcache.KVTierRows
 	late   time.Duration
 	slow   time.Duration
 	events []replayEvent
@@ -75,7 +76,7 @@ func replayAttach(s *Server) {
 	r := &replaying
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.server, r.cache = s, cache
+	r.server, r.cache, r.rows = s, cache, cache.KVTierRows()
 	r.open, r.cells = make(map[int]*replayBatch), make(map[int32]replayCell)
 	r.late, _ = time.ParseDuration(os.Getenv("KVTIER_REPLAY_LATE"))
 	r.slow, _ = time.ParseDuration(os.Getenv("KVTIER_REPLAY_SLOW"))
@@ -125,7 +126,7 @@ func replayBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int
 		last[seq] = max(last[seq], b.positions[i])
 	}
 	for seq, pos := range last {
-		if b.before[seq] = r.cache.KVTierCells(seq, 0, pos+1); b.before[seq] == nil {
+		if b.before[seq] = r.rows.Cells(seq, 0, int(pos)+1); b.before[seq] == nil {
 			r.wrong("batch %d: a position of slot %d up to %d is missing or held twice", id, seq, pos)
 		}
 	}
@@ -212,7 +213,7 @@ func replayShift(slot *InputCacheSlot, keep int32) {
 	r.report.Shifts++
 	r.claims("shift", slot)
 	id, discard := slot.Id, r.server.cache.ShiftDiscard(slot.Inputs, keep)
-	for _, cell := range r.cache.KVTierCells(id, 0, int32(len(slot.Inputs))) {
+	for _, cell := range r.rows.Cells(id, 0, len(slot.Inputs)) {
 		c := r.cells[cell]
 		c.shifted = true
 		r.cells[cell] = c
@@ -240,19 +241,20 @@ func replayRestored(slot *InputCacheSlot, prompt []*input.Input, from, to int32)
 		r.report.Beside++
 	}
 	id := slot.Id
-	all := r.cache.KVTierCells(id, 0, to)
+	all := r.rows.Cells(id, 0, int(to))
 	cells := all[from:]
-	rows := r.cache.KVTierRows(cells)
+	rows := r.rows.Content(cells)
 	r.given(all, prompt[:to], int(from))
 	r.add(fmt.Sprintf("slot %d restored %d to %d", id, from, to), func() error {
-		r.cache.KVTierSetRows(cells, rows)
-		r.cache.KVTierOccupy(id, from, cells)
+		r.rows.SetContent(cells, rows)
+		r.rows.Occupy(id, int(from), cells)
 		return nil
 	})
 }
 
-// replayExported compares, when everything is done again, the rows of a block with those that the cells then hold.
-func replayExported(cells []int32, b *tierBlock) {
+// Exported compares, when everything is done again, the rows of a block with those that the cells then hold. It makes the
+// host a tier.Witness.
+func (*tierHost) Exported(first int, cells []int32) {
 	r := recording()
 	if r == nil {
 		return
@@ -263,16 +265,16 @@ func replayExported(cells []int32, b *tierBlock) {
 		for _, cell := range batch.cells {
 			for _, mine := range cells {
 				if cell == mine {
-					r.wrong("a block at %d was copied while one of its rows was pending", b.first)
+					r.wrong("a block at %d was copied while one of its rows was pending", first)
 				}
 			}
 		}
 	}
-	rows := r.cache.KVTierRows(cells)
-	r.add(fmt.Sprintf("block at %d", b.first), func() error {
-		for i, row := range r.cache.KVTierRows(cells) {
+	rows := r.rows.Content(cells)
+	r.add(fmt.Sprintf("block at %d", first), func() error {
+		for i, row := range r.rows.Content(cells) {
 			if string(row) != string(rows[i]) {
-				return fmt.Errorf("row %d of the block is not what its batch computes", b.first+i)
+				return fmt.Errorf("row %d of the block is not what its batch computes", first+i)
 			}
 		}
 		return nil

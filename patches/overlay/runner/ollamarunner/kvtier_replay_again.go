@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/model"
 	"github.com/ollama/ollama/model/input"
 )
@@ -72,7 +73,7 @@ func (r *replayRecord) given(cells []int32, inputs []*input.Input, from int) {
 
 // claims checks the tokens that a slot says are in memory against those that were computed.
 func (r *replayRecord) claims(when string, slot *InputCacheSlot) {
-	cells := r.cache.KVTierCells(slot.Id, 0, int32(len(slot.Inputs)))
+	cells := r.rows.Cells(slot.Id, 0, len(slot.Inputs))
 	if cells == nil && len(slot.Inputs) > 0 {
 		r.wrong("%s: a row of slot %d is missing", when, slot.Id)
 	}
@@ -119,15 +120,15 @@ func (r *replayRecord) again() {
 	for i := range r.server.cache.slots {
 		r.claims("idle", &r.server.cache.slots[i])
 	}
-	all := r.cache.KVTierAllCells()
-	rows := r.cache.KVTierRows(all)
-	r.cache.KVTierEmpty(len(r.server.cache.slots))
+	all := r.rows.All()
+	rows := r.rows.Content(all)
+	r.rows.Empty(len(r.server.cache.slots))
 	for _, e := range r.events {
 		if err := e.again(); err != nil {
 			r.wrong("%s: %v", e.what, err)
 		}
 	}
-	for i, row := range r.cache.KVTierRows(all) {
+	for i, row := range r.rows.Content(all) {
 		if c := r.cells[int32(i)]; !c.junk && string(row) != string(rows[i]) {
 			r.wrong("cell %d (position %d) holds other bytes than its last batch computes", i, c.pos)
 		}
@@ -145,8 +146,8 @@ func replayAnswer(w http.ResponseWriter, request *http.Request) bool {
 		return true
 	}
 	r.mu.Unlock()
-	if t := activeTier.Load(); t != nil {
-		t.work.drain()
+	if t := tier.Active(); t != nil {
+		t.Drain()
 	}
 	for { // locks in the order of all others
 		r.server.mu.Lock()

@@ -32,6 +32,4 @@ func replayRestored(*InputCacheSlot, []*input.Input, int32, int32) {}
 
 func replayFinished(*Sequence) {}
 
-func replayExported([]int32, *tierBlock) {}
-
 func replayAnswer(http.ResponseWriter, *http.Request) bool { return false }

@@ -40,7 +40,7 @@ import (
 )
 
 // KVTierHost returns the tensor's memory if it lies in a buffer that the CPU can access, else nil. Implements
-// kvcache.KVTierTensor.
+// rows.Tensor.
 func (t *Tensor) KVTierHost() []byte {
 	buffer := t.t.buffer
 	if buffer == nil || t.t.data == nil || !bool(C.ggml_backend_buffer_is_host(buffer)) {
@@ -72,7 +72,7 @@ func (b *Backend) KVTierSync() {
 }
 
 // KVTierAttention says how the CPU backend computes attention, in the words of ggml-cpu/kvtier-attn.h.
-func (b *Backend) KVTierAttention() string {
+func KVTierAttention() string {
 	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
 	if device == nil {
 		return ""
@@ -83,7 +83,7 @@ func (b *Backend) KVTierAttention() string {
 // KVTierCPU names the instruction sets that the CPU backend in use was compiled for, "AVX,AVX2,FMA" as GGML reports
 // them; "" where it does not say. Of the libraries that lie beside each other (haswell, icelake, …) GGML loads the best
 // that the processor runs, and the results of two of them differ in their last bits.
-func (b *Backend) KVTierCPU() string {
+func KVTierCPU() string {
 	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
 	if device == nil {
 		return ""
@@ -100,8 +100,16 @@ func (b *Backend) KVTierCPU() string {
 }
 
 // KVTierLibc names the C library whose mathematical functions the CPU backend calls, "2.36 fma", as far as that can be told.
-func (b *Backend) KVTierLibc() string {
+func KVTierLibc() string {
 	var text [64]C.char
 	C.kvtier_libc(&text[0], C.size_t(len(text)))
 	return C.GoString(&text[0])
 }
+
+// The same as methods, for those who know the backend as an interface.
+
+func (b *Backend) KVTierAttention() string { return KVTierAttention() }
+
+func (b *Backend) KVTierCPU() string { return KVTierCPU() }
+
+func (b *Backend) KVTierLibc() string { return KVTierLibc() }

@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
-func TestTierMemoryIsAShareOfWhatIsAvailable(t *testing.T) {
-	m := &tierMemory{available: func() int { return 4000 }}
+func TestMemoryIsAShareOfWhatIsAvailable(t *testing.T) {
+	m := &memoryBound{available: func() int { return 4000 }}
 	ctx := t.Context()
 	if got := m.take(ctx, 0, time.Hour); got != 0 {
 		t.Errorf("took %d of none", got)
@@ -37,8 +37,8 @@ func TestTierMemoryIsAShareOfWhatIsAvailable(t *testing.T) {
 	}
 }
 
-func TestTierMemoryIsWaitedForAndNotLongerThanAllowed(t *testing.T) {
-	m := &tierMemory{available: func() int { return 4000 }}
+func TestMemoryIsWaitedForAndNotLongerThanAllowed(t *testing.T) {
+	m := &memoryBound{available: func() int { return 4000 }}
 	m.held = 1900
 	start := time.Now()
 	if got := m.take(t.Context(), 500, 50*time.Millisecond); got != 100 {
@@ -67,7 +67,7 @@ func TestTierMemoryIsWaitedForAndNotLongerThanAllowed(t *testing.T) {
 }
 
 // privateBytes is the memory of a fetch that is nobody else's.
-func privateBytes(f *tierFetch) (n int) {
+func privateBytes(f *fetch) (n int) {
 	if f != nil {
 		for _, b := range f.blocks {
 			if b.private {
@@ -78,20 +78,20 @@ func privateBytes(f *tierFetch) (n int) {
 	return n
 }
 
-func TestTierSeveralRestoresAtOnceStayWithinTheMemory(t *testing.T) {
+func TestSeveralRestoresAtOnceStayWithinTheMemory(t *testing.T) {
 	const blocks, requests = 8, 6
-	tier, store := tierStored(t, 1, 64*blocks, tierpb.Tier_TIER_LOCAL)
+	tier, store := withSidecar(t, 1, 64*blocks, tierpb.Tier_TIER_LOCAL)
 	size := store.blocks[0].size
 	most := 11 * size // one of them whole, and a part of the next
-	tier.memory.available = func() int { return tierMemoryShare * most }
+	tier.memory.available = func() int { return memoryShare * most }
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	var fetches []*tierFetch
+	var fetches []*fetch
 	for range requests {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			f := tier.prefetch(t.Context(), tierInputs(0, 1000))
+			f := tier.prefetch(t.Context(), tokensFrom(0, 1000), tier.held0)
 			mu.Lock()
 			defer mu.Unlock()
 			fetches = append(fetches, f)
@@ -131,15 +131,15 @@ func TestTierSeveralRestoresAtOnceStayWithinTheMemory(t *testing.T) {
 	if tier.memory.held != 0 {
 		t.Errorf("%d bytes are held by nobody", tier.memory.held)
 	}
-	if f := tier.prefetch(t.Context(), tierInputs(0, 1000)); f == nil || f.rows != 64*blocks {
+	if f := tier.prefetch(t.Context(), tokensFrom(0, 1000), tier.held0); f == nil || f.rows != 64*blocks {
 		t.Errorf("fetched %+v when all memory was back", f)
 	}
 }
 
-func TestTierAPartOfThePromptIsRestoredWhenMemoryIsShort(t *testing.T) {
-	tier, store := tierStored(t, 1, 64*4, tierpb.Tier_TIER_LOCAL)
-	tier.memory.available = func() int { return tierMemoryShare * (3*store.blocks[0].size - 1) }
-	prompt := tierInputs(0, 1000)
+func TestAPartOfThePromptIsRestoredWhenMemoryIsShort(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64*4, tierpb.Tier_TIER_LOCAL)
+	tier.memory.available = func() int { return memoryShare * (3*store.blocks[0].size - 1) }
+	prompt := tokensFrom(0, 1000)
 	if f := tier.prefetchFor(t.Context(), prompt); f == nil || f.rows != 128 || store.asked != 2 {
 		t.Fatalf("fetched %+v, asked for %d blocks", f, store.asked)
 	}
@@ -149,14 +149,14 @@ func TestTierAPartOfThePromptIsRestoredWhenMemoryIsShort(t *testing.T) {
 	if got := tier.restoreFor(0, prompt, 0); got != 128 {
 		t.Fatalf("resumes at %d", got)
 	}
-	tierHolds(t, tier, 0, 0, 128)
+	holds(t, tier, 0, 0, 128)
 }
 
-func TestTierNothingIsReadWithoutMemoryAndTheRAMTierNeedsNone(t *testing.T) {
+func TestNothingIsReadWithoutMemoryAndTheRAMTierNeedsNone(t *testing.T) {
 	for where, want := range map[tierpb.Tier]int{tierpb.Tier_TIER_LOCAL: 0, tierpb.Tier_TIER_RAM: 256} {
-		tier, store := tierStored(t, 1, 64*4, where)
+		tier, store := withSidecar(t, 1, 64*4, where)
 		tier.memory.available = func() int { return 0 }
-		prompt := tierInputs(0, 1000)
+		prompt := tokensFrom(0, 1000)
 		rows := 0
 		if f := tier.prefetchFor(t.Context(), prompt); f != nil {
 			rows = f.rows
@@ -170,11 +170,11 @@ func TestTierNothingIsReadWithoutMemoryAndTheRAMTierNeedsNone(t *testing.T) {
 	}
 }
 
-func TestTierABlockThatWasMovedToTheDiskNeedsMemoryToo(t *testing.T) {
-	tier, store := tierStored(t, 1, 64*4, tierpb.Tier_TIER_RAM)
+func TestABlockThatWasMovedToTheDiskNeedsMemoryToo(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64*4, tierpb.Tier_TIER_RAM)
 	store.read = tierpb.Tier_TIER_LOCAL
-	tier.memory.available = func() int { return tierMemoryShare * 2 * store.blocks[0].size }
-	f := tier.prefetch(t.Context(), tierInputs(0, 1000))
+	tier.memory.available = func() int { return memoryShare * 2 * store.blocks[0].size }
+	f := tier.prefetch(t.Context(), tokensFrom(0, 1000), tier.held0)
 	if f == nil || f.rows != 128 || privateBytes(f) != 2*store.blocks[0].size {
 		t.Fatalf("fetched %+v", f)
 	}
@@ -187,15 +187,15 @@ func TestTierABlockThatWasMovedToTheDiskNeedsMemoryToo(t *testing.T) {
 	}
 }
 
-func TestTierMemoryOfAReadThatHangsIsHeldUntilItReturns(t *testing.T) {
-	tier, store := tierStored(t, 1, 64*2, tierpb.Tier_TIER_LOCAL)
+func TestMemoryOfAReadThatHangsIsHeldUntilItReturns(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64*2, tierpb.Tier_TIER_LOCAL)
 	tier.memory.available = func() int { return 1 << 30 }
 	size := store.blocks[0].size
 	ctx, cancel := context.WithCancel(t.Context())
-	opened := make(chan tierOpened, 1)
-	late := tierOpened{block: tierFetched{memory: &tier.memory, own: tier.memory.take(ctx, size, 0)}}
+	opened := make(chan outcome, 1)
+	late := outcome{block: fetchedBlock{memory: &tier.memory, own: tier.memory.take(ctx, size, 0)}}
 	cancel()
-	if _, failed := tier.collect(ctx, opened, 1); failed[0] != errTierLate {
+	if _, failed := tier.collect(ctx, opened, 1); failed[0] != errLate {
 		t.Fatalf("collected %v", failed)
 	}
 	if tier.memory.held != size {

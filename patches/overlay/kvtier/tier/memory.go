@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"context"
@@ -7,20 +7,19 @@ import (
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 const (
-	// tierMemoryShare is the part, one in so many, of the memory still available that all restores together may hold.
-	tierMemoryShare = 2
+	// memoryShare is the part, one in so many, of the memory still available that all restores together may hold.
+	memoryShare = 2
 
-	// tierMemoryWaitShare is the part of the time that the files may take which may pass until others have given memory back.
-	tierMemoryWaitShare = 2
+	// memoryWaitShare is the part of the time that the files may take which may pass until others have given memory back.
+	memoryWaitShare = 2
 )
 
-// tierMemory bounds what blocks read from a disk hold until they are copied into cells, over all requests of the runner.
+// memoryBound bounds what blocks read from a disk hold until they are copied into cells, over all requests of the runner.
 // Blocks of the RAM tier are mapped: they lie in memory already and take none of it. The zero value is ready.
-type tierMemory struct {
+type memoryBound struct {
 	available func() int // bytes; nil: what the machine says
 
 	mu    sync.Mutex
@@ -30,7 +29,7 @@ type tierMemory struct {
 
 // take returns how many of the wanted bytes the caller may hold, until it gives them back. When there are fewer because
 // others hold some, it waits for those, at most for the given time.
-func (m *tierMemory) take(ctx context.Context, want int, wait time.Duration) int {
+func (m *memoryBound) take(ctx context.Context, want int, wait time.Duration) int {
 	if want <= 0 {
 		return 0
 	}
@@ -54,10 +53,10 @@ func (m *tierMemory) take(ctx context.Context, want int, wait time.Duration) int
 
 // try takes all that is wanted, or what there is if this is the last attempt or nobody else holds any; else it returns
 // what to wait for.
-func (m *tierMemory) try(want, available int, last bool) (taken int, freed <-chan struct{}) {
+func (m *memoryBound) try(want, available int, last bool) (taken int, freed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	free := max(available/tierMemoryShare-m.held, 0)
+	free := max(available/memoryShare-m.held, 0)
 	if free >= want || last || m.held == 0 {
 		taken = min(want, free)
 		m.held += taken
@@ -70,7 +69,7 @@ func (m *tierMemory) try(want, available int, last bool) (taken int, freed <-cha
 }
 
 // give gives back bytes that were taken, once the memory has gone back to the system.
-func (m *tierMemory) give(n int) {
+func (m *memoryBound) give(n int) {
 	if n <= 0 {
 		return
 	}
@@ -83,55 +82,15 @@ func (m *tierMemory) give(n int) {
 	}
 }
 
-func (m *tierMemory) measure() int {
+func (m *memoryBound) measure() int {
 	if m.available != nil {
 		return m.available()
 	}
 	return kvtier.AvailableMemory()
 }
 
-// ownBytes is the memory that reading a block takes. What a tier holds encoded, or where a client does not read, is made
-// readable in the RAM tier when there is room there, and then takes none.
-func ownBytes(b *tierpb.BlockInfo) int {
-	if b.Tier == tierpb.Tier_TIER_RAM {
-		return 0
-	}
-	return int(max(b.StoredBytes, b.RawBytes))
-}
-
-func (p fetchPlan) ownBytes() (bytes int) {
-	for _, b := range p.blocks {
-		bytes += ownBytes(b)
-	}
-	return bytes
-}
-
-// within is the plan for the leading blocks that take no more than so many bytes.
-func (p fetchPlan) within(bytes int) fetchPlan {
-	n := 0
-	for ; n < len(p.blocks); n++ {
-		if bytes -= ownBytes(p.blocks[n]); bytes < 0 {
-			break
-		}
-	}
-	return p.first(n)
-}
-
-// first is the plan for the first n blocks only.
-func (p fetchPlan) first(n int) fetchPlan {
-	if n == len(p.blocks) {
-		return p
-	}
-	for _, b := range p.blocks[n:] {
-		p.bytes -= max(b.StoredBytes, b.RawBytes)
-		p.seconds -= b.ExpectedSeconds
-	}
-	p.blocks, p.rows = p.blocks[:n], p.from+n*kvtier.BlockTokens
-	return p
-}
-
 // shortOfMemory says that rows which are stored are computed again because there is no memory to read them into.
-func (t *kvTier) shortOfMemory(stored, fit int) {
+func (t *Tier) shortOfMemory(stored, fit int) {
 	if fit >= stored {
 		return
 	}

@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"bytes"
@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-func TestTierARuleThatKeepsTheModelOutIsSaidOnce(t *testing.T) {
+func TestARuleThatKeepsTheModelOutIsSaidOnce(t *testing.T) {
 	var said bytes.Buffer
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	defer slog.SetDefault(before)
-	tier := &kvTier{}
+	tier := &Tier{}
 	for _, reason := range []string{"", "a rule", "a rule", "", "a rule"} {
 		tier.sayRefused(reason)
 	}

@@ -1,11 +1,10 @@
-package ollamarunner
+package tier
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
@@ -13,64 +12,17 @@ import (
 )
 
 const (
-	tierHoldBytes    = 8 << 20   // copied per hold of Server.mu, but at least a block; little enough to stay in the CPU's cache
-	tierReserveBytes = 256 << 20 // reserved and committed at a time
-	tierPutTimeout   = 30 * time.Second
-	tierReportWait   = 2 * time.Second
+	holdBytes    = 8 << 20   // copied per hold of the Host's lock, but at least a block; little enough to stay in the CPU's cache
+	reserveBytes = 256 << 20 // reserved and committed at a time
+	putTimeout   = 30 * time.Second
+	reportWait   = 2 * time.Second
 )
 
-// tierQueue holds the lineages that have something to store, each at most once.
-type tierQueue struct {
-	mu      sync.Mutex
-	cond    *sync.Cond
-	waiting []*tierLineage
-	active  bool
-}
-
-func newTierQueue() *tierQueue {
-	q := &tierQueue{}
-	q.cond = sync.NewCond(&q.mu)
-	return q
-}
-
-func (q *tierQueue) add(l *tierLineage) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !slices.Contains(q.waiting, l) {
-		q.waiting = append(q.waiting, l)
-		q.cond.Broadcast()
-	}
-}
-
-// take returns the next lineage; the one taken before counts as done.
-func (q *tierQueue) take() *tierLineage {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.active = false
-	q.cond.Broadcast()
-	for len(q.waiting) == 0 {
-		q.cond.Wait()
-	}
-	l := q.waiting[0]
-	q.waiting = slices.Delete(q.waiting, 0, 1)
-	q.active = true
-	return l
-}
-
-// drain waits until everything that was queued has been stored or given up.
-func (q *tierQueue) drain() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for q.active || len(q.waiting) > 0 {
-		q.cond.Wait()
-	}
-}
-
 // snapshotLoop stores what is queued. It is the only goroutine that reserves and commits.
-func (t *kvTier) snapshotLoop() {
+func (t *Tier) snapshotLoop() {
 	for {
 		l := t.work.take()
-		if activeTier.Load() != t {
+		if active.Load() != t {
 			continue
 		}
 		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) {
@@ -81,12 +33,12 @@ func (t *kvTier) snapshotLoop() {
 }
 
 // snapshotGuarded turns a panic into an error: without tiering the runner goes on.
-func (t *kvTier) snapshotGuarded(l *tierLineage) (err error) {
+func (t *Tier) snapshotGuarded(l *lineage) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
-			t.server.mu.Lock()
-			defer t.server.mu.Unlock()
+			t.host.Lock()
+			defer t.host.Unlock()
 			l.blocks, l.saved, l.tail = nil, 0, 0
 		}
 	}()
@@ -94,18 +46,18 @@ func (t *kvTier) snapshotGuarded(l *tierLineage) (err error) {
 }
 
 // snapshot stores the blocks of a lineage that are not stored yet.
-func (t *kvTier) snapshot(l *tierLineage) error {
-	t.server.mu.Lock()
+func (t *Tier) snapshot(l *lineage) error {
+	t.host.Lock()
 	l.plan(t)
 	blocks, after := slices.Clone(l.blocks), l.after
-	t.server.mu.Unlock()
+	t.host.Unlock()
 	if len(blocks) == 0 {
 		return nil
 	}
 	done, err := t.store(l, blocks, after)
-	t.server.mu.Lock()
-	defer t.server.mu.Unlock()
-	l.blocks = slices.DeleteFunc(l.blocks, func(b *tierBlock) bool { return slices.Contains(blocks, b) })
+	t.host.Lock()
+	defer t.host.Unlock()
+	l.blocks = slices.DeleteFunc(l.blocks, func(b *block) bool { return slices.Contains(blocks, b) })
 	if done < len(blocks) {
 		// The next snapshot of this content starts again from the first that is not stored.
 		l.saved = min(l.saved, wholeRows(blocks[done].first))
@@ -116,11 +68,11 @@ func (t *kvTier) snapshot(l *tierLineage) error {
 }
 
 // store writes blocks in order and returns how many of them, from the first on, the store has.
-func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done int, err error) {
-	t.batches.wait(after)
+func (t *Tier) store(l *lineage, blocks []*block, after []int) (done int, err error) {
+	t.host.Wait(after)
 	for done < len(blocks) {
 		n, bytes := 0, 0
-		for done+n < len(blocks) && (n == 0 || bytes+blocks[done+n].layout.FileBytes <= tierReserveBytes) {
+		for done+n < len(blocks) && (n == 0 || bytes+blocks[done+n].layout.FileBytes <= reserveBytes) {
 			bytes += blocks[done+n].layout.FileBytes
 			n++
 		}
@@ -134,12 +86,12 @@ func (t *kvTier) store(l *tierLineage, blocks []*tierBlock, after []int) (done i
 }
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
-func (t *kvTier) storeSome(l *tierLineage, blocks []*tierBlock) (done int, err error) {
+func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
 	// A block that was found damaged counts as present until the store has heard of it.
-	for deadline := time.Now().Add(tierReportWait); t.reports.Load() > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(reportWait); t.reports.Load() > 0 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
-	session, err := t.client.Put(t.namespace, t.description, tierPutTimeout)
+	session, err := t.client.Put(t.namespace, t.model.Description, putTimeout)
 	if err != nil {
 		return 0, err
 	}
@@ -153,7 +105,7 @@ func (t *kvTier) storeSome(l *tierLineage, blocks []*tierBlock) (done int, err e
 		return 0, err
 	}
 	defer t.forget(blocks)
-	var fill []*tierBlock
+	var fill []*block
 	ready := 0 // blocks, from the first on, that are present or reserved
 reserved:
 	for ; ready < len(blocks); ready++ {
@@ -177,7 +129,7 @@ reserved:
 }
 
 // sayRefused logs once that a rule of the sidecar's settings keeps this model out: that lasts until they change.
-func (t *kvTier) sayRefused(reason string) {
+func (t *Tier) sayRefused(reason string) {
 	if reason != "" && reason != t.refusal {
 		t.refusal = reason
 		slog.Info("kv tiering: nothing of this model is stored", "reason", reason)
@@ -185,14 +137,14 @@ func (t *kvTier) sayRefused(reason string) {
 }
 
 // fill copies blocks out of the cells into their files, commits them, and returns those that are stored.
-func (t *kvTier) fill(session *kvtier.PutSession, l *tierLineage, blocks []*tierBlock) ([]*tierBlock, error) {
+func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]*block, error) {
 	for at := 0; at < len(blocks); {
 		n := t.copyOut(l, blocks[at:])
 		for _, b := range blocks[at : at+n] {
 			if !b.copied { // a chain has no holes
 				return t.commit(session, blocks[:slices.Index(blocks, b)])
 			}
-			err := b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.dtype)
+			err := b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.model.DType)
 			if err == nil {
 				err = kvtier.WriteFile(b.path, b.file)
 			}
@@ -207,17 +159,17 @@ func (t *kvTier) fill(session *kvtier.PutSession, l *tierLineage, blocks []*tier
 }
 
 // copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.
-func (t *kvTier) copyOut(l *tierLineage, blocks []*tierBlock) int {
-	t.server.mu.Lock()
-	defer t.server.mu.Unlock()
-	if activeTier.Load() != t { // it has failed: nobody says any more what becomes of the rows
+func (t *Tier) copyOut(l *lineage, blocks []*block) int {
+	t.host.Lock()
+	defer t.host.Unlock()
+	if active.Load() != t { // it has failed: nobody says any more what becomes of the rows
 		for _, b := range blocks {
 			b.lost = b.lost || !b.copied
 		}
 		return len(blocks)
 	}
-	if !t.onHost {
-		t.quiesce()
+	if !t.model.OnHost {
+		t.host.Quiesce()
 	}
 	memory := t.staging[:cap(t.staging)]
 	for i, b := range blocks {
@@ -226,7 +178,7 @@ func (t *kvTier) copyOut(l *tierLineage, blocks []*tierBlock) int {
 		}
 		size := b.layout.FileBytes
 		if i == 0 && size > len(memory) {
-			t.staging = make([]byte, max(size, tierHoldBytes))
+			t.staging = make([]byte, max(size, holdBytes))
 			memory = t.staging
 		}
 		if size > len(memory) {
@@ -239,9 +191,9 @@ func (t *kvTier) copyOut(l *tierLineage, blocks []*tierBlock) int {
 }
 
 // forget lets go of the memory of blocks; those that were not copied never will be.
-func (t *kvTier) forget(blocks []*tierBlock) {
-	t.server.mu.Lock()
-	defer t.server.mu.Unlock()
+func (t *Tier) forget(blocks []*block) {
+	t.host.Lock()
+	defer t.host.Unlock()
 	for _, b := range blocks {
 		b.lost = b.lost || !b.copied
 		b.file = nil
@@ -249,7 +201,7 @@ func (t *kvTier) forget(blocks []*tierBlock) {
 }
 
 // commit makes filled files blocks of the store and returns those that it took.
-func (t *kvTier) commit(session *kvtier.PutSession, blocks []*tierBlock) (stored []*tierBlock, err error) {
+func (t *Tier) commit(session *kvtier.PutSession, blocks []*block) (stored []*block, err error) {
 	if len(blocks) == 0 {
 		return nil, nil
 	}

@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"testing"
@@ -7,39 +7,27 @@ import (
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
-// tierAnswered does what the hooks do for one request: the slot's first rows are in memory or restored, the others are
-// computed in batches beside those of another request, and the first token comes after so many seconds.
-func tierAnswered(tier *kvTier, memory, resumed, prompt, batch, besides int, took time.Duration) {
-	s, slot := tier.server, &tier.server.cache.slots[0]
-	slot.Inputs = tierInputs(0, memory)
-	for id := range 2 { // built for others before the request came
-		tier.batches.built(id, make([]int32, 3))
-	}
-	tierRestore(slot, tierInputs(0, prompt), int32(memory), true)
+// answered does what a runner does for one request: the slot's first rows are in memory or restored, the others are computed
+// in batches beside those of another request, and the first token comes after so many seconds.
+func answered(tier *Tier, memory, resumed, prompt, batch, besides int, took time.Duration) {
+	tier.fakeHost().ahead = 2 * 3 // built for others before the request came
+	tier.Restore(0, nil, memory, prompt)
 	if resumed > memory {
-		tier.slots[0].load(int32(memory), int32(resumed), int32(prompt))
+		tier.slots[0].load(memory, resumed, prompt)
 	}
-	for id := range 2 {
-		tier.batches.begin(id)
-		tier.batches.end(id)
-	}
-	seq := &Sequence{cache: slot, processingDuration: took}
-	s.seqs = []*Sequence{seq}
-	for at := resumed; at < prompt+2; { // two tokens of the answer, which are no prefill
+	at := resumed
+	for at < prompt+2 { // two tokens of the answer, which are no prefill
 		rows := 1
 		if at < prompt {
 			rows = min(batch, prompt-at)
 		}
 		at += rows
-		slot.Inputs = tierInputs(0, at)
-		tier.batches.built(7, make([]int32, rows+besides))
-		tierComputeBegin(s, 7, []*Sequence{seq})
-		tierComputeEnd(7)
+		tier.Launched(0, at, rows+besides)
 	}
-	tierFinished(seq)
+	tier.Finished(0, tokensFrom(0, at), took)
 }
 
-func TestTierThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {
+func TestThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {
 	for _, c := range []struct {
 		name                             string
 		memory, resumed, prompt, besides int
@@ -53,9 +41,9 @@ func TestTierThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {
 		{name: "on top of more than it computes", memory: 600, resumed: 640, prompt: 1240},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			tier := tierFake(t, 1)
+			tier := fake(t, 1)
 			tier.config.Snapshot = false
-			tierAnswered(tier, c.memory, c.resumed, c.prompt, 512, c.besides, 2*time.Second)
+			answered(tier, c.memory, c.resumed, c.prompt, 512, c.besides, 2*time.Second)
 			n := &tier.stats.counts
 			if n.Requests != 1 || n.PromptTokens != uint64(c.prompt) || n.MemoryTokens != uint64(c.memory) ||
 				n.RestoredTokens != uint64(c.resumed-c.memory) || n.RecomputedTokens != uint64(c.prompt-c.resumed) {
@@ -73,9 +61,9 @@ func TestTierThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {
 	}
 }
 
-func TestTierTimeOfARestoreCountsAlsoWhenNothingComesOfIt(t *testing.T) {
-	tier, _ := tierStored(t, 1, 2*64, tierpb.Tier_TIER_RAM)
-	prompt := tierInputs(0, 200)
+func TestTimeOfARestoreCountsAlsoWhenNothingComesOfIt(t *testing.T) {
+	tier, _ := withSidecar(t, 1, 2*64, tierpb.Tier_TIER_RAM)
+	prompt := tokensFrom(0, 200)
 	spent := func() float64 {
 		tier.stats.mu.Lock()
 		defer tier.stats.mu.Unlock()
@@ -88,7 +76,7 @@ func TestTierTimeOfARestoreCountsAlsoWhenNothingComesOfIt(t *testing.T) {
 	if fetched <= 0 || fetched > 60 {
 		t.Fatalf("the fetch took %v s", fetched)
 	}
-	tier.sync = func() { time.Sleep(20 * time.Millisecond) }
+	tier.fakeHost().restores = func() { time.Sleep(20 * time.Millisecond) }
 	tier.config.MinTokens = 1000 // not worth it any more
 	if got := tier.restoreFor(0, prompt, 0); got != 0 {
 		t.Fatalf("resumes at %d", got)

@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"fmt"
@@ -7,22 +7,22 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
 )
 
-// tierGatherBytes is how much is gathered for one write into memory that the CPU can't access: each takes a call of the
+// gatherBytes is how much is gathered for one write into memory that the CPU can't access: each takes a call of the
 // driver.
-const tierGatherBytes = 4 << 20
+const gatherBytes = 4 << 20
 
-// tierCopy copies fetched rows into cells that belong to nobody yet, under Server.mu.
+// rowCopy copies fetched rows into cells that belong to nobody yet, under the Host's lock.
 //
 // A mapped block may be changed by others at any time. Each of its segments is copied to private memory, checked there,
 // and only then written: no damaged byte reaches a cell, not even one that is not marked afterwards, since a masked cell is
 // still multiplied and NaN times zero is NaN. A block read from a disk is private memory that has been checked.
-type tierCopy struct {
-	t       *kvTier
-	f       *tierFetch
+type rowCopy struct {
+	t       *Tier
+	f       *fetch
 	from    int // position of the first of cells
 	cells   []int32
 	buffers sync.Pool    // *[]byte, one for each goroutine
@@ -36,11 +36,11 @@ type tierCopy struct {
 // copyIn copies the rows from position from on into cells, segments shared out over a few goroutines. It returns how many
 // of them, from the first on, are there in all layers: all, or those before the first damaged block. An error says that
 // none can be used.
-func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) (rows int, err error) {
-	c := &tierCopy{t: t, f: f, from: from, cells: cells, good: len(f.blocks)}
+func (t *Tier) copyIn(f *fetch, from int, cells []int32) (rows int, err error) {
+	c := &rowCopy{t: t, f: f, from: from, cells: cells, good: len(f.blocks)}
 	size := c.bufferBytes()
 	c.buffers.New = func() any { b := make([]byte, size); return &b }
-	if err := tierParallel(tierWorkers(), 2*len(t.layers), c.segments); err != nil {
+	if err := parallel(workerCount(), 2*len(t.model.Layers), c.segments); err != nil {
 		return 0, err
 	}
 	f.report.VerifySeconds += time.Duration(c.checked.Load()).Seconds()
@@ -54,9 +54,9 @@ func (t *kvTier) copyIn(f *tierFetch, from int, cells []int32) (rows int, err er
 }
 
 // bufferBytes is the size of the largest segment, more for memory that the CPU can't access.
-func (c *tierCopy) bufferBytes() (n int) {
-	if !c.t.onHost {
-		n = tierGatherBytes
+func (c *rowCopy) bufferBytes() (n int) {
+	if !c.t.model.OnHost {
+		n = gatherBytes
 	}
 	for i := range c.f.blocks {
 		for s := range c.f.blocks[i].block.Header.Segments {
@@ -67,7 +67,7 @@ func (c *tierCopy) bufferBytes() (n int) {
 }
 
 // segments copies segment i of all blocks before the first damaged one.
-func (c *tierCopy) segments(i int) {
+func (c *rowCopy) segments(i int) {
 	buffer := c.buffers.Get().(*[]byte)
 	defer c.buffers.Put(buffer)
 	for at := 0; ; {
@@ -75,14 +75,14 @@ func (c *tierCopy) segments(i int) {
 		if n == 0 {
 			return
 		}
-		c.t.cache.KVTierWrite(c.t.layers[i/2].Layer, i%2 == 1, c.cells, chunk)
+		c.t.rows.Write(i, c.cells, chunk)
 		at += n
 	}
 }
 
 // gather returns the wanted rows of segment i of n blocks from number at on, checked: of one block for memory that the CPU
 // can access, of as many as the buffer holds for other memory. n is 0 when no undamaged block is left.
-func (c *tierCopy) gather(i, at int, buffer []byte) (chunk kvcache.KVTierChunk, n int) {
+func (c *rowCopy) gather(i, at int, buffer []byte) (chunk rows.Chunk, n int) {
 	filled := 0
 	for ; at+n < c.undamaged(); n++ {
 		b := &c.f.blocks[at+n]
@@ -91,13 +91,13 @@ func (c *tierCopy) gather(i, at int, buffer []byte) (chunk kvcache.KVTierChunk, 
 			continue
 		}
 		segment, rowBytes := b.block.Segment(i), int(b.block.Header.Segments[i].RowBytes)
-		if filled > 0 && (c.t.onHost || filled+len(segment) > len(buffer)) {
+		if filled > 0 && (c.t.model.OnHost || filled+len(segment) > len(buffer)) {
 			break
 		}
 		if filled == 0 {
 			chunk.Start = b.first + skip - c.from
 		}
-		if b.private && c.t.onHost {
+		if b.private && c.t.model.OnHost {
 			chunk.Data = segment[skip*rowBytes : end*rowBytes]
 			return chunk, n + 1
 		}
@@ -112,7 +112,7 @@ func (c *tierCopy) gather(i, at int, buffer []byte) (chunk kvcache.KVTierChunk, 
 }
 
 // load copies a segment to the beginning of dst and checks the copy. A fault in a mapped file that was cut short is damage.
-func (c *tierCopy) load(dst []byte, b *tierFetched, i int) (err error) {
+func (c *rowCopy) load(dst []byte, b *fetchedBlock, i int) (err error) {
 	if b.private {
 		copy(dst, b.block.Segment(i))
 		return nil
@@ -130,13 +130,13 @@ func (c *tierCopy) load(dst []byte, b *tierFetched, i int) (err error) {
 	return b.block.CopySegment(dst, i)
 }
 
-func (c *tierCopy) undamaged() int {
+func (c *rowCopy) undamaged() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.good
 }
 
-func (c *tierCopy) damaged(block int, err error) {
+func (c *rowCopy) damaged(block int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if block < c.good {

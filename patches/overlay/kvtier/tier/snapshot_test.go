@@ -1,34 +1,31 @@
-package ollamarunner
+package tier
 
 import (
+	"bytes"
 	"os"
 	"testing"
 	"time"
 
-	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 // rewrite gives every row of the cells the same byte, as a batch does that is being computed.
-func (t *kvTier) rewrite(cells []int32, with byte) {
-	rows := make([]byte, 16*len(cells))
-	for i := range rows {
-		rows[i] = with
-	}
-	for segment := range 2 * len(t.layers) {
-		t.cache.KVTierWrite(t.layers[segment/2].Layer, segment%2 == 1, cells, kvcache.KVTierChunk{Data: rows})
+func (t *Tier) rewrite(cells []int32, with byte) {
+	all := bytes.Repeat([]byte{with}, fakeRowBytes*len(cells))
+	for segment := range 2 * len(t.model.Layers) {
+		t.rows.Write(segment, cells, rows.Chunk{Data: all})
 	}
 }
 
-func TestTierSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
-	tier, store := tierStored(t, 1, 64, tierpb.Tier_TIER_RAM)
-	tier.fillSlot(0, tierInputs(1000, 1064), 1)
-	cells := tier.cache.KVTierCells(0, 0, 64)
-	tier.batches.built(7, nil)
-	tier.batches.begin(7)
+func TestSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
+	tier.fillCells(0, 64, 1)
+	cells := tier.rows.Cells(0, 0, 64)
+	tier.fakeHost().begin(7)
 	ts := &tier.slots[0]
-	ts.note(tier.server.cache.slots[0].Inputs, []int{7})
+	ts.note(tokensFrom(1000, 1064), []int{7})
 	done := make(chan error, 1)
 	go func() { done <- tier.snapshot(ts.lineage) }()
 	select {
@@ -37,7 +34,7 @@ func TestTierSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	tier.rewrite(cells, 77)
-	tier.batches.end(7)
+	tier.fakeHost().end(7)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +49,7 @@ func TestTierSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for segment := range 2 * len(tier.layers) {
+	for segment := range 2 * len(tier.model.Layers) {
 		for i, got := range block.Segment(segment) {
 			if got != 77 {
 				t.Fatalf("segment %d, byte %d: %d was stored before the batch had computed it", segment, i, got)
@@ -61,20 +58,19 @@ func TestTierSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
 	}
 }
 
-func TestTierWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
-	tier := tierFake(t, 1)
-	tier.fillSlot(0, tierInputs(0, 64), 1)
-	cells := tier.cache.KVTierCells(0, 0, 64)
-	tier.batches.built(7, nil)
-	tier.batches.begin(7)
+func TestWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
+	tier := fake(t, 1)
+	tier.fillCells(0, 64, 1)
+	cells := tier.rows.Cells(0, 0, 64)
+	tier.fakeHost().begin(7)
 	ts := &tier.slots[0]
-	ts.note(tier.server.cache.slots[0].Inputs, []int{7})
+	ts.note(tokensFrom(1000, 1064), []int{7})
 	ts.lineage.plan(tier)
 	block := ts.lineage.blocks[0]
 	done := make(chan struct{})
 	go func() {
-		tier.server.mu.Lock()
-		defer tier.server.mu.Unlock()
+		tier.host.Lock()
+		defer tier.host.Unlock()
 		ts.discard(tier, 0)
 		close(done)
 	}()
@@ -84,7 +80,7 @@ func TestTierWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.
 	case <-time.After(100 * time.Millisecond):
 	}
 	tier.rewrite(cells, 77)
-	tier.batches.end(7)
+	tier.fakeHost().end(7)
 	<-done
 	if !block.copied || block.file[block.layout.Segments[0].Offset] != 77 {
 		t.Error("rows were copied before the batch had computed them")

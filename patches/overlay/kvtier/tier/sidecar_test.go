@@ -1,4 +1,4 @@
-package ollamarunner
+package tier
 
 import (
 	"context"
@@ -15,37 +15,36 @@ import (
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
-	"github.com/ollama/ollama/model/input"
 )
 
-// tierSidecar stands in for the sidecar: it has the blocks of one prompt, and takes what is put.
-type tierSidecar struct {
+// sidecar stands in for the sidecar: it has the blocks of one prompt, and takes what is put.
+type sidecar struct {
 	tierpb.UnimplementedBlockStoreServer
 	tier tierpb.Tier // what a look-up says
 	read tierpb.Tier // where the blocks are found then
 	dir  string
 
 	mu      sync.Mutex
-	blocks  []tierSidecarBlock
+	blocks  []sidecarBlock
 	asked   int      // keys of the last Get
 	damaged [][]byte // keys that were reported
 	put     []string // files that were reserved
 }
 
-type tierSidecarBlock struct {
+type sidecarBlock struct {
 	key  kvtier.Key
 	rows int
 	path string
 	size int
 }
 
-// tierStored returns a runner's tiering whose sidecar has the first tokens of every prompt of tierInputs, in files of the
+// withSidecar returns a runner's tiering whose sidecar has the first tokens of every prompt of tokensFrom, in files of the
 // given tier.
-func tierStored(t *testing.T, slots, tokens int, where tierpb.Tier) (*kvTier, *tierSidecar) {
+func withSidecar(t *testing.T, slots, tokens int, where tierpb.Tier) (*Tier, *sidecar) {
 	t.Helper()
-	tier := tierFake(t, slots)
+	tier := fake(t, slots)
 	tier.stats.prefillRate = 1 // a look-up may take its time, however busy the machine is
-	s := &tierSidecar{tier: where, read: where, dir: t.TempDir()}
+	s := &sidecar{tier: where, read: where, dir: t.TempDir()}
 	s.store(t, tier, tokens)
 	dir, err := os.MkdirTemp("", "kv") // a socket's path is short
 	if err != nil {
@@ -74,24 +73,26 @@ func tierStored(t *testing.T, slots, tokens int, where tierpb.Tier) (*kvTier, *t
 	return tier, s
 }
 
-// tierStoredByte is every byte of a position's row in a segment.
-func tierStoredByte(position, segment int) byte { return byte(3*position + 50*segment) }
+// withSidecarOnly is withSidecar for a single slot and blocks in the RAM tier.
+func withSidecarOnly(t *testing.T, tokens int) *Tier {
+	tier, _ := withSidecar(t, 1, tokens, tierpb.Tier_TIER_RAM)
+	return tier
+}
 
-// store writes block files for the first tokens of tierInputs.
-func (s *tierSidecar) store(t *testing.T, tier *kvTier, tokens int) {
+// storedByte is every byte of a position's row in a segment.
+func storedByte(position, segment int) byte { return byte(3*position + 50*segment) }
+
+// store writes block files for the first tokens of tokensFrom.
+func (s *sidecar) store(t *testing.T, tier *Tier, tokens int) {
 	t.Helper()
-	ids := make([]int32, tokens)
-	for i := range ids {
-		ids[i] = int32(i)
-	}
-	encoded, parent := kvtier.TokenBytes(ids), tier.namespace
+	encoded, parent := kvtier.TokenBytes(tokensFrom(0, tokens)), tier.namespace
 	for first := 0; first < tokens; first += kvtier.BlockTokens {
 		rows := min(kvtier.BlockTokens, tokens-first)
 		l, part := tier.layout(rows), encoded[4*first:4*(first+rows)]
 		file := make([]byte, l.FileBytes)
 		for n, seg := range l.Segments {
 			for i := range seg.Bytes {
-				file[seg.Offset+i] = tierStoredByte(first+i/seg.RowBytes, n)
+				file[seg.Offset+i] = storedByte(first+i/seg.RowBytes, n)
 			}
 		}
 		key := kvtier.BlockKey(parent, part, nil)
@@ -102,13 +103,13 @@ func (s *tierSidecar) store(t *testing.T, tier *kvTier, tokens int) {
 		if err := os.WriteFile(path, file, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s.blocks = append(s.blocks, tierSidecarBlock{key, rows, path, len(file)})
+		s.blocks = append(s.blocks, sidecarBlock{key, rows, path, len(file)})
 		parent = key
 	}
 }
 
 // change alters one byte of a row in a block's file, in place: also a mapping of the file sees it.
-func (s *tierSidecar) change(t *testing.T, tier *kvTier, block, row, segment int) {
+func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 	t.Helper()
 	fd, err := os.OpenFile(s.blocks[block].path, os.O_RDWR, 0)
 	if err != nil {
@@ -117,16 +118,16 @@ func (s *tierSidecar) change(t *testing.T, tier *kvTier, block, row, segment int
 	defer fd.Close()
 	span := tier.layout(s.blocks[block].rows).Segments[segment]
 	at := int64(span.Offset + row*span.RowBytes)
-	if _, err := fd.WriteAt([]byte{tierStoredByte(64*block+row, segment) ^ 1}, at); err != nil {
+	if _, err := fd.WriteAt([]byte{storedByte(64*block+row, segment) ^ 1}, at); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (s *tierSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
+func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
 	return &tierpb.StatResponse{}, nil
 }
 
-func (s *tierSidecar) Has(context.Context, *tierpb.HasRequest) (*tierpb.HasResponse, error) {
+func (s *sidecar) Has(context.Context, *tierpb.HasRequest) (*tierpb.HasResponse, error) {
 	r := &tierpb.HasResponse{}
 	for _, b := range s.blocks {
 		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
@@ -137,12 +138,12 @@ func (s *tierSidecar) Has(context.Context, *tierpb.HasRequest) (*tierpb.HasRespo
 	return r, nil
 }
 
-func (s *tierSidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) error {
+func (s *sidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) error {
 	s.mu.Lock()
 	s.asked = len(r.Keys)
 	s.mu.Unlock()
 	for _, key := range r.Keys {
-		i := slices.IndexFunc(s.blocks, func(b tierSidecarBlock) bool { return string(b.key[:]) == string(key) })
+		i := slices.IndexFunc(s.blocks, func(b sidecarBlock) bool { return string(b.key[:]) == string(key) })
 		answer := &tierpb.GetResponse{
 			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: s.blocks[i].path, FileBytes: uint64(s.blocks[i].size),
 		}
@@ -153,11 +154,11 @@ func (s *tierSidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServ
 	return nil
 }
 
-func (s *tierSidecar) Release(context.Context, *tierpb.ReleaseRequest) (*tierpb.ReleaseResponse, error) {
+func (s *sidecar) Release(context.Context, *tierpb.ReleaseRequest) (*tierpb.ReleaseResponse, error) {
 	return &tierpb.ReleaseResponse{}, nil
 }
 
-func (s *tierSidecar) ReportCorrupt(_ context.Context, r *tierpb.ReportCorruptRequest) (*tierpb.ReportCorruptResponse, error) {
+func (s *sidecar) ReportCorrupt(_ context.Context, r *tierpb.ReportCorruptRequest) (*tierpb.ReportCorruptResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.damaged = append(s.damaged, r.Key)
@@ -165,7 +166,7 @@ func (s *tierSidecar) ReportCorrupt(_ context.Context, r *tierpb.ReportCorruptRe
 }
 
 // Put reserves whatever is claimed and takes it.
-func (s *tierSidecar) Put(stream tierpb.BlockStore_PutServer) error {
+func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 	for {
 		r, err := stream.Recv()
 		if err != nil {
@@ -204,7 +205,7 @@ func (s *tierSidecar) Put(stream tierpb.BlockStore_PutServer) error {
 }
 
 // wasReported waits until a block is reported as damaged.
-func (s *tierSidecar) wasReported(t *testing.T, block int) {
+func (s *sidecar) wasReported(t *testing.T, block int) {
 	t.Helper()
 	key := s.blocks[block].key
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -218,17 +219,27 @@ func (s *tierSidecar) wasReported(t *testing.T, block int) {
 	t.Errorf("the sidecar was not told that block %d is damaged", block)
 }
 
-// prefetchFor does what a request does before it has a slot.
-func (t *kvTier) prefetchFor(ctx context.Context, prompt []*input.Input) *tierFetch {
-	tierPrefetch(ctx, t.server, &Sequence{inputs: prompt})
-	t.server.mu.Lock()
-	defer t.server.mu.Unlock()
-	return t.fetches[prompt[0]]
+// prefetchFor does what a request does before it has a slot: the first one holds its first tokens, or nothing.
+func (t *Tier) prefetchFor(ctx context.Context, prompt []int32) *fetch {
+	t.Prefetch(ctx, &prompt[0], prompt, t.held0)
+	t.host.Lock()
+	defer t.host.Unlock()
+	return t.fetches[&prompt[0]]
 }
 
-// restoreFor does what a request does when it gets a slot that holds its first numPast tokens.
-func (t *kvTier) restoreFor(slot int, prompt []*input.Input, numPast int) int {
-	t.server.mu.Lock()
-	defer t.server.mu.Unlock()
-	return int(tierRestore(&t.server.cache.slots[slot], prompt, int32(numPast), true))
+// held0 is how many rows the first slot holds from the first position on.
+func (t *Tier) held0() (n int) {
+	t.host.Lock()
+	defer t.host.Unlock()
+	for t.rows.Cells(0, n, n+1) != nil {
+		n++
+	}
+	return n
+}
+
+// restoreFor does what a request does when it gets a slot that holds its first tokens.
+func (t *Tier) restoreFor(slot int, prompt []int32, memory int) int {
+	t.host.Lock()
+	defer t.host.Unlock()
+	return t.Restore(slot, &prompt[0], memory, len(prompt))
 }

@@ -1,0 +1,87 @@
+// Package rows copies rows of K and V between the cells of a cache and the segments of blocks. In a segment the rows lie in
+// position order, each [kv heads][head dim]; in the cache they lie in whatever cells they were given, in whatever layout the
+// tensor has. It knows no runner, no cache and no backend.
+package rows
+
+// Tensor is what a backend's tensor must offer so that parts of it can be read and written. Offsets and lengths are bytes.
+type Tensor interface {
+	// KVTierHost returns the tensor's memory if the CPU can access it, else nil.
+	KVTierHost() []byte
+	KVTierGet(offset int, dst []byte)
+	KVTierSet(offset int, src []byte)
+}
+
+// Plane is K or V of one layer: a row for each cell.
+//
+// The caller sees to it that the rows read have been computed, and that nobody writes the cells written.
+type Plane struct {
+	Tensor   Tensor
+	RowBytes int
+	Cells    int  // of the whole tensor
+	Permuted bool // stored [cells, head dim, heads]: elements of 2 bytes, those of one row a line of cells apart
+}
+
+// Chunk is a run of rows: Data holds the rows of cells[Start], cells[Start+1], …
+type Chunk struct {
+	Start int
+	Data  []byte
+}
+
+// Read copies the rows of cells into dst, one after the other.
+func (p Plane) Read(cells []int32, dst []byte) {
+	host := p.Tensor.KVTierHost()
+	for start := 0; start < len(cells); {
+		n := run(cells[start:])
+		first, out := int(cells[start]), dst[start*p.RowBytes:(start+n)*p.RowBytes]
+		switch {
+		case p.Permuted && host != nil:
+			transpose(out, p.RowBytes, host[2*first:], 2*p.Cells, p.RowBytes/2, n)
+		case p.Permuted:
+			columns := make([]byte, len(out))
+			for col := range p.RowBytes / 2 {
+				p.Tensor.KVTierGet(2*(first+p.Cells*col), columns[2*n*col:2*n*(col+1)])
+			}
+			transpose(out, p.RowBytes, columns, 2*n, p.RowBytes/2, n)
+		case host != nil:
+			copy(out, host[first*p.RowBytes:])
+		default:
+			p.Tensor.KVTierGet(first*p.RowBytes, out)
+		}
+		start += n
+	}
+}
+
+// Write writes the rows of a chunk into cells. Rows of cells that it does not cover are left alone. A tensor the CPU can't
+// access is written once per run of cells.
+func (p Plane) Write(cells []int32, chunk Chunk) {
+	host := p.Tensor.KVTierHost()
+	part := cells[chunk.Start : chunk.Start+len(chunk.Data)/p.RowBytes]
+	for start := 0; start < len(part); {
+		n := run(part[start:])
+		first, src := int(part[start]), chunk.Data[start*p.RowBytes:(start+n)*p.RowBytes]
+		switch {
+		case p.Permuted && host != nil:
+			transpose(host[2*first:], 2*p.Cells, src, p.RowBytes, n, p.RowBytes/2)
+		case p.Permuted:
+			columns := make([]byte, len(src))
+			transpose(columns, 2*n, src, p.RowBytes, n, p.RowBytes/2)
+			for col := range p.RowBytes / 2 {
+				p.Tensor.KVTierSet(2*(first+p.Cells*col), columns[2*n*col:2*n*(col+1)])
+			}
+		case host != nil:
+			copy(host[first*p.RowBytes:], src)
+		default:
+			p.Tensor.KVTierSet(first*p.RowBytes, src)
+		}
+		start += n
+	}
+}
+
+// run returns how many cells from the first on follow each other.
+func run(cells []int32) int {
+	n := 1
+	for n < len(cells) && cells[n] == cells[0]+int32(n) {
+		n++
+	}
+	return n
+}

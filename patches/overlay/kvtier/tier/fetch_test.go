@@ -1,0 +1,41 @@
+package tier
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ollama/ollama/kvtier"
+)
+
+func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
+	tier := &Tier{}
+	ctx, cancel := context.WithCancel(context.Background())
+	opened := make(chan outcome, 3)
+	opened <- outcome{i: 1, block: fetchedBlock{first: 64}}
+	opened <- outcome{i: 0, err: kvtier.ErrCorrupt}
+	go func() {
+		for len(opened) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	fetched, failed := tier.collect(ctx, opened, 3)
+	if failed[0] != kvtier.ErrCorrupt || failed[1] != nil || failed[2] != errLate || fetched[1].first != 64 {
+		t.Fatalf("collected %v, %v", fetched, failed)
+	}
+	if tier.late.Load() != 1 {
+		t.Fatal("a read that hangs is not known to")
+	}
+	if f := tier.prefetch(context.Background(), tokensFrom(0, 200), nil); f != nil {
+		t.Fatal("fetched while a read hangs")
+	}
+	opened <- outcome{i: 2}
+	for range 1000 {
+		if tier.late.Load() == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatal("a read that came late is still thought to hang")
+}

@@ -1,0 +1,123 @@
+package tier
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/ollama/ollama/kvtier"
+)
+
+// lineage is one content of a slot, from when it was loaded until some of it is discarded. Guarded by the Host's lock.
+type lineage struct {
+	slot          int
+	tokens        []byte // of the rows that may be published
+	keys          []kvtier.Key
+	saved         int       // rows of whole blocks that are stored or in blocks
+	tail          int       // rows, when a tail block has been added
+	progressAt    int       // rows from which on a snapshot in progress is due
+	progressSince time.Time // when the last one was, or the computing began
+	present       int       // rows still in the slot's cells
+	refused       bool      // a finished content that the store did not take
+	finished      bool      // no more rows will come: the tail may be stored
+	closed        bool      // it is no longer the slot's content: blocks is all that is left to do
+	after         []int     // batches that must have been computed before the rows are read
+	blocks        []*block  // to be stored, in order
+}
+
+// block is one block on its way from the cells to a file. Guarded by the Host's lock until copied or lost.
+type block struct {
+	first, rows int
+	tokens      []byte
+	key, parent kvtier.Key
+	layout      *kvtier.Layout
+	file        []byte // its bytes, nil until there is memory for them
+	path        string // of the reserved file
+	id          uint64 // its reservation
+	copied      bool
+	lost        bool
+}
+
+func newLineage(slot int) *lineage {
+	return &lineage{slot: slot, present: math.MaxInt, progressAt: progressTokens, progressSince: time.Now()}
+}
+
+func (l *lineage) progressDue(t *Tier, rows int) bool {
+	return rows >= l.progressAt && time.Since(l.progressSince) >= t.config.Progress
+}
+
+// progressed notes that nothing new is to be stored of so many rows.
+func (l *lineage) progressed(rows int) {
+	l.progressAt, l.progressSince = rows+progressTokens, time.Now()
+}
+
+// atRisk reports whether blocks lose rows when the slot keeps only the first of them.
+func (l *lineage) atRisk(keep int) bool {
+	return slices.ContainsFunc(l.blocks, func(b *block) bool { return b.losesRows(keep) })
+}
+
+func (b *block) losesRows(keep int) bool {
+	return !b.copied && !b.lost && b.first+b.rows > keep
+}
+
+// plan adds the blocks that are complete and not yet planned, and the tail if the lineage has ended.
+func (l *lineage) plan(t *Tier) {
+	rows := len(l.tokens) / 4
+	if l.closed || rows < t.config.MinTokens || !t.config.Snapshot {
+		return
+	}
+	for len(l.keys) < rows/kvtier.BlockTokens {
+		at := 4 * len(l.keys) * kvtier.BlockTokens
+		l.keys = append(l.keys, kvtier.BlockKey(l.parent(t, len(l.keys)), l.tokens[at:at+4*kvtier.BlockTokens], nil))
+	}
+	for ; l.saved+kvtier.BlockTokens <= rows; l.saved += kvtier.BlockTokens {
+		l.add(t, l.saved, kvtier.BlockTokens)
+		l.tail = 0
+	}
+	if tail := rows - l.saved; l.finished && tail > l.tail {
+		l.add(t, l.saved, tail)
+		l.tail = tail
+	}
+}
+
+func (l *lineage) parent(t *Tier, block int) kvtier.Key {
+	if block == 0 {
+		return t.namespace
+	}
+	return l.keys[block-1]
+}
+
+func (l *lineage) add(t *Tier, first, rows int) {
+	b := &block{
+		first: first, rows: rows, layout: t.layout(rows),
+		tokens: l.tokens[4*first : 4*(first+rows) : 4*(first+rows)],
+		parent: l.parent(t, first/kvtier.BlockTokens),
+	}
+	if rows == kvtier.BlockTokens {
+		b.key = l.keys[first/kvtier.BlockTokens]
+	} else {
+		b.key = kvtier.BlockKey(b.parent, b.tokens, nil)
+	}
+	l.blocks = append(l.blocks, b)
+}
+
+// export copies a block's rows out of the cells into b.file. The caller holds the Host's lock and the rows are computed.
+func (t *Tier) export(l *lineage, b *block) {
+	cells := t.rows.Cells(l.slot, b.first, b.first+b.rows)
+	if cells == nil || b.first+b.rows > l.present {
+		b.lost = true
+		return
+	}
+	for i, s := range b.layout.Segments {
+		t.rows.Read(i, cells, b.file[s.Offset:s.Offset+s.Bytes])
+	}
+	b.copied = true
+	if w, ok := t.host.(Witness); ok {
+		w.Exported(b.first, cells)
+	}
+}
+
+// wholeRows rounds down to whole blocks.
+func wholeRows(rows int) int {
+	return rows / kvtier.BlockTokens * kvtier.BlockTokens
+}

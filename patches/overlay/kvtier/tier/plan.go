@@ -1,0 +1,77 @@
+package tier
+
+import (
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// fetchPlan is which blocks to read: those that hold positions [from, rows), from on or before the first wanted.
+type fetchPlan struct {
+	blocks  []*tierpb.BlockInfo
+	from    int
+	rows    int
+	bytes   uint64
+	seconds float64
+}
+
+func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
+	p := fetchPlan{from: memory / kvtier.BlockTokens * kvtier.BlockTokens}
+	first := 0
+	for _, b := range blocks {
+		rows := min(int(b.Rows), most-first)
+		if rows <= 0 {
+			break
+		}
+		if first >= p.from {
+			p.blocks = append(p.blocks, b)
+			p.bytes += max(b.StoredBytes, b.RawBytes) // what is copied, whatever the tier keeps
+			p.seconds += b.ExpectedSeconds
+		}
+		p.rows = first + rows
+		if rows < kvtier.BlockTokens {
+			break
+		}
+		first += kvtier.BlockTokens
+	}
+	return p
+}
+
+// ownBytes is the memory that reading a block takes. What a tier holds encoded, or where a client does not read, is made
+// readable in the RAM tier when there is room there, and then takes none.
+func ownBytes(b *tierpb.BlockInfo) int {
+	if b.Tier == tierpb.Tier_TIER_RAM {
+		return 0
+	}
+	return int(max(b.StoredBytes, b.RawBytes))
+}
+
+func (p fetchPlan) ownBytes() (bytes int) {
+	for _, b := range p.blocks {
+		bytes += ownBytes(b)
+	}
+	return bytes
+}
+
+// within is the plan for the leading blocks that take no more than so many bytes.
+func (p fetchPlan) within(bytes int) fetchPlan {
+	n := 0
+	for ; n < len(p.blocks); n++ {
+		if bytes -= ownBytes(p.blocks[n]); bytes < 0 {
+			break
+		}
+	}
+	return p.first(n)
+}
+
+// first is the plan for the first n blocks only.
+func (p fetchPlan) first(n int) fetchPlan {
+	if n == len(p.blocks) {
+		return p
+	}
+	for _, b := range p.blocks[n:] {
+		p.bytes -= max(b.StoredBytes, b.RawBytes)
+		p.seconds -= b.ExpectedSeconds
+	}
+	p.blocks, p.rows = p.blocks[:n], p.from+n*kvtier.BlockTokens
+	return p
+}

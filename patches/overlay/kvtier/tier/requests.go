@@ -1,0 +1,124 @@
+package tier
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// The turns of a request's life, in their order. A runner calls them of Active(), under a Guard.
+
+// flushTimeout bounds a flush, whoever waits for it.
+const flushTimeout = 10 * time.Second
+
+// Prefetch looks a prompt up and has what should be restored in memory before the runner's lock is taken. request is any
+// value that Restore is called with later; inMemory says how many of the first tokens the best slot holds, to avoid needless
+// reading. What nobody has restored when ctx ends is let go of.
+func (t *Tier) Prefetch(ctx context.Context, request any, tokens []int32, inMemory func() int) {
+	f := t.prefetch(ctx, tokens, inMemory)
+	if f == nil {
+		return
+	}
+	t.host.Lock()
+	t.fetches[request] = f
+	t.host.Unlock()
+	// The request's context ends with its handler, whichever way it returns.
+	context.AfterFunc(ctx, func() {
+		t.host.Lock()
+		delete(t.fetches, request)
+		t.host.Unlock()
+		f.close()
+	})
+}
+
+// BeforeDiscard saves what a slot is about to lose: everything from position keep on. The caller holds the lock.
+func (t *Tier) BeforeDiscard(slot, keep int) {
+	t.slots[slot].discard(t, keep)
+}
+
+// Restore copies the rows that were prefetched for a request into the slot it was given and returns the position to resume
+// from: memory, the rows found in the slot, or more. prompt is the number of its tokens. request is nil when nothing may be
+// restored. The caller holds the lock. After a panic the slot is as it was, and the tiering is off.
+func (t *Tier) Restore(slot int, request any, memory, prompt int) (resume int) {
+	defer func() {
+		if r := recover(); r != nil {
+			fail("restore", r)
+			t.rows.Drop(slot, memory)
+			resume = memory
+		}
+	}()
+	resume = memory
+	if f := t.fetches[request]; f != nil {
+		delete(t.fetches, request)
+		resume = t.restore(f, slot, memory)
+		go f.close() // giving gigabytes back takes time, and nobody needs to wait for it
+	}
+	t.slots[slot].load(memory, resume, prompt)
+	t.slots[slot].beside = t.host.Ahead()
+	return resume
+}
+
+// BeforeFork saves what dst is about to lose, and lets dst inherit from src's first rows. The caller holds the lock.
+func (t *Tier) BeforeFork(src, dst, rows int) {
+	t.slots[dst].discard(t, 0)
+	t.slots[dst].fork(&t.slots[src], rows)
+}
+
+// BeforeShift saves what is still exact of a slot that holds tokens; after the shift only the first keep positions are. The
+// caller holds the lock.
+func (t *Tier) BeforeShift(slot int, tokens []int32, keep int) {
+	t.host.Quiesce()
+	ts := &t.slots[slot]
+	ts.note(tokens, nil)
+	// Not keep: when the shift turns out not to be possible, stock empties the slot and computes all of it again, in other
+	// cells.
+	ts.discard(t, 0)
+	ts.taint = min(ts.taint, keep)
+}
+
+// Launched is called when a batch of so many rows, of every sequence in it, is about to be launched, after which the slot
+// holds held rows. It returns how many tokens of the slot are worth a snapshot while the request goes on, for Progress, or 0.
+// The caller holds the lock.
+func (t *Tier) Launched(slot, held, batch int) (worth int) {
+	ts := &t.slots[slot]
+	ts.batched(batch)
+	return ts.launched(t, held)
+}
+
+// Progress queues a snapshot of as many of the slot's first tokens as Launched said, or of those before the first input that
+// is none; their rows are complete when the batches in after are. The caller
+// holds the lock.
+func (t *Tier) Progress(slot int, tokens []int32, after []int) {
+	ts := &t.slots[slot]
+	ts.note(tokens, after)
+	t.work.add(ts.lineage)
+}
+
+// Finished queues the snapshot of a sequence that has ended and counts it. tokens are the slot's, those before the first
+// input that is none; prefill is how long computing the prompt took. The caller holds the lock.
+func (t *Tier) Finished(slot int, tokens []int32, prefill time.Duration) {
+	ts := &t.slots[slot]
+	ts.note(tokens, t.host.Running())
+	ts.lineage.finished = true
+	t.work.add(ts.lineage)
+	t.stats.request(ts, prefill)
+}
+
+// Flush returns when what the slots hold has been stored, or when ctx ends.
+func (t *Tier) Flush(ctx context.Context) {
+	stored := make(chan struct{})
+	go func() {
+		t.Drain()
+		t.stats.report(t)
+		close(stored)
+	}()
+	select {
+	case <-stored:
+	case <-ctx.Done():
+		slog.Warn("kv tiering: model unloaded before its snapshot was complete")
+	case <-time.After(flushTimeout):
+	}
+}
+
+// Drain waits until everything that was queued has been stored or given up.
+func (t *Tier) Drain() { t.work.drain() }

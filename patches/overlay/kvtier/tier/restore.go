@@ -1,0 +1,61 @@
+package tier
+
+import (
+	"log/slog"
+	"time"
+)
+
+// restore copies rows [memory, f.rows) into free cells of the slot and returns the position to resume from. The caller
+// holds the Host's lock. A row is in the cache afterwards in all layers or in none; rows from a damaged block on are not.
+func (t *Tier) restore(f *fetch, slot, memory int) int {
+	if memory < f.from || memory >= f.rows {
+		return memory
+	}
+	if memory > t.slots[slot].taint {
+		return memory // what is in memory is not what the tokens alone would give: stay with it, as stock does
+	}
+	start := time.Now()
+	defer func() { t.stats.spent(time.Since(start)) }()
+	t.host.BeforeRestore()
+	cells := t.rows.Find(slot, memory, f.rows-memory, t.host.Avoid())
+	if len(cells) < t.config.MinTokens {
+		return memory
+	}
+	copying := time.Now()
+	rows, err := t.copyIn(f, memory, cells)
+	if err != nil {
+		slog.Warn("kv restore failed, recomputing", "error", err)
+		return memory
+	}
+	if rows < len(cells) {
+		cells = cells[:rows]
+		f.report.Bytes = uint64(rows) * t.rowBytes()
+	}
+	if rows < t.config.MinTokens {
+		return memory
+	}
+	f.report.CopySeconds = time.Since(copying).Seconds()
+	t.rows.Occupy(slot, memory, cells)
+	resume := memory + len(cells)
+	if t.rows.Cells(slot, 0, resume) == nil {
+		slog.Error("kv restore left a gap, recomputing", "slot", slot, "from", memory, "to", resume)
+		t.rows.Drop(slot, memory)
+		return memory
+	}
+	f.report.Tokens = uint64(len(cells))
+	t.stats.restored(f)
+	slog.Info("kv restored", "slot", slot, "from", memory, "tokens", len(cells), "bytes", f.report.Bytes,
+		"fetch", seconds(f.report.FetchSeconds), "copy", seconds(f.report.CopySeconds), "locked", time.Since(start))
+	return resume
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// rowBytes is the bytes of one position over all layers, K and V.
+func (t *Tier) rowBytes() uint64 {
+	n := 0
+	for _, l := range t.model.Layers {
+		n += l.RowBytes(false) + l.RowBytes(true)
+	}
+	return uint64(n)
+}

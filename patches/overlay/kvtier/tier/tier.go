@@ -1,0 +1,154 @@
+// Package tier is the policy of the KV tiering: what of a prompt to look up and to restore, what of a slot to save and when,
+// and what must never be stored. A runner tells it of the turns in a request's life (requests.go), and brings a Host and
+// Rows. The package knows no runner, no cache and no backend, and is the same for all of them.
+package tier
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// Tier is the tiering of the one model that a runner process holds.
+//
+// Locks, outermost first: the Host's lock, then those that its own methods take. K/V is read and written, and every field
+// below "guarded by the Host's lock" is used, only while it is held. No call to the sidecar and no file access happens
+// under it.
+type Tier struct {
+	config      kvtier.Config
+	host        Host
+	attached    chan struct{} // closed when the model is loaded and what follows is set
+	unsupported string        // why the model can't be tiered
+	client      *kvtier.Client
+	up          func() bool // is there a sidecar to store to?
+	rows        Rows
+	model       Model
+	namespace   kvtier.Namespace
+
+	stats   stats
+	memory  memoryBound
+	reports atomic.Int32 // reports of damage on their way
+	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
+	staging []byte       // what is copied out of the cells at once; the snapshot loop's
+	refusal string       // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
+
+	// guarded by the Host's lock
+	slots   []slot
+	fetches map[any]*fetch // by the request they were made for
+
+	layouts sync.Map // rows of a block -> *kvtier.Layout
+	work    *queue
+}
+
+// Model is what a runner says of the model that it has loaded. Of one that can't be tiered the first three are enough.
+type Model struct {
+	Path      string        // of its file
+	Engine    string        // as the namespace names it
+	Attention func() string // how attention is computed on the CPU, "" where it is not; for reports
+
+	Slots       int
+	Layers      []kvtier.Layer
+	DType       string
+	OnHost      bool // the CPU can access all rows directly
+	Description *tierpb.Namespace
+}
+
+var active atomic.Pointer[Tier]
+
+// Active is the tiering of the loaded model, or nil: not wanted, not possible, or it has failed.
+func Active() *Tier { return active.Load() }
+
+// Guard turns a panic of the tiering into "tiering is off". Deferred by everything that a runner calls.
+func Guard(hook string) {
+	if r := recover(); r != nil {
+		fail(hook, r)
+	}
+}
+
+func fail(hook string, panicked any) {
+	active.Store(nil)
+	slog.Error("kv tiering failed and is now off for this model", "hook", hook, "panic", panicked)
+}
+
+// Connect begins to look for the sidecar. Called when the loading of weights begins, so that the first request, which often
+// follows the end of it at once, finds it. nil: tiering is not wanted, or not possible here. Attach or Refuse follows.
+func Connect(host Host) *Tier {
+	config, ok := kvtier.FromEnv()
+	if !ok {
+		return nil
+	}
+	t := &Tier{config: config, host: host, attached: make(chan struct{}), fetches: make(map[any]*fetch), work: newQueue()}
+	client, err := kvtier.NewClient(config.Socket, t.onSidecarUp)
+	if err != nil {
+		slog.Warn("kv tiering is off", "error", err)
+		return nil
+	}
+	t.client, t.up = client, client.Up
+	return t
+}
+
+// NamespaceExtra is what the settings add to a namespace's field "extra".
+func (t *Tier) NamespaceExtra() string { return t.config.NamespaceExtra() }
+
+// Rounds reports whether rows are rounded when they are stored.
+func (t *Tier) Rounds() bool { return t.config.Encoding != "" }
+
+// Attach turns the tiering on for the loaded model. Called when loading is complete, before the first request.
+func (t *Tier) Attach(rows Rows, model Model) {
+	t.bind(rows, model)
+	slog.Info("kv tiering is on for this model", "layers", len(model.Layers), "block_tokens", kvtier.BlockTokens,
+		"namespace", fmt.Sprintf("%x", t.namespace[:8]), "gate", t.config.Gate, "socket", t.config.Socket)
+	if t.config.Encoding != "" {
+		slog.Warn("kv tiering stores rows rounded, answers after a restore may differ", "encoding", t.config.Encoding)
+	}
+	active.Store(t)
+	go t.snapshotLoop()
+	close(t.attached)
+	t.client.WaitFirst()
+}
+
+func (t *Tier) bind(rows Rows, model Model) {
+	t.rows, t.model, t.namespace = rows, model, kvtier.NamespaceOf(model.Description)
+	t.slots = make([]slot, model.Slots)
+	for i := range t.slots {
+		t.slots[i] = newSlot(i)
+	}
+	t.stats.init(t)
+}
+
+// Refuse says, in the log and to the sidecar, that the loaded model runs as in stock Ollama and why.
+func (t *Tier) Refuse(reason string, model Model) {
+	t.unsupported, t.model = reason, model
+	slog.Warn("kv tiering is off for this model, it runs as in stock Ollama", "reason", reason)
+	close(t.attached)
+	t.client.WaitFirst()
+}
+
+func (t *Tier) layout(rows int) *kvtier.Layout {
+	if l, ok := t.layouts.Load(rows); ok {
+		return l.(*kvtier.Layout)
+	}
+	l, _ := t.layouts.LoadOrStore(rows, kvtier.NewLayout(t.model.Layers, rows))
+	return l.(*kvtier.Layout)
+}
+
+// onSidecarUp reports the runner and stores what the slots hold and the sidecar may have missed.
+func (t *Tier) onSidecarUp() {
+	<-t.attached
+	if t.unsupported != "" {
+		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
+		return
+	}
+	t.stats.report(t)
+	t.host.Lock()
+	defer t.host.Unlock()
+	for i := range t.slots {
+		t.slots[i].lineage.saved = 0
+		t.slots[i].lineage.refused = false
+		t.work.add(t.slots[i].lineage)
+	}
+}

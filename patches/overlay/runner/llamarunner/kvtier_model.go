@@ -1,0 +1,164 @@
+package llamarunner
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/llama"
+	"github.com/ollama/ollama/ml"
+	"github.com/ollama/ollama/ml/backend/ggml"
+	libraries "github.com/ollama/ollama/ml/backend/ggml/ggml/src"
+	"github.com/ollama/ollama/version"
+)
+
+const tierEngine = "llama.cpp"
+
+// tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered.
+func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) (rows *tierRows, m tier.Model, reason string) {
+	m = tier.Model{Path: s.modelPath, Engine: tierEngine + "/" + version.Version, Attention: func() string { return "" }}
+	if multiUserCache && s.parallel > 1 {
+		return nil, m, "OLLAMA_MULTIUSER_CACHE with several slots, which the llama.cpp engine can't share prompts between"
+	}
+	names, reason := tierAdapters(adapters)
+	if reason != "" {
+		return nil, m, reason
+	}
+	info, reason := s.lc.KVTierDescribe()
+	if reason != "" {
+		return nil, m, reason
+	}
+	layers := s.lc.KVTierLayers()
+	dtype, reason := tierType(layers)
+	if reason != "" {
+		return nil, m, reason
+	}
+	if t.Rounds() && dtype != "f16" {
+		return nil, m, fmt.Sprintf("OLLAMA_KV_TIER_ENCODING rounds rows of f16, and this cache is %s already", dtype)
+	}
+	build, err := kvtier.Build(ml.LibOllamaPath)
+	if err != nil {
+		return nil, m, "what this program was built from can't be told: " + err.Error()
+	}
+	info.ExactShift = info.ExactShift && dtype == "f16" // else it rounds anew
+	attention := tierAttention(layers, info)
+	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
+	m.Attention = func() string { return tierAttention(layers, info) }
+	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
+	m.Description = kvtier.Description{
+		Model:          filepath.Base(s.modelPath),
+		Adapters:       names,
+		Engine:         m.Engine,
+		CacheDType:     dtype,
+		Layers:         m.Layers,
+		FlashAttention: info.FlashAttention,
+		Extra: tierComputing(layers) + tierSettings(layers, info, s.batchSize) +
+			kvtier.AttentionExtra(attention, s.batchSize) + t.NamespaceExtra(),
+	}.Proto()
+	return newTierRows(s.lc, info, layers), m, ""
+}
+
+// tierAdapters names LoRA adapters by their digests, as Ollama's files have them.
+func tierAdapters(paths []string) (names []string, reason string) {
+	for _, path := range paths {
+		name := filepath.Base(path)
+		if digest, ok := strings.CutPrefix(name, "sha256-"); !ok || len(digest) != 64 {
+			return nil, "a LoRA adapter whose digest is not its file's name"
+		}
+		names = append(names, name)
+	}
+	return names, ""
+}
+
+// tierType is the element type of all K and V.
+func tierType(layers []llama.KVTierLayer) (dtype, reason string) {
+	if len(layers) == 0 {
+		return "", "layers that are not understood"
+	}
+	dtype = layers[0].K.KVTierType()
+	if !slices.Contains([]string{"f16", "q8_0", "q4_0"}, dtype) {
+		return "", fmt.Sprintf("K/V cache of type %s", dtype)
+	}
+	for _, l := range layers {
+		switch {
+		case l.K.KVTierType() != dtype || l.V.KVTierType() != dtype:
+			return "", "K and V of several types"
+		case l.VTransposed && dtype != "f16":
+			return "", "V is transposed and quantised"
+		case l.VTransposed && l.V.KVTierHost() == nil:
+			// One element of V at a time would cross the bus, with the runner's lock held.
+			return "", "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
+		}
+	}
+	return dtype, ""
+}
+
+func tierOnHost(layers []llama.KVTierLayer) bool {
+	return !slices.ContainsFunc(layers, func(l llama.KVTierLayer) bool {
+		return l.K.KVTierHost() == nil || l.V.KVTierHost() == nil
+	})
+}
+
+// tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with
+// kvtier.AttentionExact where our kernels do it.
+func tierAttention(layers []llama.KVTierLayer, info llama.KVTierContext) string {
+	onCPU := slices.ContainsFunc(layers, func(l llama.KVTierLayer) bool { return l.Device.CPU })
+	switch {
+	case !onCPU:
+		return ""
+	case kvtier.CPUAttentionExact() && !info.FlashAttention:
+		return "stock (flash attention is off)"
+	}
+	return ggml.KVTierAttention()
+}
+
+// tierSettings are what K/V depends on beside what computes it. How a prompt is cut into batches decides which of GGML's
+// products of matrices compute it; where flash attention is off, the layout of V does as well.
+func tierSettings(layers []llama.KVTierLayer, info llama.KVTierContext, batch int) string {
+	v := ""
+	if layers[0].VTransposed {
+		v = "transposed"
+	}
+	return kvtier.Part("rope", info.RoPE) + kvtier.Part("v", v) + kvtier.Part("cut", fmt.Sprint(batch))
+}
+
+// tierComputing says what computes the model and which layer where, as for the Go engine.
+func tierComputing(layers []llama.KVTierLayer) string {
+	paths := []string{}
+	for _, path := range libraries.LibPaths() {
+		paths = append(paths, filepath.Base(path))
+	}
+	names := []string{}
+	for _, l := range layers {
+		if !l.Device.CPU {
+			names = append(names, tierDeviceName(l.Device, paths))
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	var placement strings.Builder
+	for _, l := range layers {
+		if l.Device.CPU {
+			placement.WriteByte('h')
+		} else {
+			fmt.Fprintf(&placement, "%x", slices.Index(names, tierDeviceName(l.Device, paths)))
+		}
+	}
+	listed := "none"
+	if len(names) > 0 {
+		listed = strings.Join(names, " | ")
+	}
+	parts := kvtier.Part("devices", listed) + kvtier.Part("cpu", ggml.KVTierCPU()) + kvtier.Part("libc", ggml.KVTierLibc()) +
+		kvtier.Part("rows", placement.String())
+	return strings.TrimPrefix(parts, ";")
+}
+
+// tierDeviceName has the full name of the card: two of one compute capability split their sums by the number of their
+// processors.
+func tierDeviceName(d llama.KVTierDevice, paths []string) string {
+	return fmt.Sprintf("%s %d.%d %s, driver %d.%d, %s", d.Library, d.ComputeMajor, d.ComputeMinor, d.Description,
+		d.DriverMajor, d.DriverMinor, strings.Join(paths, "+"))
+}
