@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ollama_tiering.sidecar.manifests import short_name
+from ollama_tiering.launch import names as launch_names
 from ollama_tiering.sidecar.seconds_saved import Saved, tokens_per_second
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ def names(answer: pb.StatResponse) -> dict[str, str]:
     found = {one.model: one.name for one in answer.model_uses if one.name}
     seen = {one.model for one in answer.model_uses} | {one.model for one in answer.runners}
     if seen - found.keys():
-        from ollama_tiering.cli.model_names import default_models_dir, model_names
+        from ollama_tiering.cli.model_names import known_names
 
-        own = model_names(default_models_dir())
+        own = known_names()
         found = {model: own[model] for model in seen if model in own} | found
     return found
 
 
 def shown(model: str, known: Mapping[str, str]) -> str:
     """What to call a model, by its file name."""
-    return known.get(model) or short_name(model.rpartition("/")[2]) or "?"
+    return launch_names.shown(model, known) or "?"
 
 
 def lines(answer: pb.StatResponse, known: Mapping[str, str]) -> Iterator[str]:

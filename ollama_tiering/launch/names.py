@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from ollama_tiering.launch.record import records
-from ollama_tiering.sidecar.manifests import ManifestReader, default_models_dir
-
-_DIGEST_DIGITS: Final = 12
+from ollama_tiering.sidecar.manifests import ManifestReader, default_models_dir, short_name
 
 
 def models_dirs(first: Path | None = None) -> list[Path]:
@@ -37,6 +34,4 @@ def first_names(directories: list[Path]) -> dict[str, str]:
 def shown(model: str, names: Mapping[str, str]) -> str:
     """What to call a model by its file name or path: without a name the digest's first digits."""
     file = Path(model).name
-    if file in names:
-        return names[file]
-    return file.removeprefix("sha256-")[:_DIGEST_DIGITS] if file.startswith("sha256-") else file
+    return names.get(file) or short_name(file)

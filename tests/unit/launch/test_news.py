@@ -11,8 +11,8 @@ from tests.unit.sidecar.ollama_models import blob, name_model
 
 SERVER = 7
 
-TIERED = pb.RunnerReport(pid=1, model="sha256-0123456789abcdef", tiered=True)
-NOT = pb.RunnerReport(pid=2, model="sha256-fedcba98765432", reason="embedding model")
+TIERED = pb.RunnerReport(pid=1, model="sha256-" + "0123456789abcdef" * 4, tiered=True)
+NOT = pb.RunnerReport(pid=2, model="sha256-" + "fedcba9876543210" * 4, reason="embedding model")
 
 
 @pytest.fixture
