@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// getMost bounds the wait for files, which is getLeast, and getShare of the time that the tier expects, and
-	// never longer than computing the prompt; what has come by then is used.
+	// getMost bounds the wait for files. It is getLeast, and getShare times what the tier expects, and never longer than
+	// computing the prompt; what has come by then is used.
 	getMost  = 20 * time.Second
 	getLeast = time.Second
 	getShare = 4
