@@ -23,13 +23,18 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	if multiUserCache && s.parallel > 1 {
 		return nil, m, "OLLAMA_MULTIUSER_CACHE with several slots, which the llama.cpp engine can't share prompts between"
 	}
-	names, reason := tierAdapters(adapters)
-	if reason != "" {
-		return nil, m, reason
+	if len(adapters) > 0 {
+		return nil, m, "LoRA adapter on the llama.cpp engine, not supported yet"
+	}
+	if s.image != nil {
+		return nil, m, "model with image input on the llama.cpp engine, not supported yet"
 	}
 	info, reason := s.lc.KVTierDescribe()
 	if reason != "" {
 		return nil, m, reason
+	}
+	if info.Children > 1 {
+		return nil, m, "sliding window attention on the llama.cpp engine, not supported yet"
 	}
 	layers := s.lc.KVTierLayers()
 	dtype, reason := tierType(layers)
@@ -50,7 +55,6 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
-		Adapters:       names,
 		Engine:         m.Engine,
 		CacheDType:     dtype,
 		Layers:         m.Layers,
@@ -59,18 +63,6 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 			kvtier.AttentionExtra(attention, s.batchSize) + t.NamespaceExtra(),
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
-}
-
-// tierAdapters names LoRA adapters by their digests, as Ollama's files have them.
-func tierAdapters(paths []string) (names []string, reason string) {
-	for _, path := range paths {
-		name := filepath.Base(path)
-		if digest, ok := strings.CutPrefix(name, "sha256-"); !ok || len(digest) != 64 {
-			return nil, "a LoRA adapter whose digest is not its file's name"
-		}
-		names = append(names, name)
-	}
-	return names, ""
 }
 
 // tierType is the element type of all K and V.
