@@ -76,10 +76,7 @@ def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]
     name = f"runner {report.pid}"
     model = f"{shown(report.model, names)} ({report.engine})"
     if not report.tiered:
-        cure = ""
-        if "llama.cpp" in report.reason:
-            cure = "start with OLLAMA_NEW_ENGINE=1: models the Go engine knows are tiered then"
-        yield warn(name, f"{model} is not tiered: {report.reason}", cure)
+        yield warn(name, f"{model} is not tiered: {report.reason}", "")
         return
     counts = (
         f"{model}: {report.requests} requests, {report.restored_tokens} tokens restored, "

@@ -97,24 +97,29 @@ def test_two_cpu_libraries_of_one_build_never_share_a_block(
 
 
 @pytest.mark.parametrize(
-    ("env", "shared"), [(EXACT, False), ({}, True)], ids=["exact", "stock attention"]
+    ("model", "env", "shared"),
+    [("g2", EXACT, False), ("g2", {}, True), ("llama", {}, False), ("llama", EXACT, False)],
+    ids=["exact", "stock attention", "llama.cpp", "llama.cpp, exact"],
 )
 def test_exact_attention_with_another_batch_size_is_another_namespace(
     binary: Path,
     models: Path,
     tmp_path: Path,
     sidecar: Sidecar,
+    model: str,
     env: dict[str, str],
     shared: bool,
 ) -> None:
-    """Stock's flash attention gives the same rows however a prompt is cut: those are shared."""
+    """On the Go engine stock's flash attention gives the same rows however a prompt is cut: those
+    are shared.
+    """
     prompt = text(PROMPT_TOKENS, ("batch", shared))
     came_back = []
     for number, batch in enumerate((512, 64, 512, 64)):
         folder = tmp_path / str(number)
         with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
-            server.generate("g2", prompt, predict=1, num_batch=batch)
-            sidecar.settle(server, "g2")
+            server.generate(model, prompt, predict=1, num_batch=batch)
+            sidecar.settle(server, model)
             came_back.append(_restored(server))
     everything = PROMPT_TOKENS - 1
     assert came_back == [0, everything if shared else 0, everything, everything]

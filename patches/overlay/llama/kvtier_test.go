@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ollama/ollama/kvtier/rows"
@@ -149,6 +150,22 @@ func TestRowsThatArePutBackAreAsIfTheyHadNeverGone(t *testing.T) {
 				t.Errorf("the other sequence's cells are %v", cells)
 			}
 		})
+	}
+}
+
+func TestTheSizeOfTheContextChoosesTheTableOfRoPE(t *testing.T) {
+	c := tierTestContext(t, ml.FlashAttentionEnabled, "f16")
+	short, _ := c.KVTierDescribe()
+	large, err := NewContextWithModel(c.Model(), NewContextParams(33<<10, tierTestBatch, 1, 1, ml.FlashAttentionEnabled, "f16"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, reason := large.KVTierDescribe()
+	if reason != "" || long.Streams != 1 || short.RoPE == long.RoPE {
+		t.Errorf("%+v and %+v %q", short, long, reason)
+	}
+	if rest := strings.TrimPrefix(long.RoPE, "long"); rest != strings.TrimPrefix(short.RoPE, "short") || len(rest) < 40 {
+		t.Errorf("%q and %q", short.RoPE, long.RoPE)
 	}
 }
 

@@ -49,7 +49,10 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
 	info.ExactShift = info.ExactShift && dtype == "f16" // else it rounds anew
-	attention := tierAttention(layers, info)
+	cut := kvtier.AttentionExtra(tierAttention(layers, info), s.batchSize)
+	if cut == "" { // how a prompt is cut into batches decides which of GGML's products of matrices compute it
+		cut = kvtier.Part("batch", fmt.Sprint(s.batchSize))
+	}
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
@@ -59,8 +62,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		CacheDType:     dtype,
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
-		Extra: tierComputing(layers) + tierSettings(layers, info, s.batchSize) +
-			kvtier.AttentionExtra(attention, s.batchSize) + t.NamespaceExtra(),
+		Extra:          tierComputing(layers) + tierSettings(layers, info) + cut + t.NamespaceExtra(),
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
 }
@@ -107,14 +109,13 @@ func tierAttention(layers []llama.KVTierLayer, info llama.KVTierContext) string 
 	return ggml.KVTierAttention()
 }
 
-// tierSettings are what K/V depends on beside what computes it. How a prompt is cut into batches decides which of GGML's
-// products of matrices compute it; where flash attention is off, the layout of V does as well.
-func tierSettings(layers []llama.KVTierLayer, info llama.KVTierContext, batch int) string {
+// tierSettings are what K/V depends on beside what computes it: RoPE, and where flash attention is off the layout of V.
+func tierSettings(layers []llama.KVTierLayer, info llama.KVTierContext) string {
 	v := ""
 	if layers[0].VTransposed {
 		v = "transposed"
 	}
-	return kvtier.Part("rope", info.RoPE) + kvtier.Part("v", v) + kvtier.Part("cut", fmt.Sprint(batch))
+	return kvtier.Part("rope", info.RoPE) + kvtier.Part("v", v)
 }
 
 // tierComputing says what computes the model and which layer where, as for the Go engine.
