@@ -10,13 +10,8 @@ from tests.engine.harness import Server, Sidecar, assert_same, text, wait_until
 
 CASES = [
     pytest.param("sliding", {}, id="sliding window"),
-    pytest.param(
-        "g2",
-        {"OLLAMA_KV_CACHE_TYPE": "q8_0", "OLLAMA_FLASH_ATTENTION": "1"},
-        id="quantised cache",
-    ),
 ]
-REASONS = {"sliding": "image|sliding|wrapper", "g2": "quantised"}
+REASONS = {"sliding": "image|sliding|wrapper"}
 
 
 @pytest.mark.parametrize(("model", "env"), CASES)

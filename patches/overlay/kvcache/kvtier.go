@@ -19,6 +19,19 @@ type KVTierLayer struct {
 	KRowBytes, VRowBytes        int
 }
 
+// KVTierType is the type of all K and V, as blocks name it, or "".
+func (c *Causal) KVTierType() string {
+	switch c.DType {
+	case ml.DTypeF16:
+		return "f16"
+	case ml.DTypeQ80:
+		return "q8_0"
+	case ml.DTypeQ40:
+		return "q4_0"
+	}
+	return ""
+}
+
 // KVTierUnsupported returns why the rows of this cache can't be tiered, or "".
 func (c *Causal) KVTierUnsupported() string {
 	switch {
@@ -26,8 +39,10 @@ func (c *Causal) KVTierUnsupported() string {
 		return "sliding window attention"
 	case c.chunkSize != 0:
 		return "chunked attention"
-	case c.DType != ml.DTypeF16:
-		return "quantised K/V cache"
+	case c.KVTierType() == "":
+		return "K/V cache of another type than f16, q8_0 and q4_0"
+	case c.DType != ml.DTypeF16 && c.config.PermutedV:
+		return "V is transposed and quantised"
 	case len(c.keys) == 0 || len(c.keys) != len(c.values):
 		return "no K/V layers"
 	}

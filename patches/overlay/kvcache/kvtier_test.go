@@ -206,10 +206,14 @@ func TestKVTierLayersAreSortedAndUnsupportedCachesSayWhy(t *testing.T) {
 		}
 	}
 	for reason, change := range map[string]func(c *Causal){
-		"sliding window attention": func(c *Causal) { c.swaWindowSize = 128 },
-		"chunked attention":        func(c *Causal) { c.chunkSize = 128 },
-		"quantised K/V cache":      func(c *Causal) { c.DType = ml.DTypeQ80 },
-		"no K/V layers":            func(c *Causal) { clear(c.keys) },
+		"sliding window attention":                          func(c *Causal) { c.swaWindowSize = 128 },
+		"chunked attention":                                 func(c *Causal) { c.chunkSize = 128 },
+		"K/V cache of another type than f16, q8_0 and q4_0": func(c *Causal) { c.DType = ml.DTypeF32 },
+		"V is transposed and quantised": func(c *Causal) {
+			*c = *tierTestCache(true, true)
+			c.DType = ml.DTypeQ80
+		},
+		"no K/V layers": func(c *Causal) { clear(c.keys) },
 		"V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)": func(c *Causal) {
 			*c = *tierTestCache(true, false)
 		},

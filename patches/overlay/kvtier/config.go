@@ -3,6 +3,7 @@ package kvtier
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -40,6 +41,11 @@ const (
 	defaultProgress = 10 * time.Second
 	maxProgress     = 24 * time.Hour
 )
+
+// RoundedTwice is why a quantised cache is not tiered where rows shall be rounded when they are stored.
+func RoundedTwice(dtype string) string {
+	return fmt.Sprintf("OLLAMA_KV_TIER_ENCODING rounds rows of f16, and this cache is %s already", dtype)
+}
 
 // FromEnv reads the configuration; ok is false when tiering is off, which is the default.
 func FromEnv() (Config, bool) {

@@ -42,7 +42,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		return nil, m, reason
 	}
 	if t.Rounds() && dtype != "f16" {
-		return nil, m, fmt.Sprintf("OLLAMA_KV_TIER_ENCODING rounds rows of f16, and this cache is %s already", dtype)
+		return nil, m, kvtier.RoundedTwice(dtype)
 	}
 	build, err := kvtier.Build(ml.LibOllamaPath)
 	if err != nil {

@@ -39,7 +39,7 @@ func tierAttach(s *Server) {
 	if loading == nil {
 		return
 	}
-	rows, model, reason := tierModel(s, loading.tier.NamespaceExtra())
+	rows, model, reason := tierModel(s, loading.tier)
 	if reason != "" {
 		loading.tier.Refuse(reason, model)
 		return
@@ -120,12 +120,23 @@ func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
 	}
 }
 
-// tierBeforeShift saves what is still exact; after the shift only the first numKeep positions are.
+// tierBeforeShift saves what is still exact; after the shift only the slot's first numKeep positions are. Stock rotates all
+// cells between the first and the last of the shifted rows, those of others by an angle of 0: where that does not leave
+// their bits alone nothing is exact any more, in no slot.
 func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 	replayShift(slot, numKeep)
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("shift")
+	t, host := tier.Active(), engineHost.Load()
+	if t == nil || host == nil {
+		return
+	}
+	defer tier.Guard("shift")
+	if host.exactShift {
 		t.BeforeShift(slot.Id, tierTokens(slot.Inputs), int(numKeep))
+		return
+	}
+	slots := host.server.cache.slots
+	for i := range slots {
+		t.BeforeShift(slots[i].Id, tierTokens(slots[i].Inputs), 0)
 	}
 }
 

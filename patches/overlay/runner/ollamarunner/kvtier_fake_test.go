@@ -112,7 +112,7 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 		t.Setenv(name, value)
 	}
 	host := newTierHost(s)
-	host.cache, host.sync = cache, func() {}
+	host.cache, host.sync, host.exactShift = cache, func() {}, true
 	f := tierFake{tierHost: host, rows: cache.KVTierRows(), tier: tier.Connect(host)}
 	layers := tierLayers(cache)
 	engineHost.Store(host)

@@ -96,6 +96,30 @@ func TestTierAShiftIsKnownToTheStore(t *testing.T) {
 	f.holds(t, 1, 0, 300, 3)
 }
 
+func TestTierAShiftThatIsNotExactTaintsEverySlot(t *testing.T) {
+	for _, exact := range []bool{true, false} {
+		f := newTierFakeWithSidecar(t)
+		f.exactShift = exact
+		f.fill(0, tierInputs(0, 300), 3)
+		f.fill(1, tierInputs(500, 600), 4)
+		f.Lock()
+		tierBeforeShift(&f.server.cache.slots[0], 64)
+		f.Unlock()
+		longer := tierInputs(500, 800)
+		f.fill(1, longer[:280], 5) // goes on, on top of what may have been rounded anew
+		f.finish(1)
+		f.drop(1, 0)
+		want := map[bool]int{true: 280, false: 100}[exact]
+		if got := f.ask(t, 1, longer); got != want {
+			t.Errorf("exact %v: the other slot's prompt resumes at %d, want %d", exact, got, want)
+		}
+		f.drop(0, 0)
+		if got := f.ask(t, 0, tierInputs(0, 301)); got != 300 {
+			t.Errorf("exact %v: what was there before the shift resumes at %d", exact, got)
+		}
+	}
+}
+
 func TestTierAForkTakesTheTaintAlong(t *testing.T) {
 	f := newTierFakeWithSidecar(t)
 	f.fill(0, tierInputs(0, 128), 3)

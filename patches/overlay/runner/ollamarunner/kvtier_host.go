@@ -10,10 +10,11 @@ import (
 // tierHost is the Go engine as package tier sees it: its lock, and what it has launched or built ahead. When it waits for the
 // devices it takes the scheduler's lock (inside KVTierSync), and tierBatches.mu inside of that.
 type tierHost struct {
-	server  *Server
-	cache   *kvcache.Causal
-	sync    func() // waits for everything that was launched on the devices
-	batches tierBatches
+	server     *Server
+	cache      *kvcache.Causal
+	exactShift bool   // a rotation by an angle of 0 leaves a row's bits as they are
+	sync       func() // waits for everything that was launched on the devices
+	batches    tierBatches
 }
 
 // engineHost is the host whose batches are followed. It is never cleared, not even when the tiering fails: who waits for a
@@ -33,6 +34,8 @@ func newTierHost(s *Server) *tierHost {
 // bind takes what is known once the model is loaded; tierModel has nothing against it.
 func (h *tierHost) bind(s *Server) {
 	h.cache = s.cache.cache.(*kvcache.Causal)
+	// Quantised rows are rounded anew; scaled RoPE multiplies by a factor whatever the angle.
+	h.exactShift = h.cache.KVTierType() == "f16" && s.model.Backend().Config().String("rope.scaling.type") == ""
 	h.sync = s.model.Backend().(tierBackend).KVTierSync
 }
 

@@ -13,9 +13,9 @@ import (
 	"github.com/ollama/ollama/version"
 )
 
-// tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered. extra is what the
-// tiering's settings add to the namespace.
-func tierModel(s *Server, extra string) (rows tier.Rows, m tier.Model, reason string) {
+// tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered. t is asked what
+// its settings add to the namespace.
+func tierModel(s *Server, t *tier.Tier) (rows tier.Rows, m tier.Model, reason string) {
 	m = tier.Model{
 		Path: s.modelPath, Engine: "ollama-go/" + version.Version, Attention: func() string { return tierAttention(s) },
 	}
@@ -34,6 +34,9 @@ func tierModel(s *Server, extra string) (rows tier.Rows, m tier.Model, reason st
 	if reason := cache.KVTierUnsupported(); reason != "" {
 		return nil, m, reason + ", not supported yet"
 	}
+	if t.Rounds() && cache.KVTierType() != "f16" {
+		return nil, m, kvtier.RoundedTwice(cache.KVTierType())
+	}
 	if _, ok := s.model.(model.MultimodalProcessor); ok {
 		return nil, m, "model with image input, not supported yet"
 	}
@@ -46,7 +49,7 @@ func tierModel(s *Server, extra string) (rows tier.Rows, m tier.Model, reason st
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
-	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), "f16", cache.KVTierOnHost()
+	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), cache.KVTierType(), cache.KVTierOnHost()
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,
@@ -54,7 +57,7 @@ func tierModel(s *Server, extra string) (rows tier.Rows, m tier.Model, reason st
 		Layers:         m.Layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierComputing(backend, cache.KVTierPlacement(), m.Layers, s.lastLoad.GPULayers) +
-			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + extra,
+			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + t.NamespaceExtra(),
 	}.Proto()
 	return cache.KVTierRows(), m, ""
 }

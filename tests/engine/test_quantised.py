@@ -1,0 +1,149 @@
+"""K/V caches in q8_0 and q4_0, on both engines: they come back as they were, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import make_fast
+from tests.engine.harness import (
+    BLOCK_TOKENS,
+    Server,
+    Sidecar,
+    assert_same,
+    in_memory,
+    text,
+    wait_until,
+)
+from tests.engine.test_restore import EXCHANGES, LookupTooSlow, Rig, until_heard
+
+MODELS = ("g2", "llama")
+SHIFT = "context limit hit - shifting"
+
+
+@pytest.fixture(scope="module")
+def rig(
+    request: pytest.FixtureRequest,
+    binary: Path,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Rig]:
+    """request.param: type of the cache, slots, attention on the CPU."""
+    cache_type, slots, attention = request.param
+    folder, fast = tmp_path_factory.mktemp("quantised"), make_fast()
+    env = {
+        "OLLAMA_FLASH_ATTENTION": 1,
+        "OLLAMA_KV_CACHE_TYPE": cache_type,
+        "OLLAMA_NUM_PARALLEL": slots,
+        "OLLAMA_CPU_ATTENTION": attention,
+    }
+    try:
+        with (
+            Sidecar(folder / "sidecar", fast) as sidecar,
+            Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
+            Server(binary, folder / "reference", models, env=env) as reference,
+        ):
+            yield Rig(sidecar, server, reference)
+    finally:
+        shutil.rmtree(fast)
+
+
+RIGS = [("q8_0", 1, "stock"), ("q4_0", 1, "stock"), ("q8_0", 1, "exact")]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rig", RIGS, indirect=True, ids=str)
+def test_a_quantised_cache_comes_back_as_it_was(rig: Rig, model: str) -> None:
+    left = list(EXCHANGES)
+
+    def exchanges(attempt: int) -> None:
+        prompts, expected = [], []
+        for exchange in left:
+            seed = f"{exchange.name} {model} {attempt}"
+            prompt, _ = exchange.run(rig.reference, model, seed)
+            expected.append(rig.reference.generate(model, prompt, **exchange.options))
+            assert exchange.run(rig.server, model, seed)[0] == prompt
+            prompts.append(prompt)
+        rig.displace(model, attempt)
+        rig.server.restart()
+        for exchange, prompt, reference in zip(list(left), prompts, expected, strict=True):
+            rig.check(exchange.name, reference, model, prompt, **exchange.options)
+            left.remove(exchange)
+
+    until_heard(exchanges)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rig", [("q8_0", 2, "stock")], indirect=True, ids=str)
+def test_a_shift_rounds_the_rows_of_every_slot_and_none_of_them_is_stored(
+    rig: Rig, model: str
+) -> None:
+    """Two conversations are in memory, in a slot each. One of them shifts; the other goes on."""
+    context, server = 2048, rig.server
+
+    def shift(attempt: int) -> None:
+        prompts = [text(600, (name, attempt)) for name in ("one", "two")]
+        loads = len(server.loads())
+        with ThreadPoolExecutor(1) as pool:  # the first slot is in use when the second is chosen
+            long = server.body(model, prompts[0], predict=200)
+            first = pool.submit(server.post, "/api/generate", json=long)
+            wait_until("the first slot is in use", lambda: len(server.loads()) > loads)
+            server.generate(model, prompts[1])
+            first.result()
+        slots = [load.slot for load in server.loads()[loads:]]
+        assert len(set(slots)) == 2
+        shifts = server.log_text().count(SHIFT)
+        server.generate(model, text(context - 40, ("shift", attempt)), predict=70)
+        assert server.log_text().count(SHIFT) > shifts
+        other = prompts[1 - slots.index(server.loads()[-1].slot)]
+        longer = other + text(200, ("more", attempt))
+        assert server.generate(model, longer).resumed >= len(other)  # in memory, as in stock
+        rig.sidecar.settle(server, model)
+        server.unload(model)
+        answer = server.generate(model, longer)
+        # What was there before the shift is back; what was computed on top of rounded rows is not.
+        if answer.resumed == 0 and server.pauses():
+            raise LookupTooSlow
+        assert 0 < answer.resumed < len(longer) - 1 - BLOCK_TOKENS
+        assert_same(answer, in_memory(rig.reference, model, longer, answer.resumed))
+
+    until_heard(shift)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_of_another_type_are_not_found(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, model: str
+) -> None:
+    prompt = text(400, "types")
+    types = ("f16", "q8_0", "q4_0")
+    resumed = []
+    for number, cache_type in enumerate(types * 2):
+        env = {"OLLAMA_FLASH_ATTENTION": 1, "OLLAMA_KV_CACHE_TYPE": cache_type}
+        folder = tmp_path / str(number)
+        with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
+            resumed.append(server.generate(model, prompt).resumed)
+            sidecar.settle(server, model)
+    assert resumed == [0] * len(types) + [len(prompt) - 1] * len(types)
+
+
+def test_rows_that_are_rounded_already_are_not_rounded_again(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    env = {
+        "OLLAMA_FLASH_ATTENTION": 1,
+        "OLLAMA_KV_CACHE_TYPE": "q8_0",
+        "OLLAMA_KV_TIER_ENCODING": "q8_0",
+    }
+    with Server(binary, tmp_path / "tested", models, socket=sidecar.socket, env=env) as server:
+        for model in MODELS:
+            server.generate(model, text(300, model))
+            pid = server.runner_pid(model)
+            report = wait_until(
+                "the reason is reported", lambda pid=pid: (r := sidecar.report(pid)).pid and r
+            )
+            assert "OLLAMA_KV_TIER_ENCODING" in report.reason
+    assert sidecar.stat().put_blocks == 0
