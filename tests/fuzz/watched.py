@@ -10,6 +10,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from ollama_tiering.config.places import APP_NAME
+from ollama_tiering.sidecar.ledger_file import FILE_NAME
 from tests.contract.daemon import Daemon
 
 # What an interpreter and its libraries read wherever they run.
@@ -42,11 +44,15 @@ class WatchedDaemon(Daemon):
         inside = [str(path) for path in (*own, *filter(None, code), *SYSTEM)]
         # A new tier's own name is synced in the directory it is in; nothing else there is touched.
         synced = {(e, str(one.parent)) for e in ("open", "opened") for one in own[:2]}
+        state = self.root / "state" / APP_NAME
+        ledger = (f"{state}/{FILE_NAME}", f"{state}/.{FILE_NAME}")  # and its lock, and a new one
+        made = (str(state.parent), str(state))
         return [
             (event, place)
             for event, place in self.touched()
-            if not place.startswith(NAMELESS)
+            if not place.startswith((*NAMELESS, *ledger))
             and (event, place) not in synced
+            and place not in made
             and not any(place == top or place.startswith(f"{top}/") for top in inside)
         ]
 
