@@ -104,9 +104,12 @@ func TestTierAShiftThatIsNotExactTaintsEverySlot(t *testing.T) {
 		f.fill(1, tierInputs(500, 600), 4)
 		f.Lock()
 		tierBeforeShift(&f.server.cache.slots[0], 64)
+		longer := tierInputs(500, 800) // slot 1 goes on, on top of what may have been rounded anew
+		cells := f.rows.Find(1, 100, 180, nil)
+		f.write(cells, 104)
+		f.rows.Occupy(1, 100, cells)
+		f.server.cache.slots[1].Inputs = longer[:280]
 		f.Unlock()
-		longer := tierInputs(500, 800)
-		f.fill(1, longer[:280], 5) // goes on, on top of what may have been rounded anew
 		f.finish(1)
 		f.drop(1, 0)
 		want := map[bool]int{true: 280, false: 100}[exact]
