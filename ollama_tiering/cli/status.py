@@ -174,7 +174,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
     names = status_use.names(answer)
     yield from status_use.lines(answer, names)
     if not answer.runners:
-        yield "runners: none has reported"
+        yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner, names)
         if refused := status_rules.refusal(answer, runner.namespace):

@@ -96,6 +96,13 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
     json.dumps(document, allow_nan=False)
 
 
+def test_after_an_unload_no_model_is_loaded_before_the_first_none_has_reported() -> None:
+    used = pb.StatResponse(version="1", model_uses=[use(b"a", "m")])
+    assert list(status._lines(Path("s"), used))[-1] == "runners: no model is loaded"
+    fresh = pb.StatResponse(version="1")
+    assert list(status._lines(Path("s"), fresh))[-1] == "runners: none has reported"
+
+
 def test_two_engines_of_one_model_are_one_and_each_saves_at_its_own_speed() -> None:
     uses = [use(b"a", blob(1), **MEASURED), use(b"b", blob(1), **MEASURED | {"prefill_seconds": 2})]
     answer = pb.StatResponse(version="1", model_uses=uses)
