@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Server,
@@ -19,7 +17,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
-from tests.engine.test_restore import EXCHANGES, LookupTooSlow, Rig, until_heard
+from tests.engine.test_restore import EXCHANGES, LookupTooSlow, Rig, running, until_heard
 
 MODELS = ("g2", "llama")
 SHIFT = "context limit hit - shifting"
@@ -34,22 +32,14 @@ def rig(
 ) -> Iterator[Rig]:
     """request.param: type of the cache, slots, attention on the CPU."""
     cache_type, slots, attention = request.param
-    folder, fast = tmp_path_factory.mktemp("quantised"), make_fast()
     env = {
         "OLLAMA_FLASH_ATTENTION": 1,
         "OLLAMA_KV_CACHE_TYPE": cache_type,
         "OLLAMA_NUM_PARALLEL": slots,
         "OLLAMA_CPU_ATTENTION": attention,
     }
-    try:
-        with (
-            Sidecar(folder / "sidecar", fast) as sidecar,
-            Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
-            Server(binary, folder / "reference", models, env=env) as reference,
-        ):
-            yield Rig(sidecar, server, reference)
-    finally:
-        shutil.rmtree(fast)
+    with running(binary, models, tmp_path_factory.mktemp("quantised"), env) as found:
+        yield found
 
 
 RIGS = [("q8_0", 1, "stock"), ("q4_0", 1, "stock"), ("q8_0", 1, "exact")]

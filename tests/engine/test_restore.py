@@ -113,21 +113,9 @@ class Rig:
         return restore
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    flash_attention, slots, attention = request.param
-    folder, fast = tmp_path_factory.mktemp("restore"), make_fast()
-    env = {
-        "OLLAMA_FLASH_ATTENTION": flash_attention,
-        "OLLAMA_NUM_PARALLEL": slots,
-        "OLLAMA_CPU_ATTENTION": attention,
-        "OLLAMA_MAX_LOADED_MODELS": 2,
-    }
+@contextlib.contextmanager
+def running(binary: Path, models: Path, folder: Path, env: dict[str, Any]) -> Iterator[Rig]:
+    fast = make_fast()
     try:
         with (
             Sidecar(folder / "sidecar", fast) as sidecar,
@@ -137,6 +125,24 @@ def rig(
             yield Rig(sidecar, server, reference)
     finally:
         shutil.rmtree(fast)
+
+
+@pytest.fixture(scope="module")
+def rig(
+    request: pytest.FixtureRequest,
+    binary: Path,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Rig]:
+    flash_attention, slots, attention = request.param
+    env = {
+        "OLLAMA_FLASH_ATTENTION": flash_attention,
+        "OLLAMA_NUM_PARALLEL": slots,
+        "OLLAMA_CPU_ATTENTION": attention,
+        "OLLAMA_MAX_LOADED_MODELS": 2,
+    }
+    with running(binary, models, tmp_path_factory.mktemp("restore"), env) as found:
+        yield found
 
 
 def keep_alive_0(rig: Rig, model: str) -> None:
