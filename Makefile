@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test soak chaos power-cuts fuzz fuzz-csrc flips measurements docs locks proto clean
+.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc flips measurements docs locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -8,6 +8,8 @@ format:
 	.venv/bin/ruff format
 test:
 	./scripts/test
+engines: # the engine tests on four more versions of Ollama: an hour and a half on 2 cores, with their builds
+	./scripts/engines
 soak:
 	TIERING_SOAK=100 .venv/bin/python -m pytest -q -p no:cacheprovider --timeout 0 tests/contract/test_store_machine.py
 chaos:

@@ -1,4 +1,5 @@
-"""Maintainer: writes docs/commands.md, and the tables of settings in docs/configuration.md.
+"""Maintainer: writes docs/commands.md, docs/models.md, and the tables of settings in
+docs/configuration.md.
 
     make docs
 
@@ -20,6 +21,7 @@ from ollama_tiering import errors
 from ollama_tiering.cli import COMMANDS, cli
 from ollama_tiering.config import SETTINGS
 from ollama_tiering.config.words import MEANINGS, default_in_words
+from scripts import models_page
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: made by `make docs` -->", "<!-- end: made by `make docs` -->"
@@ -55,6 +57,7 @@ def pages() -> dict[Path, str]:
     settings = ROOT / "docs/configuration.md"
     return {
         ROOT / "docs/commands.md": commands_page(),
+        ROOT / "docs/models.md": models_page.page(),
         settings: _between_marks(settings.read_text(encoding="utf-8"), settings_tables()),
     }
 

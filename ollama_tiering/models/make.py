@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.models import kquant, vocab
+from ollama_tiering.models import kquant, vision, vocab
 from ollama_tiering.models.shapes import Shape, Tensor
 
 ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
@@ -34,7 +34,8 @@ NO_REPEAT = 8.0  # how much the logit of the token just seen is lowered, about
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's enum llama_ftype
-_PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o"}
+_PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o",
+        "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2"}  # fmt: skip
 
 Progress = Callable[[Tensor], None]
 Values = Callable[[Tensor], NDArray[np.float32]]
@@ -106,7 +107,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.rope_dim)
     if shape.window:
         writer.add_sliding_window(shape.window)
     if shape.experts:
@@ -115,6 +116,14 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     if shape.arch == "gptoss":
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
+    if shape.latent:
+        writer.add_kv_lora_rank(shape.latent)
+        writer.add_leading_dense_block_count(shape.layers)
+    if shape.images:
+        for key, value in vision.KEYS.items():
+            writer.add_uint32(f"{shape.arch}.{key}", value)
+    if shape.arch == "qwen3vl":
+        writer.add_uint32("qwen3vl.vision.block_count", 0)
     writer.add_vocab_size(vocab.VOCAB_SIZE)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_PRE[shape.arch])

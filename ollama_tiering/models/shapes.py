@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ollama_tiering.errors import UsageError
+from ollama_tiering.models import vision
 from ollama_tiering.models.vocab import VOCAB_SIZE
 
 DTYPES = ("f32", "f16", "q8_0", "q4_k_m")  # q4_k_m is a mixture, as llama.cpp makes it
@@ -58,15 +59,25 @@ class Shape:
     about: str
     window: int = 0  # of the sliding-window layers; 0 when there are none
     experts: int = 0
+    images: bool = False  # a vision tower is in the file
+    latent: int = 0  # of multi-head latent attention: the width of a row that all heads share
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.head_dim // 2 if self.latent else self.head_dim
 
     @property
     def qk_norm(self) -> bool:
-        return self.arch in ("qwen3", "gemma3")
+        return self.arch in ("qwen3", "qwen3vl", "gemma3")
 
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of all layers in f16, the dtype Ollama caches by default."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        row = 2 * self.kv_heads * self.head_dim
+        if self.latent:
+            row = self.rope_dim + 2 * self.latent
+        return self.layers * row * 2
 
     def tensors(self) -> list[Tensor]:
         """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
@@ -76,6 +87,11 @@ class Shape:
             out += [replace(tensor, name=blk + tensor.name) for tensor in self._block(layer)]
         out.append(self._vector("output_norm", self.embd))
         out.append(self._matrix("output", VOCAB_SIZE, self.embd, more_bits=True))
+        if self.images:
+            out += [
+                Tensor(name + ".weight", shape, "f32")
+                for name, shape in vision.weights(self.embd).items()
+            ]
         return out
 
     def _block(self, layer: int) -> list[Tensor]:
@@ -84,8 +100,21 @@ class Shape:
         out = [
             self._vector("attn_norm", self.embd),
             self._matrix("attn_q", q_dim, self.embd),
-            self._matrix("attn_k", kv_dim, self.embd),
-            self._matrix("attn_v", kv_dim, self.embd, more_bits=more),
+        ]
+        if self.latent:  # the product with K's matrix is done to the query, V's to the answer
+            nope = self.head_dim - self.rope_dim
+            out += [
+                self._matrix("attn_kv_a_mqa", self.latent + self.rope_dim, self.embd),
+                self._vector("attn_kv_a_norm", self.latent),
+                self._matrix("attn_k_b", self.heads, self.latent, nope),
+                self._matrix("attn_v_b", self.heads, self.head_dim, self.latent),
+            ]
+        else:
+            out += [
+                self._matrix("attn_k", kv_dim, self.embd),
+                self._matrix("attn_v", kv_dim, self.embd, more_bits=more),
+            ]
+        out += [
             self._matrix("attn_output", self.embd, q_dim),
             self._vector("ffn_norm", self.embd),
         ]
@@ -167,6 +196,12 @@ SHAPES = {
         Shape("gptoss-tiny", "gptoss", 4, 256, 4, 2, 64, 256, 131072, "f16", 1.5e5, 1e-5,
               "window of 128 in every other layer, 4 experts, sinks; Go engine",
               window=128, experts=4),
+        Shape("mistral3-tiny", "mistral3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e9, 1e-5,
+              "takes images, by a small vision tower in the same file; Go engine", images=True),
+        Shape("glm4moelite-tiny", "glm4moelite", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e6, 1e-5,
+              "multi-head latent attention: K's row is longer than V's; Go engine", latent=64),
+        Shape("qwen3vl-tiny", "qwen3vl", 4, 256, 4, 2, 128, 768, 32768, "f16", 1e6, 1e-6,
+              "the text half of a model with images, positions of several dimensions; Go engine"),
     )
 }  # fmt: skip
 

@@ -33,6 +33,10 @@ MODELS = {
     "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=4096),
     "sliding": make_shape("gemma3-tiny"),
     "sinks": make_shape("gptoss-tiny"),
+    "wide": make_shape("gemma3-tiny", window=4096),
+    "vision": make_shape("mistral3-tiny"),
+    "mrope": make_shape("qwen3vl-tiny"),
+    "latent": make_shape("glm4moelite-tiny"),
     "llama": make_shape("llama-tiny"),
     "chat": make_shape("qwen3-tiny"),
 }

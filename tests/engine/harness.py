@@ -334,6 +334,7 @@ class Server(_Process):
         num_ctx: int = 2048,
         keep_alive: str | int = "30m",
         logprobs: bool = True,
+        images: Sequence[str] = (),
         **options: Any,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -353,6 +354,8 @@ class Server(_Process):
         }
         if logprobs:
             body |= {"logprobs": True, "top_logprobs": 5}
+        if images:  # the prompt says where: [img-0], …
+            body["images"] = list(images)
         return body
 
     def generate(self, model: str, prompt: str, **options: Any) -> Result:

@@ -13,7 +13,7 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from tests.engine.harness import Result, Server, Sidecar, in_memory, result_of, 
 SHARED = 1000  # tokens that two of the families of prompts begin with
 FAMILIES = {"a": SHARED, "b": SHARED, "c": 0, "d": 0, "e": 0}
 CONTEXT = 1280
+PLAIN = ("g2", "g5")
+OTHERS = ("llama", "wide")  # the llama.cpp engine, and a model of two caches
 # In a logprob. Stock, four at a time against one at a time: up to 0.006 without flash attention; up
 # to 0.04 with it, which sums in f16 on a CPU. One row of 1000 that holds another's content makes
 # 0.08 to 0.2 within 16 tokens.
@@ -42,13 +44,13 @@ class Request:
     cancel_seconds: float | None = None  # the client goes away after so long
 
 
-def requests(count: int, seed: int) -> list[Request]:
+def requests(models: Sequence[str], count: int, seed: int) -> list[Request]:
     """No two prompts have the same length: the runner's log tells them apart by it."""
     rng = random.Random(seed)
     found = []
     used: set[int] = set()
     for number in range(count):
-        model = ("g2", "g5")[number % 2]
+        model = models[number % 2]
         family, shared = rng.choice(list(FAMILIES.items()))
         shift = rng.random() < 0.2
         shortest = CONTEXT - 150 if shift else 600 + shared // 2
@@ -143,17 +145,24 @@ def small_sidecar(tmp_path: Path, fast: Path) -> Iterator[Sidecar]:
 
 
 def storm(
-    binary: Path, models: Path, folder: Path, sidecar: Sidecar, multiuser: int, fa: int, count: int
+    binary: Path,
+    models: Path,
+    folder: Path,
+    sidecar: Sidecar,
+    multiuser: int,
+    fa: int,
+    count: int,
+    pair: Sequence[str] = PLAIN,
 ) -> None:
     env = {
         "OLLAMA_MULTIUSER_CACHE": multiuser,
         "OLLAMA_MAX_LOADED_MODELS": 2,
         "OLLAMA_FLASH_ATTENTION": fa,
     }
-    sent = requests(count, seed=multiuser)
+    sent = requests(pair, count, seed=multiuser)
     parallel = env | {"OLLAMA_NUM_PARALLEL": 4}
     with Server(binary, folder / "tested", models, socket=sidecar.socket, env=parallel) as server:
-        for model in ("g2", "g5"):
+        for model in pair:
             server.generate(model, "loads the model", num_ctx=CONTEXT)
         runners = server.runners().keys()
         with BudgetWatch(sidecar) as watch, ThreadPoolExecutor(8) as pool:
@@ -198,11 +207,23 @@ def test_answers_of_four_slots_under_load_are_those_of_one_at_a_time(
     storm(binary, models, tmp_path, small_sidecar, multiuser, fa=0, count=30)
 
 
+def test_two_engines_and_two_caches_under_load_answer_as_one_at_a_time(
+    binary: Path, models: Path, tmp_path: Path, small_sidecar: Sidecar
+) -> None:
+    storm(binary, models, tmp_path, small_sidecar, 0, fa=0, count=30, pair=OTHERS)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fa", [0, 1])
-@pytest.mark.parametrize("multiuser", [0, 1])
+@pytest.mark.parametrize(("multiuser", "pair"), [(0, PLAIN), (1, PLAIN), (0, OTHERS)])
 def test_answers_of_two_hundred_requests_under_load_are_those_of_one_at_a_time(
-    binary: Path, models: Path, tmp_path: Path, small_sidecar: Sidecar, multiuser: int, fa: int
+    binary: Path,
+    models: Path,
+    tmp_path: Path,
+    small_sidecar: Sidecar,
+    multiuser: int,
+    pair: Sequence[str],
+    fa: int,
 ) -> None:
-    storm(binary, models, tmp_path, small_sidecar, multiuser, fa, count=200)
+    storm(binary, models, tmp_path, small_sidecar, multiuser, fa, count=200, pair=pair)

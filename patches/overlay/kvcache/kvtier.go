@@ -10,41 +10,70 @@ import (
 	"github.com/ollama/ollama/ml"
 )
 
-// What the KV tiering asks of a causal cache before it is tiered: whether it can be, its geometry, where its rows lie.
-
-// KVTierLayer is the geometry of one layer's rows.
-type KVTierLayer struct {
-	Layer                       int
-	KVHeads, KHeadDim, VHeadDim int
-	KRowBytes, VRowBytes        int
+// KVTierCache is the K/V cache of a model as the KV tiering sees it: one causal cache, or several that keep every row, each
+// for other layers. All of them go through the same StartForward, Remove and CopyPrefix, and none frees a cell by itself, so
+// that they hold the same positions in the same cells; where they do not, KVTierRows finds nothing.
+type KVTierCache struct {
+	children []*Causal
 }
 
-// KVTierType is the type of all K and V, as blocks name it, or "".
-func (c *Causal) KVTierType() string {
-	switch c.DType {
-	case ml.DTypeF16:
-		return "f16"
-	case ml.DTypeQ80:
-		return "q8_0"
-	case ml.DTypeQ40:
-		return "q4_0"
+// KVTierCacheOf returns a model's cache, or why its rows can't be tiered.
+func KVTierCacheOf(cache Cache) (c *KVTierCache, reason string) {
+	c = &KVTierCache{}
+	switch outer := cache.(type) {
+	case *Causal:
+		c.children = []*Causal{outer}
+	case *WrapperCache:
+		for _, inner := range outer.caches {
+			child, ok := inner.(*Causal)
+			if _, encoder := inner.(*EncoderCache); encoder {
+				return nil, "attention to images that no mask limits: a row depends on how its batch was cut"
+			} else if !ok {
+				return nil, fmt.Sprintf("cache of type %T, not supported yet", inner)
+			}
+			c.children = append(c.children, child)
+		}
+	default:
+		return nil, fmt.Sprintf("cache of type %T, not supported yet", cache)
+	}
+	if reason := c.unsupported(); reason != "" {
+		return nil, reason
+	}
+	return c, ""
+}
+
+func (c *KVTierCache) unsupported() string {
+	layers := 0
+	for _, child := range c.children {
+		if reason := child.tierUnsupported(); reason != "" {
+			return reason
+		}
+		if len(child.cells) != len(c.children[0].cells) {
+			return "caches of several sizes"
+		}
+		layers += len(child.keys)
+	}
+	switch {
+	case layers == 0:
+		return "no K/V layers"
+	case c.children[0].config.PermutedV && !c.OnHost():
+		// One element of V at a time would cross the bus, with the runner's lock held.
+		return "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
 	}
 	return ""
 }
 
-// KVTierUnsupported returns why the rows of this cache can't be tiered, or "".
-func (c *Causal) KVTierUnsupported() string {
+// tierUnsupported returns why the rows of one cache can't be tiered, or "". It may be that of no layer.
+func (c *Causal) tierUnsupported() string {
 	switch {
-	case c.swaWindowSize != math.MaxInt32 || c.swaMemorySize != math.MaxInt32:
-		return "sliding window attention"
-	case c.chunkSize != 0:
-		return "chunked attention"
-	case c.KVTierType() == "":
+	case c.swaMemorySize != math.MaxInt32:
+		return fmt.Sprintf("sliding window that drops rows, not supported yet (with num_ctx up to %d it keeps all)", c.swaMemorySize)
+	case tierTypes[c.DType] == "":
 		return "K/V cache of another type than f16, q8_0 and q4_0"
 	case c.DType != ml.DTypeF16 && c.config.PermutedV:
 		return "V is transposed and quantised"
-	case len(c.keys) == 0 || len(c.keys) != len(c.values):
-		return "no K/V layers"
+	case len(c.keys) != len(c.values):
+		return "layers with one of K and V"
 	}
 	for layer, key := range c.keys {
 		value, ok := c.values[layer]
@@ -57,36 +86,65 @@ func (c *Causal) KVTierUnsupported() string {
 			}
 		}
 	}
-	if c.config.PermutedV && !c.KVTierOnHost() {
-		// One element of V at a time would cross the bus, with the runner's lock held.
-		return "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
-	}
 	return ""
 }
 
-// KVTierLayers returns the geometry of every layer that has K/V, by layer number.
-func (c *Causal) KVTierLayers() []KVTierLayer {
-	layers := make([]KVTierLayer, 0, len(c.keys))
-	for layer, key := range c.keys {
-		value := c.values[layer]
-		vHeadDim := value.Dim(0)
-		if c.config.PermutedV {
-			vHeadDim = value.Dim(1)
+// tierTypes are the types of K and V, as blocks name them.
+var tierTypes = map[ml.DType]string{ml.DTypeF16: "f16", ml.DTypeQ80: "q8_0", ml.DTypeQ40: "q4_0"}
+
+// Type is the type of all K and V, as blocks name it.
+func (c *KVTierCache) Type() string { return tierTypes[c.children[0].DType] }
+
+// KVTierLayer is the geometry of one layer's rows.
+type KVTierLayer struct {
+	Child, Layer                int
+	Kind                        string // of its attention, as blocks name it: full, swa or chunked
+	Window                      int    // positions that a window or a chunk has, 0 where there is none
+	KVHeads, KHeadDim, VHeadDim int
+	KRowBytes, VRowBytes        int
+}
+
+// Layers returns the geometry of every layer that has K/V, by child and by number.
+func (c *KVTierCache) Layers() (layers []KVTierLayer) {
+	for number, child := range c.children {
+		kind, window := child.tierKind()
+		for layer, key := range child.keys {
+			value := child.values[layer]
+			vHeadDim := value.Dim(0)
+			if child.config.PermutedV {
+				vHeadDim = value.Dim(1)
+			}
+			layers = append(layers, KVTierLayer{
+				Child: number, Layer: layer, Kind: kind, Window: window,
+				KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim,
+				KRowBytes: child.tierPlane(layer, false).RowBytes, VRowBytes: child.tierPlane(layer, true).RowBytes,
+			})
 		}
-		layers = append(layers, KVTierLayer{
-			Layer: layer, KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim,
-			KRowBytes: c.tierPlane(layer, false).RowBytes, VRowBytes: c.tierPlane(layer, true).RowBytes,
-		})
 	}
-	slices.SortFunc(layers, func(a, b KVTierLayer) int { return a.Layer - b.Layer })
+	slices.SortFunc(layers, func(a, b KVTierLayer) int {
+		if a.Child != b.Child {
+			return a.Child - b.Child
+		}
+		return a.Layer - b.Layer
+	})
 	return layers
 }
 
-// KVTierPlacement says of every layer whether its rows lie in host memory (h) or on a device (d).
-func (c *Causal) KVTierPlacement() string {
+func (c *Causal) tierKind() (kind string, window int) {
+	switch {
+	case c.chunkSize != 0:
+		return "chunked", int(c.chunkSize)
+	case c.swaWindowSize != math.MaxInt32:
+		return "swa", int(c.swaWindowSize)
+	}
+	return "full", 0
+}
+
+// Placement says of every layer, in the order of Layers, whether its rows lie in host memory (h) or on a device (d).
+func (c *KVTierCache) Placement() string {
 	var s strings.Builder
-	for _, l := range c.KVTierLayers() {
-		if c.keys[l.Layer].(rows.Tensor).KVTierHost() != nil {
+	for _, l := range c.Layers() {
+		if c.children[l.Child].keys[l.Layer].(rows.Tensor).KVTierHost() != nil {
 			s.WriteByte('h')
 		} else {
 			s.WriteByte('d')
@@ -95,19 +153,30 @@ func (c *Causal) KVTierPlacement() string {
 	return s.String()
 }
 
-// KVTierOnHost reports whether the CPU can access all rows directly.
-func (c *Causal) KVTierOnHost() bool {
-	for layer := range c.keys {
-		if c.keys[layer].(rows.Tensor).KVTierHost() == nil || c.values[layer].(rows.Tensor).KVTierHost() == nil {
-			return false
+// OnHost reports whether the CPU can access all rows directly.
+func (c *KVTierCache) OnHost() bool {
+	for _, child := range c.children {
+		for layer := range child.keys {
+			if child.keys[layer].(rows.Tensor).KVTierHost() == nil || child.values[layer].(rows.Tensor).KVTierHost() == nil {
+				return false
+			}
 		}
 	}
 	return true
 }
 
-// KVTierBatchCells returns a copy of the cells that the last StartForward assigned to its batch.
-func (c *Causal) KVTierBatchCells() []int32 {
-	return slices.Clone(c.tierLocs)
+// BatchCells returns the cells that the last StartForward assigned to its batch, one for each row, and those that a child has
+// assigned beside them, if they should ever differ.
+func (c *KVTierCache) BatchCells() []int32 {
+	cells := slices.Clone(c.children[0].tierLocs)
+	for _, child := range c.children[1:] {
+		for _, cell := range child.tierLocs {
+			if !slices.Contains(c.children[0].tierLocs, cell) {
+				cells = append(cells, cell)
+			}
+		}
+	}
+	return cells
 }
 
 // tierPlane returns a layer's K or V.

@@ -17,7 +17,7 @@ func (r *KVTierRows) Empty(slots int) {
 
 // All returns every cell, free or not.
 func (r *KVTierRows) All() []int32 {
-	cells := make([]int32, len(r.cache.cells))
+	cells := make([]int32, len(r.children[0].cells))
 	for i := range cells {
 		cells[i] = int32(i)
 	}

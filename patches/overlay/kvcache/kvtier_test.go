@@ -73,6 +73,27 @@ func tierTestCache(permuted, host bool) *Causal {
 	return c
 }
 
+// tierTestOf is a cache of these children, one without a wrapper.
+func tierTestOf(t *testing.T, children ...*Causal) *KVTierCache {
+	t.Helper()
+	cache, reason := KVTierCacheOf(tierTestOuter(children...))
+	if reason != "" {
+		t.Fatalf("not tiered: %s", reason)
+	}
+	return cache
+}
+
+func tierTestOuter(children ...*Causal) Cache {
+	if len(children) == 1 {
+		return children[0]
+	}
+	wrapper := NewWrapperCache()
+	for _, child := range children {
+		wrapper.caches = append(wrapper.caches, child)
+	}
+	return wrapper
+}
+
 // element returns the two bytes of (head, dim) of a cell, read straight from the tensor's layout.
 func (c *Causal) tierTestElement(layer int, v bool, cell, head, dim int) []byte {
 	t, n := c.keys[layer].(*tierTensorFake), 0
@@ -94,7 +115,7 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 		for _, host := range []bool{false, true} {
 			t.Run(fmt.Sprintf("permuted=%v,host=%v", permuted, host), func(t *testing.T) {
 				c := tierTestCache(permuted, host)
-				r := c.KVTierRows()
+				r := tierTestOf(t, c).Rows()
 				cells := []int32{3, 4, 5, 9, 7, 8, 30}
 				for i, layer := range []int{0, 2} {
 					for _, v := range []bool{false, true} {
@@ -136,7 +157,7 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 
 func TestKVTierFreeCellsAreTheLowestAndNoneThatIsPending(t *testing.T) {
 	c := tierTestCache(false, true)
-	r := c.KVTierRows()
+	r := tierTestOf(t, c).Rows()
 	c.cells[0] = cacheCell{pos: 0, sequences: []int{1}}
 	c.cells[2] = cacheCell{pos: 1, sequences: []int{1}}
 	got := r.Find(1, 0, 4, map[int32]struct{}{3: {}, 5: {}})
@@ -150,7 +171,7 @@ func TestKVTierFreeCellsAreTheLowestAndNoneThatIsPending(t *testing.T) {
 
 func TestKVTierOccupiedCellsAreFoundByPosition(t *testing.T) {
 	c := tierTestCache(false, true)
-	r := c.KVTierRows()
+	r := tierTestOf(t, c).Rows()
 	r.Occupy(1, 0, []int32{5, 6, 3})
 	r.Occupy(1, 3, []int32{12})
 	if got := r.Cells(1, 0, 4); !slices.Equal(got, []int32{5, 6, 3, 12}) {
@@ -173,7 +194,7 @@ func TestKVTierOccupiedCellsAreFoundByPosition(t *testing.T) {
 
 func TestKVTierGapOrDoublePositionIsNoSequence(t *testing.T) {
 	c := tierTestCache(false, true)
-	r := c.KVTierRows()
+	r := tierTestOf(t, c).Rows()
 	r.Occupy(0, 0, []int32{0, 1})
 	r.Occupy(0, 3, []int32{2})
 	if got := r.Cells(0, 0, 4); got != nil {
@@ -191,37 +212,146 @@ func TestKVTierGapOrDoublePositionIsNoSequence(t *testing.T) {
 	}
 }
 
-func TestKVTierLayersAreSortedAndUnsupportedCachesSayWhy(t *testing.T) {
+func TestKVTierLayersAreSorted(t *testing.T) {
 	for _, permuted := range []bool{false, true} {
-		c := tierTestCache(permuted, true)
-		want := []KVTierLayer{
-			{Layer: 0, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
-			{Layer: 2, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim, KRowBytes: 24, VRowBytes: 30},
+		window, full, chunks := tierTestCache(permuted, true), tierTestCache(permuted, true), tierTestCache(permuted, true)
+		window.swaWindowSize, chunks.chunkSize = 128, 8192
+		delete(full.keys, 0)
+		delete(full.values, 0)
+		clear(chunks.keys) // its layers are those of no child: they share others' rows
+		clear(chunks.values)
+		layer := KVTierLayer{
+			Layer: 0, Kind: "swa", Window: 128, KVHeads: tierTestHeads, KHeadDim: tierTestKDim, VHeadDim: tierTestVDim,
+			KRowBytes: 24, VRowBytes: 30,
 		}
-		if got := c.KVTierLayers(); !slices.Equal(got, want) {
+		want := []KVTierLayer{layer, layer, layer}
+		want[1].Layer, want[2].Layer = 2, 2
+		want[2].Child, want[2].Kind, want[2].Window = 1, "full", 0
+		cache := tierTestOf(t, window, full, chunks)
+		if got := cache.Layers(); !slices.Equal(got, want) {
 			t.Errorf("permuted=%v: layers %v", permuted, got)
 		}
-		if reason := c.KVTierUnsupported(); reason != "" {
-			t.Errorf("permuted=%v: unsupported: %s", permuted, reason)
+		if got := cache.Placement(); got != "hhh" {
+			t.Errorf("placement %s", got)
+		}
+		chunks = tierTestCache(permuted, true)
+		chunks.chunkSize = 8192
+		if got := tierTestOf(t, chunks).Layers()[0]; got.Kind != "chunked" || got.Window != 8192 {
+			t.Errorf("layer %v", got)
 		}
 	}
+}
+
+func TestKVTierUnsupportedCachesSayWhy(t *testing.T) {
 	for reason, change := range map[string]func(c *Causal){
-		"sliding window attention":                          func(c *Causal) { c.swaWindowSize = 128 },
-		"chunked attention":                                 func(c *Causal) { c.chunkSize = 128 },
+		"sliding window that drops rows, not supported yet (with num_ctx up to 512 it keeps all)": func(c *Causal) {
+			c.swaWindowSize, c.swaMemorySize = 128, 512
+		},
 		"K/V cache of another type than f16, q8_0 and q4_0": func(c *Causal) { c.DType = ml.DTypeF32 },
 		"V is transposed and quantised": func(c *Causal) {
 			*c = *tierTestCache(true, true)
 			c.DType = ml.DTypeQ80
 		},
-		"no K/V layers": func(c *Causal) { clear(c.keys) },
+		"layers with one of K and V": func(c *Causal) { delete(c.values, 2) },
+		"layer 2 has no plain K and V": func(c *Causal) {
+			c.values[7] = c.values[2]
+			delete(c.values, 2)
+		},
 		"V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)": func(c *Causal) {
 			*c = *tierTestCache(true, false)
 		},
 	} {
 		c := tierTestCache(false, true)
 		change(c)
-		if got := c.KVTierUnsupported(); got != reason {
+		if _, got := KVTierCacheOf(c); got != reason {
 			t.Errorf("reason %q, want %q", got, reason)
 		}
+		other := tierTestCache(c.config.PermutedV, true)
+		if _, got := KVTierCacheOf(tierTestOuter(other, c)); got != reason {
+			t.Errorf("as the second child: reason %q, want %q", got, reason)
+		}
+	}
+	empty := tierTestCache(false, true)
+	clear(empty.keys)
+	clear(empty.values)
+	smaller := tierTestCache(false, true)
+	smaller.cells = smaller.cells[:tierTestCells-1]
+	for reason, cache := range map[string]Cache{
+		"no K/V layers":           tierTestOuter(empty, empty),
+		"caches of several sizes": tierTestOuter(tierTestCache(false, true), smaller),
+		"attention to images that no mask limits: a row depends on how its batch was cut": NewWrapperCache(
+			NewEncoderCache(), tierTestCache(false, true)),
+		"cache of type *kvcache.EncoderCache, not supported yet": NewEncoderCache(),
+		"cache of type *kvcache.WrapperCache, not supported yet": NewWrapperCache(NewWrapperCache()),
+	} {
+		if _, got := KVTierCacheOf(cache); got != reason {
+			t.Errorf("reason %q, want %q", got, reason)
+		}
+	}
+}
+
+func TestKVTierRowsGoToTheLayersOfTheirChild(t *testing.T) {
+	children := []*Causal{tierTestCache(false, true), tierTestCache(false, true)}
+	r := tierTestOf(t, children...).Rows()
+	cells := []int32{3, 9}
+	for segment := range 8 {
+		bytesOfRow := 2 * tierTestHeads * []int{tierTestKDim, tierTestVDim}[segment%2]
+		r.Write(segment, cells, rows.Chunk{Data: bytes.Repeat([]byte{byte(segment + 1)}, 2*bytesOfRow)})
+	}
+	segment := 0
+	for _, child := range children {
+		for _, layer := range []int{0, 2} {
+			for _, v := range []bool{false, true} {
+				segment++
+				if got := child.tierTestElement(layer, v, 9, 2, 3); !bytes.Equal(got, []byte{byte(segment), byte(segment)}) {
+					t.Errorf("layer %d v=%v: %v, want segment %d", layer, v, got, segment)
+				}
+			}
+		}
+	}
+}
+
+func TestKVTierChildrenHoldTheSamePositionsInTheSameCells(t *testing.T) {
+	a, b := tierTestCache(false, true), tierTestCache(false, true)
+	r := tierTestOf(t, a, b).Rows()
+	b.cells[1] = cacheCell{pos: 0, sequences: []int{7}}
+	if got, want := r.Find(0, 0, 3, nil), []int32{0, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("free in both %v, want %v", got, want)
+	}
+	b.cells[1] = cacheCell{}
+	r.Occupy(0, 0, []int32{4, 5, 6})
+	for _, child := range []*Causal{a, b} {
+		if got := child.tierCells(0, 0, 3); !slices.Equal(got, []int32{4, 5, 6}) {
+			t.Errorf("cells of a child %v", got)
+		}
+	}
+	if got := r.Cells(0, 0, 3); !slices.Equal(got, []int32{4, 5, 6}) {
+		t.Errorf("cells %v", got)
+	}
+	b.cells[4].pos, b.cells[5].pos = 1, 0
+	if got := r.Cells(0, 0, 3); got != nil {
+		t.Errorf("the children differ, yet cells %v", got)
+	}
+	if got := r.Cells(0, 2, 3); !slices.Equal(got, []int32{6}) {
+		t.Errorf("cells %v", got)
+	}
+	r.Drop(0, 2)
+	for _, child := range []*Causal{a, b} {
+		if got := child.tierCells(0, 2, 3); got != nil {
+			t.Errorf("dropped, yet a child has cells %v", got)
+		}
+	}
+}
+
+func TestKVTierBatchCellsAreThoseOfAllChildren(t *testing.T) {
+	a, b := tierTestCache(false, true), tierTestCache(false, true)
+	a.tierLocs, b.tierLocs = []int32{1, 2}, []int32{1, 2}
+	cache := tierTestOf(t, a, b)
+	if got := cache.BatchCells(); !slices.Equal(got, []int32{1, 2}) {
+		t.Errorf("cells %v", got)
+	}
+	b.tierLocs = []int32{1, 7}
+	if got := cache.BatchCells(); !slices.Equal(got, []int32{1, 2, 7}) {
+		t.Errorf("cells %v", got)
 	}
 }

@@ -52,9 +52,9 @@ func (f *fetch) close() {
 
 // prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
 // It holds no lock while it waits for the sidecar or for a file. nil: nothing to restore.
-func (t *Tier) prefetch(ctx context.Context, tokens []int32, inMemory func() int) *fetch {
-	// The last token is always computed: sampling needs its logits.
-	most := len(tokens) - 1
+func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemory func() int) *fetch {
+	// The last input is always computed: sampling needs its logits.
+	most := min(len(tokens), inputs-1)
 	if t.late.Load() > 0 || most < t.config.MinTokens || t.config.Gate == kvtier.GateRecompute || !t.client.Up() {
 		return nil
 	}

@@ -27,7 +27,7 @@ func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
 	if tier.late.Load() != 1 {
 		t.Fatal("a read that hangs is not known to")
 	}
-	if f := tier.prefetch(context.Background(), tokensFrom(0, 200), nil); f != nil {
+	if f := tier.prefetch(context.Background(), tokensFrom(0, 200), 200, nil); f != nil {
 		t.Fatal("fetched while a read hangs")
 	}
 	opened <- outcome{i: 2}

@@ -12,10 +12,11 @@ import (
 const flushTimeout = 10 * time.Second
 
 // Prefetch looks a prompt up and has what should be restored in memory before the runner's lock is taken. request is any
-// value that Restore is called with later; inMemory says how many of the first tokens the best slot holds, to avoid needless
-// reading. What nobody has restored when ctx ends is let go of.
-func (t *Tier) Prefetch(ctx context.Context, request any, tokens []int32, inMemory func() int) {
-	f := t.prefetch(ctx, tokens, inMemory)
+// value that Restore is called with later; tokens are those of the prompt's inputs that come before the first that is none;
+// inMemory says how many of the first inputs the best slot holds, to avoid needless reading. What nobody has restored when ctx
+// ends is let go of.
+func (t *Tier) Prefetch(ctx context.Context, request any, tokens []int32, inputs int, inMemory func() int) {
+	f := t.prefetch(ctx, tokens, inputs, inMemory)
 	if f == nil {
 		return
 	}
@@ -74,6 +75,12 @@ func (t *Tier) BeforeShift(slot int, tokens []int32, keep int) {
 	// cells.
 	ts.discard(t, 0)
 	ts.taint = min(ts.taint, keep)
+}
+
+// Doubt says that what is computed for a slot from position from on may be other rows than its tokens alone would give:
+// nothing of it is ever stored. The caller holds the lock.
+func (t *Tier) Doubt(slot, from int) {
+	t.slots[slot].taint = min(t.slots[slot].taint, from)
 }
 
 // Launched is called when a batch of so many rows, of every sequence in it, is about to be launched, after which the slot

@@ -221,7 +221,7 @@ func (s *sidecar) wasReported(t *testing.T, block int) {
 
 // prefetchFor does what a request does before it has a slot: the first one holds its first tokens, or nothing.
 func (t *Tier) prefetchFor(ctx context.Context, prompt []int32) *fetch {
-	t.Prefetch(ctx, &prompt[0], prompt, t.held0)
+	t.Prefetch(ctx, &prompt[0], prompt, len(prompt), t.held0)
 	t.host.Lock()
 	defer t.host.Unlock()
 	return t.fetches[&prompt[0]]

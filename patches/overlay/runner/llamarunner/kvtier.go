@@ -71,7 +71,7 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	}
 	defer tier.Guard("prefetch")
 	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
-		t.Prefetch(ctx, &seq.inputs[0], tokens, func() int { return tierInMemory(s, seq.inputs) })
+		t.Prefetch(ctx, &seq.inputs[0], tokens, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tier"
@@ -120,38 +119,19 @@ func tierSettings(layers []llama.KVTierLayer, info llama.KVTierContext) string {
 
 // tierComputing says what computes the model and which layer where, as for the Go engine.
 func tierComputing(layers []llama.KVTierLayer) string {
-	paths := []string{}
-	for _, path := range libraries.LibPaths() {
-		paths = append(paths, filepath.Base(path))
-	}
-	names := []string{}
-	for _, l := range layers {
-		if !l.Device.CPU {
-			names = append(names, tierDeviceName(l.Device, paths))
-		}
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	var placement strings.Builder
+	computing := kvtier.Computing{CPU: ggml.KVTierCPU(), Libc: ggml.KVTierLibc()}
 	for _, l := range layers {
 		if l.Device.CPU {
-			placement.WriteByte('h')
-		} else {
-			fmt.Fprintf(&placement, "%x", slices.Index(names, tierDeviceName(l.Device, paths)))
+			computing.Places = append(computing.Places, kvtier.OnHost)
+			continue
 		}
+		device := kvtier.Device{
+			Library: l.Device.Library, Description: l.Device.Description,
+			ComputeMajor: l.Device.ComputeMajor, ComputeMinor: l.Device.ComputeMinor,
+			DriverMajor: l.Device.DriverMajor, DriverMinor: l.Device.DriverMinor, Libraries: libraries.LibPaths(),
+		}
+		computing.Devices = append(computing.Devices, device)
+		computing.Places = append(computing.Places, device.Name())
 	}
-	listed := "none"
-	if len(names) > 0 {
-		listed = strings.Join(names, " | ")
-	}
-	parts := kvtier.Part("devices", listed) + kvtier.Part("cpu", ggml.KVTierCPU()) + kvtier.Part("libc", ggml.KVTierLibc()) +
-		kvtier.Part("rows", placement.String())
-	return strings.TrimPrefix(parts, ";")
-}
-
-// tierDeviceName has the full name of the card: two of one compute capability split their sums by the number of their
-// processors.
-func tierDeviceName(d llama.KVTierDevice, paths []string) string {
-	return fmt.Sprintf("%s %d.%d %s, driver %d.%d, %s", d.Library, d.ComputeMajor, d.ComputeMinor, d.Description,
-		d.DriverMajor, d.DriverMinor, strings.Join(paths, "+"))
+	return computing.Extra()
 }

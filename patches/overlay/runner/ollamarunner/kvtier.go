@@ -39,33 +39,38 @@ func tierAttach(s *Server) {
 	if loading == nil {
 		return
 	}
-	rows, model, reason := tierModel(s, loading.tier)
+	cache, model, reason := tierModel(s, loading.tier)
 	if reason != "" {
 		loading.tier.Refuse(reason, model)
 		return
 	}
-	loading.host.bind(s)
+	loading.host.bind(s, cache)
 	engineHost.Store(loading.host)
-	loading.tier.Attach(rows, model)
+	loading.tier.Attach(cache.Rows(), model)
 }
 
-// tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken.
+// tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken. Of a prompt with images
+// that is what comes before the first.
 func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	t := tier.Active()
 	if t == nil || seq.embeddingOnly {
 		return
 	}
 	defer tier.Guard("prefetch")
-	if tokens := tierTokens(seq.inputs); len(tokens) > 0 && len(tokens) == len(seq.inputs) {
-		t.Prefetch(ctx, seq.inputs[0], tokens, func() int { return tierInMemory(s, seq.inputs) })
+	if host := engineHost.Load(); host != nil {
+		host.arranged(seq.inputs)
+	}
+	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
+		t.Prefetch(ctx, seq.inputs[0], tokens, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
 	}
 }
 
-// tierTokens are the tokens of inputs, up to the first that is none.
+// tierTokens are the tokens of inputs, up to the first that is none, or that begins a part of the prompt which is computed in
+// one batch: such a part has an image, and nobody may resume inside.
 func tierTokens(inputs []*input.Input) []int32 {
 	tokens := make([]int32, 0, len(inputs))
 	for _, in := range inputs {
-		if in.Multimodal != nil || in.MultimodalHash != 0 {
+		if in.Multimodal != nil || in.MultimodalHash != 0 || in.SameBatch != 0 {
 			break
 		}
 		tokens = append(tokens, in.Token)
@@ -107,6 +112,9 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 		request = prompt[0]
 	}
 	resume := int32(t.Restore(slot.Id, request, int(numPast), len(prompt)))
+	if host := engineHost.Load(); host != nil && host.positions.strange {
+		t.Doubt(slot.Id, int(resume)) // also of a prompt with images: one that was cut has others than its own
+	}
 	replayRestored(slot, prompt, numPast, resume)
 	return resume
 }

@@ -30,7 +30,7 @@ func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32
 	if tier.Active() != nil {
 		defer tier.Guard("built")
 		h := engineHost.Load()
-		h.batches.built(id, h.cache.KVTierBatchCells())
+		h.batches.built(id, h.cache.BatchCells())
 	}
 }
 

@@ -1,10 +1,7 @@
 package ollamarunner
 
 import (
-	"fmt"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/ml"
@@ -18,63 +15,37 @@ type tierBackend interface {
 	KVTierLibc() string
 }
 
-// tierComputing says what computes the model and which layer where: K/V of other code, another device or another driver
-// differs in its last bits. Even with every layer on a GPU the CPU looks up the tokens' embeddings.
+// tierComputing says what computes the model and which layer where. hosts is the Placement of its cache.
 func tierComputing(backend tierBackend, hosts string, layers []kvtier.Layer, assigned ml.GPULayersList) string {
+	computing := kvtier.Computing{CPU: backend.KVTierCPU(), Libc: backend.KVTierLibc()}
 	devices := backend.BackendDevices()
-	names := tierDeviceNames(devices)
-	listed := "none"
-	if len(names) > 0 {
-		listed = strings.Join(names, " | ")
-	}
-	parts := kvtier.Part("devices", listed) + kvtier.Part("cpu", backend.KVTierCPU()) + kvtier.Part("libc", backend.KVTierLibc()) +
-		kvtier.Part("rows", tierPlacement(hosts, layers, assigned, devices))
-	return strings.TrimPrefix(parts, ";")
-}
-
-// tierDeviceName has the full name of the card: two of one compute capability split their sums by the number of their
-// processors.
-func tierDeviceName(d ml.DeviceInfo) string {
-	libraries := []string{}
-	for _, path := range d.LibraryPath {
-		libraries = append(libraries, filepath.Base(path))
-	}
-	return fmt.Sprintf("%s %d.%d %s, driver %d.%d, %s", d.Library, d.ComputeMajor, d.ComputeMinor, d.Description,
-		d.DriverMajor, d.DriverMinor, strings.Join(libraries, "+"))
-}
-
-// tierDeviceNames are those of the devices, each kind once, in an order that does not depend on how they are plugged in.
-func tierDeviceNames(devices []ml.DeviceInfo) []string {
-	names := []string{}
 	for _, d := range devices {
-		names = append(names, tierDeviceName(d))
+		computing.Devices = append(computing.Devices, tierDevice(d))
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	for i, host := range hosts {
+		place := kvtier.OnHost
+		if host != 'h' {
+			place = tierPlace(layers[i].Layer, assigned, devices)
+		}
+		computing.Places = append(computing.Places, place)
+	}
+	return computing.Extra()
 }
 
-// tierPlacement has a letter for every layer: h where the host computes it, else a digit that names the kind of device by
-// its place in tierDeviceNames, d where that is not known. Which layer goes to which of two unlike cards follows from their
-// free memory when the model is loaded. hosts is kvcache's KVTierPlacement.
-func tierPlacement(hosts string, layers []kvtier.Layer, assigned ml.GPULayersList, devices []ml.DeviceInfo) string {
-	names := tierDeviceNames(devices)
-	kind := map[int]int{}
+// tierPlace is the name of the device that a layer was assigned to.
+func tierPlace(layer int, assigned ml.GPULayersList, devices []ml.DeviceInfo) string {
 	for _, gpu := range assigned {
 		at := slices.IndexFunc(devices, func(d ml.DeviceInfo) bool { return d.DeviceID == gpu.DeviceID })
-		if at < 0 {
-			continue
-		}
-		for _, layer := range gpu.Layers {
-			kind[layer] = slices.Index(names, tierDeviceName(devices[at]))
+		if at >= 0 && slices.Contains(gpu.Layers, layer) {
+			return tierDevice(devices[at]).Name()
 		}
 	}
-	var s strings.Builder
-	for i, host := range hosts {
-		if number, ok := kind[layers[i].Layer]; ok && host != 'h' {
-			s.WriteString(fmt.Sprintf("%x", number))
-		} else {
-			s.WriteRune(host)
-		}
+	return kvtier.OnDevice
+}
+
+func tierDevice(d ml.DeviceInfo) kvtier.Device {
+	return kvtier.Device{
+		Library: d.Library, Description: d.Description, ComputeMajor: d.ComputeMajor, ComputeMinor: d.ComputeMinor,
+		DriverMajor: d.DriverMajor, DriverMinor: d.DriverMinor, Libraries: d.LibraryPath,
 	}
-	return s.String()
 }

@@ -78,7 +78,7 @@ const (
 	tierFakeRowBytes = 2 * 4 * 2
 )
 
-// tierFake is a runner over a cache of two layers, of a model that nobody computes, with its tiering.
+// tierFake is a runner over two caches of a layer each, of a model that nobody computes, with its tiering.
 type tierFake struct {
 	*tierHost
 	rows *kvcache.KVTierRows
@@ -88,7 +88,8 @@ type tierFake struct {
 // newTierFake turns the tiering on, with the sidecar on a socket, if there is one.
 func newTierFake(t *testing.T, slots int, socket string) tierFake {
 	t.Helper()
-	cache := kvcache.NewCausalCache(nil)
+	// the window is as large as the context: no row is ever dropped
+	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(tierFakeCtx, nil), kvcache.NewCausalCache(nil))
 	cache.Init(tierFakeBackend{}, ml.DTypeF16, slots, tierFakeCtx, 32)
 	ctx := tierFakeContext{}
 	if err := cache.StartForward(ctx, input.Batch{Positions: []int32{0}, Sequences: []int{0}}, true); err != nil {
@@ -96,9 +97,11 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 	}
 	for layer := range 2 {
 		cache.SetLayer(layer)
+		cache.SetLayerType(layer)
 		cache.Put(ctx, tierFakeNew(4, 2, 1), tierFakeNew(4, 2, 1))
 	}
-	if reason := cache.KVTierUnsupported(); reason != "" {
+	tiered, reason := kvcache.KVTierCacheOf(cache)
+	if reason != "" {
 		t.Fatal(reason)
 	}
 	s := &Server{cache: &InputCache{numCtx: tierFakeCtx, enabled: true, slots: make([]InputCacheSlot, slots), cache: cache}}
@@ -112,9 +115,9 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 		t.Setenv(name, value)
 	}
 	host := newTierHost(s)
-	host.cache, host.sync, host.exactShift = cache, func() {}, true
-	f := tierFake{tierHost: host, rows: cache.KVTierRows(), tier: tier.Connect(host)}
-	layers := tierLayers(cache)
+	host.cache, host.sync, host.exactShift = tiered, func() {}, true
+	f := tierFake{tierHost: host, rows: tiered.Rows(), tier: tier.Connect(host)}
+	layers := tierLayers(tiered)
 	engineHost.Store(host)
 	f.tier.Attach(f.rows, tier.Model{
 		Slots: slots, Layers: layers, DType: "f16", OnHost: true, Attention: func() string { return "" },
@@ -166,6 +169,10 @@ func (f tierFake) write(cells []int32, salt byte) {
 	for i := range all {
 		all[i] = byte(i/tierFakeRowBytes) + salt
 	}
+	f.writeBytes(cells, all)
+}
+
+func (f tierFake) writeBytes(cells []int32, all []byte) {
 	for segment := range 4 {
 		f.rows.Write(segment, cells, rows.Chunk{Data: all})
 	}
@@ -207,7 +214,7 @@ func (f tierFake) drop(slot int, keep int32) {
 	defer f.Unlock()
 	s := &f.server.cache.slots[slot]
 	tierBeforeDiscard(s, keep)
-	_ = f.cache.Remove(slot, keep, math.MaxInt32)
+	_ = f.server.cache.cache.Remove(slot, keep, math.MaxInt32)
 	s.Inputs = s.Inputs[:keep]
 }
 

@@ -131,7 +131,7 @@ func TestTierAForkTakesTheTaintAlong(t *testing.T) {
 	shifted := append(tierInputs(0, 64), tierInputs(1000, 1064)...)
 	f.server.cache.slots[0].Inputs = shifted
 	tierBeforeFork(&f.server.cache.slots[0], &f.server.cache.slots[1], 128)
-	f.cache.CopyPrefix(0, 1, 128)
+	f.server.cache.cache.CopyPrefix(0, 1, 128)
 	f.server.cache.slots[1].Inputs = slices.Clone(shifted)
 	f.Unlock()
 	f.finish(1)
@@ -162,33 +162,6 @@ func TestTierALongPromptIsStoredWhileItIsComputed(t *testing.T) {
 		t.Fatalf("resumes at %d", got)
 	}
 	f.holds(t, 1, 0, 576, 3)
-}
-
-func TestTierTokensEndBeforeTheFirstImage(t *testing.T) {
-	inputs := tierInputs(0, 5)
-	inputs[3] = &input.Input{Token: 3, MultimodalHash: 9}
-	if got := tierTokens(inputs); !slices.Equal(got, []int32{0, 1, 2}) {
-		t.Errorf("tokens %v", got)
-	}
-	inputs[1] = &input.Input{Token: 1, Multimodal: []input.Multimodal{{}}}
-	if got := tierTokens(inputs); !slices.Equal(got, []int32{0}) {
-		t.Errorf("tokens %v", got)
-	}
-}
-
-func TestTierNothingOfAPromptWithAnImageIsRestored(t *testing.T) {
-	f := newTierFakeWithSidecar(t)
-	prompt := tierInputs(0, 65)
-	f.fill(0, prompt[:64], 3)
-	f.finish(0)
-	f.drop(0, 0)
-	withImage := append(slices.Clone(prompt), &input.Input{MultimodalHash: 9})
-	if got := f.ask(t, 1, withImage); got != 0 {
-		t.Errorf("resumes at %d", got)
-	}
-	if got := f.ask(t, 1, prompt); got != 64 {
-		t.Errorf("without it: resumes at %d", got)
-	}
 }
 
 func TestTierNothingIsRestoredForARequestThatWantsNoCache(t *testing.T) {

@@ -11,10 +11,13 @@ import (
 // devices it takes the scheduler's lock (inside KVTierSync), and tierBatches.mu inside of that.
 type tierHost struct {
 	server     *Server
-	cache      *kvcache.Causal
+	cache      *kvcache.KVTierCache
 	exactShift bool   // a rotation by an angle of 0 leaves a row's bits as they are
 	sync       func() // waits for everything that was launched on the devices
 	batches    tierBatches
+
+	sharedPositions bool // a request with images changes the positions of the others (kvtier_images.go)
+	positions       tierPositions
 }
 
 // engineHost is the host whose batches are followed. It is never cleared, not even when the tiering fails: who waits for a
@@ -32,10 +35,14 @@ func newTierHost(s *Server) *tierHost {
 }
 
 // bind takes what is known once the model is loaded; tierModel has nothing against it.
-func (h *tierHost) bind(s *Server) {
-	h.cache = s.cache.cache.(*kvcache.Causal)
-	// Quantised rows are rounded anew; scaled RoPE multiplies by a factor whatever the angle.
-	h.exactShift = h.cache.KVTierType() == "f16" && s.model.Backend().Config().String("rope.scaling.type") == ""
+func (h *tierHost) bind(s *Server, cache *kvcache.KVTierCache) {
+	h.cache = cache
+	// Quantised rows are rounded anew; scaled RoPE may multiply by a factor whatever the angle: gpt-oss has a factor and
+	// names no type.
+	config := s.model.Backend().Config()
+	scaled := config.String("rope.scaling.type") != "" || config.Float("rope.scaling.factor", 1) != 1
+	h.exactShift = cache.Type() == "f16" && !scaled
+	h.sharedPositions = tierSharesPositions(s.model)
 	h.sync = s.model.Backend().(tierBackend).KVTierSync
 }
 

@@ -1,7 +1,6 @@
 package ollamarunner
 
 import (
-	"fmt"
 	"path/filepath"
 
 	"github.com/ollama/ollama/kvcache"
@@ -9,13 +8,12 @@ import (
 	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/ml/nn/pooling"
-	"github.com/ollama/ollama/model"
 	"github.com/ollama/ollama/version"
 )
 
-// tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered. t is asked what
-// its settings add to the namespace.
-func tierModel(s *Server, t *tier.Tier) (rows tier.Rows, m tier.Model, reason string) {
+// tierModel is what the loaded model says to the tiering, with its cache; or why it can't be tiered. t is asked what its
+// settings add to the namespace.
+func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Model, reason string) {
 	m = tier.Model{
 		Path: s.modelPath, Engine: "ollama-go/" + version.Version, Attention: func() string { return tierAttention(s) },
 	}
@@ -25,20 +23,12 @@ func tierModel(s *Server, t *tier.Tier) (rows tier.Rows, m tier.Model, reason st
 	if pooling.Type(s.model.Backend().Config().Uint("pooling_type")) != pooling.TypeNone {
 		return nil, m, "embedding model"
 	}
-	cache, ok := s.cache.cache.(*kvcache.Causal)
-	if _, wrapper := s.cache.cache.(*kvcache.WrapperCache); wrapper {
-		return nil, m, "several caches in one (sliding window attention or an encoder), not supported yet"
-	} else if !ok {
-		return nil, m, fmt.Sprintf("cache of type %T, not supported yet", s.cache.cache)
+	cache, reason = kvcache.KVTierCacheOf(s.cache.cache)
+	if reason != "" {
+		return nil, m, reason
 	}
-	if reason := cache.KVTierUnsupported(); reason != "" {
-		return nil, m, reason + ", not supported yet"
-	}
-	if t.Rounds() && cache.KVTierType() != "f16" {
-		return nil, m, kvtier.RoundedTwice(cache.KVTierType())
-	}
-	if _, ok := s.model.(model.MultimodalProcessor); ok {
-		return nil, m, "model with image input, not supported yet"
+	if t.Rounds() && cache.Type() != "f16" {
+		return nil, m, kvtier.RoundedTwice(cache.Type())
 	}
 	backend, ok := s.model.Backend().(tierBackend)
 	if !ok {
@@ -49,24 +39,24 @@ func tierModel(s *Server, t *tier.Tier) (rows tier.Rows, m tier.Model, reason st
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
-	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), cache.KVTierType(), cache.KVTierOnHost()
+	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), cache.Type(), cache.OnHost()
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,
 		CacheDType:     m.DType,
 		Layers:         m.Layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra: tierComputing(backend, cache.KVTierPlacement(), m.Layers, s.lastLoad.GPULayers) +
+		Extra: tierComputing(backend, cache.Placement(), m.Layers, s.lastLoad.GPULayers) +
 			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + t.NamespaceExtra(),
 	}.Proto()
-	return cache.KVTierRows(), m, ""
+	return cache, m, ""
 }
 
 // tierLayers is the geometry of a cache in the words of blocks.
-func tierLayers(cache *kvcache.Causal) (layers []kvtier.Layer) {
-	for _, l := range cache.KVTierLayers() {
+func tierLayers(cache *kvcache.KVTierCache) (layers []kvtier.Layer) {
+	for _, l := range cache.Layers() {
 		layers = append(layers, kvtier.Layer{
-			Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
+			Child: l.Child, Layer: l.Layer, Kind: l.Kind, Window: l.Window, KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
 			KRowBytes: l.KRowBytes, VRowBytes: l.VRowBytes,
 		})
 	}

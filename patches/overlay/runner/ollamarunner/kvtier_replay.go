@@ -30,7 +30,8 @@ type replayEvent struct {
 type replayRecord struct {
 	mu     sync.Mutex
 	server *Server
-	cache  *kvcache.Causal
+	cache  kvcache.Cache
+	tiered *kvcache.KVTierCache // the same
 	rows   *kvcache.KVTierRows
 	late   time.Duration
 	slow   time.Duration
@@ -69,14 +70,14 @@ func (r *replayRecord) wrong(format string, args ...any) {
 var replaying replayRecord
 
 func replayAttach(s *Server) {
-	cache, ok := s.cache.cache.(*kvcache.Causal)
-	if !ok {
+	tiered, reason := kvcache.KVTierCacheOf(s.cache.cache)
+	if reason != "" {
 		return
 	}
 	r := &replaying
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.server, r.cache, r.rows = s, cache, cache.KVTierRows()
+	r.server, r.cache, r.tiered, r.rows = s, s.cache.cache, tiered, tiered.Rows()
 	r.open, r.cells = make(map[int]*replayBatch), make(map[int32]replayCell)
 	r.late, _ = time.ParseDuration(os.Getenv("KVTIER_REPLAY_LATE"))
 	r.slow, _ = time.ParseDuration(os.Getenv("KVTIER_REPLAY_SLOW"))
@@ -119,7 +120,7 @@ func replayBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int
 	defer r.mu.Unlock()
 	b := &replayBatch{
 		positions: batch.Positions, sequences: batch.Sequences, inputs: inputs,
-		cells: r.cache.KVTierBatchCells(), before: make(map[int][]int32),
+		cells: r.tiered.BatchCells(), before: make(map[int][]int32),
 	}
 	last := make(map[int]int32)
 	for i, seq := range b.sequences {

@@ -109,7 +109,7 @@ func (r *replayRecord) compute(b *replayBatch, outputs []int32) error {
 	if out.Floats() == nil {
 		r.server.model.Backend().(interface{ KVTierSync() }).KVTierSync()
 	}
-	if cells := r.cache.KVTierBatchCells(); !slices.Equal(cells, b.cells) {
+	if cells := r.tiered.BatchCells(); !slices.Equal(cells, b.cells) {
 		r.wrong("a batch has other cells the second time: %v, not %v", cells, b.cells)
 	}
 	return nil

@@ -1,0 +1,133 @@
+package ollamarunner
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/ollama/ollama/model/input"
+	"github.com/ollama/ollama/model/models/glmocr"
+	"github.com/ollama/ollama/model/models/mistral3"
+	"github.com/ollama/ollama/model/models/qwen25vl"
+	"github.com/ollama/ollama/model/models/qwen3vl"
+)
+
+// tierImageOf is the first input of an image.
+func tierImageOf(hash uint64) *input.Input {
+	return &input.Input{Token: 10, Multimodal: []input.Multimodal{{}}, MultimodalHash: hash, SameBatch: 4}
+}
+
+func TestTierTokensEndBeforeTheFirstImage(t *testing.T) {
+	for name, image := range map[string]*input.Input{
+		"hash":      {Token: 3, MultimodalHash: 9},
+		"image":     {Token: 3, Multimodal: []input.Multimodal{{}}},
+		"its batch": {Token: 3, SameBatch: 7}, // gemma3 begins with two tokens that are none
+	} {
+		inputs := tierInputs(0, 5)
+		inputs[3] = image
+		if got := tierTokens(inputs); !slices.Equal(got, []int32{0, 1, 2}) {
+			t.Errorf("%s: tokens %v", name, got)
+		}
+	}
+}
+
+func TestTierWhatComesBeforeAnImageIsStoredAndRestored(t *testing.T) {
+	f := newTierFakeWithSidecar(t)
+	prompt := append(tierInputs(0, 80), tierImageOf(9))
+	f.fill(0, append(slices.Clone(prompt), tierInputs(500, 600)...), 3)
+	f.finish(0)
+	f.drop(0, 0)
+	if got := f.ask(t, 1, append(slices.Clone(prompt), tierInputs(500, 503)...)); got != 80 {
+		t.Errorf("the same prompt resumes at %d: all 80 tokens before the image are stored", got)
+	}
+	f.holds(t, 1, 0, 80, 3)
+	f.drop(1, 0)
+	if got := f.ask(t, 1, append(tierInputs(0, 70), tierImageOf(8))); got != 70 {
+		t.Errorf("another image, and earlier: resumes at %d", got)
+	}
+	f.drop(1, 0)
+	if got := f.ask(t, 1, tierInputs(0, 80)); got != 79 {
+		t.Errorf("no image: resumes at %d, the last token is computed", got)
+	}
+	f.drop(1, 0)
+	if got := f.ask(t, 1, append([]*input.Input{tierImageOf(9)}, tierInputs(0, 80)...)); got != 0 {
+		t.Errorf("the image first: resumes at %d", got)
+	}
+}
+
+func TestTierModelsThatKeepPositionsAreKnown(t *testing.T) {
+	for _, model := range []any{&qwen3vl.Model{}, &qwen25vl.Model{}, &glmocr.Model{}} {
+		if !tierSharesPositions(model) {
+			t.Errorf("%T keeps positions", model)
+		}
+	}
+	for _, model := range []any{&mistral3.Model{}, nil, 7} {
+		if tierSharesPositions(model) {
+			t.Errorf("%T keeps none", model)
+		}
+	}
+}
+
+// computed says that the slot's request goes on: its rows are in the cells.
+func (f tierFake) computed(slot int, inputs []*input.Input, salt byte) {
+	f.Lock()
+	defer f.Unlock()
+	s := &f.server.cache.slots[slot]
+	have := len(s.Inputs)
+	cells := f.rows.Find(slot, have, len(inputs)-have, nil)
+	all := make([]byte, len(cells)*tierFakeRowBytes)
+	for i := range all {
+		all[i] = byte(have+i/tierFakeRowBytes) + salt
+	}
+	f.writeBytes(cells, all)
+	f.rows.Occupy(slot, have, cells)
+	s.Inputs = inputs
+}
+
+func TestTierRowsComputedAtAnothersPositionsAreNeverStored(t *testing.T) {
+	text, image := tierInputs(0, 300), append(tierInputs(1000, 1100), tierImageOf(9))
+	other := tierInputs(2000, 2001)
+	type step func(f tierFake)
+	tokenised := func(inputs []*input.Input) step {
+		return func(f tierFake) { tierTokenised(f.server, inputs) }
+	}
+	arranged := func(inputs []*input.Input) step { return func(f tierFake) { f.arranged(inputs) } }
+	for name, c := range map[string]struct {
+		shared bool
+		before []step // before the text is given its slot
+		during []step // after 100 of its 300 rows
+		stored int
+	}{
+		"alone":                                         {true, []step{tokenised(text), arranged(text)}, nil, 300},
+		"an image comes meanwhile":                      {true, []step{tokenised(text), arranged(text)}, []step{tokenised(image)}, 100},
+		"of a model without positions":                  {false, nil, []step{tokenised(image)}, 300},
+		"another text comes meanwhile":                  {true, []step{tokenised(text), arranged(text)}, []step{tokenised(other), arranged(other)}, 300},
+		"an image came, it waits":                       {true, []step{tokenised(text), arranged(text), tokenised(image)}, nil, 0},
+		"an image came before it":                       {true, []step{tokenised(image), tokenised(text), arranged(text)}, nil, 300},
+		"an image came while it was cut":                {true, []step{tokenised(text), tokenised(image), arranged(text)}, nil, 0},
+		"it is what was left of a prompt with an image": {true, []step{tokenised(append(slices.Clone(text), tierImageOf(9))), arranged(text)}, nil, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newTierFakeWithSidecar(t)
+			f.sharedPositions = c.shared
+			for _, s := range c.before {
+				s(f)
+			}
+			slot := &f.server.cache.slots[0]
+			f.Lock()
+			tierRestore(slot, text, 0, true)
+			f.server.seqs = []*Sequence{{cache: slot}}
+			f.Unlock()
+			f.computed(0, text[:100], 3)
+			for _, s := range c.during {
+				s(f)
+			}
+			f.computed(0, text, 3)
+			f.finish(0)
+			f.drop(0, 0)
+			f.sharedPositions = false
+			if got := f.ask(t, 1, append(slices.Clone(text), tierInputs(7, 8)...)); got != c.stored {
+				t.Errorf("%d rows were stored, want %d", got, c.stored)
+			}
+		})
+	}
+}
