@@ -1,16 +1,5 @@
 """The block file, format version 1 (docs/format.md): one block, all layers, K and V.
 
-| offset | bytes | field |
-|---|---|---|
-| 0 | 8 | magic `KVTBLK\\r\\n` |
-| 8 | 4 | format version |
-| 12 | 4 | header_bytes |
-| 16 | 8 | payload_offset, a multiple of 4096 |
-| 24 | 4 | CRC-32C of the header |
-| 28 | 4 | CRC-32C of bytes 0 to 27 |
-| 32 | header_bytes | BlockHeader, protobuf |
-| payload_offset | | segments, each 4096-aligned |
-
 Pure over `ReadAt`; every limit is checked before anything is allocated. A file is written once and
 never modified.
 """
@@ -105,6 +94,7 @@ class BlockMeta:
     file_bytes: int
     created_unix_seconds: int
     raw_payload_offset: int  # once decoded; payload_offset when nothing is encoded
+    cells: tuple[int, ...] = ()  # of a window block: where its rows lay
 
     @property
     def encoded(self) -> bool:
@@ -123,7 +113,11 @@ class BlockMeta:
 
     @property
     def plain_rows(self) -> int:
-        """Leading rows where nothing but a token stands: so many may match a prompt in part."""
+        """Leading rows where nothing but a token stands: so many may match a prompt in part. -1:
+        a window block, which no prompt matches.
+        """
+        if self.cells:
+            return -1
         return self.extras[0].row if self.extras else self.rows
 
 
@@ -166,6 +160,7 @@ def plan_block(
     first_position: int,
     shapes: Sequence[SegmentShape],
     extras: Sequence[BlockExtra] = (),
+    cells: Sequence[int] = (),
     created_unix_seconds: int | None = None,
 ) -> BlockPlan:
     """Lays out one block of raw segments. `shapes` are ordered by (child, layer, kind)."""
@@ -183,6 +178,7 @@ def plan_block(
         first_position=first_position,
         tokens=tokens,
         extras=[pb.Extra(row=extra.row, digest=extra.digest) for extra in extras],
+        cells=cells,
         created_unix_seconds=created,
     )
     offset = 0
@@ -323,6 +319,8 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
     places = [extra.row for extra in extras]
     if places != sorted(places) or (places and places[-1] >= rows):
         raise CorruptBlock("extras are out of order or outside the block")
+    if header.cells and len(header.cells) != rows:
+        raise CorruptBlock(f"{len(header.cells)} cells are not one for each of {rows} rows")
     segments = _checked_segments(header, rows, payload_offset, file_bytes)
     raw_offset, encoded = header.raw_payload_offset, any(s.encoded for s in segments)
     if encoded and (raw_offset % ALIGNMENT or not 0 < raw_offset <= 2 * MAX_HEADER_BYTES):
@@ -341,6 +339,7 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
         file_bytes=file_bytes,
         created_unix_seconds=header.created_unix_seconds,
         raw_payload_offset=raw_offset if encoded else payload_offset,
+        cells=tuple(header.cells),
     )
     if encoded and meta.raw_file_bytes <= file_bytes:
         raise CorruptBlock("an encoded file is not smaller than the raw one")

@@ -111,8 +111,7 @@ class Census:
         if selection.ids:
             found = {record.key: record for record in map(self.resolve, selection.ids)}
             return list(found.values())
-        tree = self._state.tree
-        return [record for record in self.records if not tree.child_count(record.key)]
+        return [record for record in self.records if self._last(record)]
 
     def chains(self, selection: Selection) -> Iterator[ChainLine]:
         for record in self.ends(selection):
@@ -155,7 +154,7 @@ class Census:
             blocks=total.blocks,
             file_bytes=total.file_bytes,
             own_blocks=len(own),
-            own_bytes=sum(block.file_bytes for block in own),
+            own_bytes=sum(one.file_bytes for block in own for one in self._with_windows(block)),
             tiers=self._uses(total.tier_blocks, total.tier_bytes),
             created=min(block.created for block in mine),
             last_use=max(block.last_use for block in mine),
@@ -171,8 +170,7 @@ class Census:
 
     def everything(self) -> Totals:
         """Of all that is stored."""
-        child_count = self._state.tree.child_count
-        chains = sum(not child_count(record.key) for record in self.records)
+        chains = sum(map(self._last, self.records))
         file_bytes = sum(record.file_bytes for record in self.records)
         with self._state.lock:  # the books have these sums
             counts = [len(level.lru) for level in self._state.levels]
@@ -189,7 +187,7 @@ class Census:
             while at is not None and at.key not in seen:
                 seen[at.key] = at
                 at = self._state.tree.get(BlockKey(at.parent))
-        return self._totals(seen.values(), chains)
+        return self._totals([one for at in seen.values() for one in self._with_windows(at)], chains)
 
     def totals_of_blocks(self, lines: Iterable[BlockLine]) -> Totals:
         records = (self._state.tree.get(line.key) for line in lines)
@@ -230,12 +228,13 @@ class Census:
         else:
             total = _Sum(len(state.levels), complete=self._starts(path[-1]))
         for block in reversed(path):
-            total.tokens += block.rows
-            total.blocks += 1
-            total.file_bytes += block.file_bytes
-            for index in tuple(block.levels):
-                total.tier_blocks[index] += 1
-                total.tier_bytes[index] += state.levels[index].lru.stored_bytes(block.key)
+            total.tokens += 0 if block.window else block.rows
+            for one in self._with_windows(block):
+                total.blocks += 1
+                total.file_bytes += one.file_bytes
+                for index in tuple(one.levels):
+                    total.tier_blocks[index] += 1
+                    total.tier_bytes[index] += state.levels[index].lru.stored_bytes(one.key)
             if state.tree.child_count(block.key) > 1:
                 self._sums[block.key] = total.copy()
         return total
@@ -249,7 +248,7 @@ class Census:
             at = state.tree.get(BlockKey(at.parent))
         tokens, complete = ends[at.key] if at is not None else (0, self._starts(path[-1]))
         for block in reversed(path):
-            tokens += block.rows
+            tokens += 0 if block.window else block.rows
             ends[block.key] = tokens, complete
         tokens, complete = ends[record.key]
         uses = [
@@ -274,6 +273,14 @@ class Census:
             leased=state.pinned(record.key),
             complete=complete,
         )
+
+    def _last(self, record: BlockRecord) -> bool:
+        """Whether a chain ends with it."""
+        return not record.window and not self._state.tree.child_count(record.key)
+
+    def _with_windows(self, record: BlockRecord) -> tuple[BlockRecord, ...]:
+        """The block and what hangs on it."""
+        return (record, *self._state.tree.windows(record.key))
 
     def _starts(self, record: BlockRecord) -> bool:
         """Whether nothing is missing before it. What is just being written is not missing."""

@@ -14,12 +14,14 @@ def take_covered(state: StoreState, record: BlockRecord, deepest: int) -> list[D
     """
     doomed = []
     for shorter in state.tree.covers(record):
-        if not (state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
+        kept = any(state.pinned(one.key) for one in state.tree.windows(shorter.key))
+        if not (kept or state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
             # Another sidecar may have no other copy of it than the shared one.
-            levels = [
-                state.levels[index]
-                for index in sorted(shorter.levels)
-                if index <= deepest and state.levels[index].shared is None
-            ]
-            doomed += [d for level in levels if (d := state.drop_copy(level, shorter.key))]
+            for one in (*state.tree.windows(shorter.key), shorter):
+                levels = [
+                    state.levels[index]
+                    for index in sorted(one.levels)
+                    if index <= deepest and state.levels[index].shared is None
+                ]
+                doomed += [d for level in levels if (d := state.drop_copy(level, one.key))]
     return doomed

@@ -81,14 +81,13 @@ _PLAUSIBLE: Final = " AND ".join(
             f"typeof({name}) = 'integer' AND {name} >= 0"
             for name in (
                 "tier",
-                "plain_rows",
                 "file_bytes",
                 "raw_file_bytes",
                 "stored_bytes",
                 "hits",
             )
         ),
-        "plain_rows <= length(tokens) / 4",
+        "typeof(plain_rows) = 'integer' AND plain_rows BETWEEN -1 AND length(tokens) / 4",
         f"0 < file_bytes AND file_bytes <= raw_file_bytes AND raw_file_bytes <= {MAX_FILE_BYTES}",
         "typeof(last_use) = 'real' AND typeof(created) = 'real'",
     ]

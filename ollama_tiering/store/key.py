@@ -37,6 +37,7 @@ NAMESPACE_FIELDS: Final = (
 
 _KEY_TAG: Final = b"kvt1"
 _NAMESPACE_TAG: Final = b"kvt-namespace-1"
+_WINDOW_TAG: Final = b"kvt-window-1"
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _LAYER_KINDS: Final = ("full", "swa", "chunked")
 
@@ -125,6 +126,14 @@ def namespace_digest(fields: Iterable[tuple[str, str]]) -> NamespaceId:
         state.update(_lp(name.encode()))
         state.update(_lp(value.encode()))
     return NamespaceId(state.digest())
+
+
+def window_extra(child: int, first: int) -> BlockExtra:
+    """What tells a window block from its parent's other children: rows of this cache child, from
+    this row of the parent on.
+    """
+    digest = hashlib.sha256(_lp(_WINDOW_TAG) + struct.pack("<II", child, first)).digest()
+    return BlockExtra(0, digest)
 
 
 def as_key(value: bytes) -> BlockKey:

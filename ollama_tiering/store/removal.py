@@ -156,16 +156,20 @@ class Walk:
         return at
 
     def _take(self, record: BlockRecord) -> None:
+        """Takes a block out of the books, after the window blocks that hang on it."""
         state = self._state
+        for window in state.tree.windows(record.key):
+            if window.key not in self.gone:
+                self._take(window)
         if self._buries(record):
             self._to_bury[record.namespace, record.key] = record.created
         levels = [state.levels[index] for index in sorted(record.levels)]
         self.gone.add(record.key)
         self.result.blocks += 1
         self.result.stored_bytes += sum(level.lru.stored_bytes(record.key) for level in levels)
-        if self._dry_run:
+        if self._dry_run and not record.window:
             self._gone_children[record.parent] = self._gone_children.get(record.parent, 0) + 1
-        else:
+        elif not self._dry_run:
             self._doomed += [d for level in levels if (d := state.drop_copy(level, record.key))]
 
     def _reason(self, record: BlockRecord) -> str:
@@ -179,7 +183,8 @@ class Walk:
             return SHARED
         if self._buries(record) and self._graveyard.full(len(self._to_bury)):
             return TOO_MANY
-        return IN_USE if state.pinned(record.key) else ""
+        used = any(state.pinned(one.key) for one in (record, *state.tree.windows(record.key)))
+        return IN_USE if used else ""
 
     def _buries(self, record: BlockRecord) -> bool:
         return not self._own_only and self._graveyard.needed(record)

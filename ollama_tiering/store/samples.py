@@ -14,6 +14,7 @@ from ollama_tiering.store.key import (
     LayerSpec,
     Namespace,
     tokens_to_bytes,
+    window_extra,
 )
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim
@@ -82,6 +83,26 @@ def sequence(
         blocks.append(SampleBlock(plan.key, parent, rows, rows < block_tokens, file))
         parent = plan.key
     return blocks
+
+
+def window(
+    ns: Namespace, on: SampleBlock, tokens: Sequence[int], position: int, first: int = 0
+) -> SampleBlock:
+    """The window block that hangs on a block with these tokens at a position, from a row on."""
+    rows = tokens_to_bytes(tokens[first:])
+    plan = plan_block(
+        namespace=ns.digest(),
+        parent=on.key,
+        tokens=rows,
+        first_position=position + int(ns.block_tokens),
+        shapes=_shapes(ns),
+        extras=[window_extra(0, first)],
+        cells=range(100 + first, 100 + len(tokens)),
+        created_unix_seconds=_CREATED,
+    )
+    payload = [_bytes(plan.key, i, stored_bytes) for i, (_, stored_bytes) in enumerate(plan.spans)]
+    tail = plan.rows < int(ns.block_tokens)
+    return SampleBlock(plan.key, on.key, plan.rows, tail, encode_block(plan, payload))
 
 
 def _shapes(ns: Namespace) -> list[SegmentShape]:

@@ -25,14 +25,16 @@ def remove_end(
             if record is None or record.namespace != namespace:
                 continue
             kept = state.pins.keeps(key)  # a person's: not worth waiting for
-            pinned = not kept and state.pinned(key)
+            windows = state.tree.windows(key)
+            pinned = not kept and any(state.pinned(one.key) for one in (record, *windows))
             if state.tree.child_count(key) or kept or pinned:
                 break
-            if graveyard.needed(record) and not graveyard.full(len(buried)):
-                buried[namespace, key] = record.created
-            levels = [state.levels[index] for index in sorted(record.levels)]
-            doomed += [d for level in levels if (d := state.drop_copy(level, key))]
-            removed += 1
+            for one in (*windows, record):
+                if graveyard.needed(one) and not graveyard.full(len(buried)):
+                    buried[namespace, one.key] = one.created
+                levels = [state.levels[index] for index in sorted(one.levels)]
+                doomed += [d for level in levels if (d := state.drop_copy(level, one.key))]
+                removed += 1
     graveyard.bury(buried)
     room.unlink(state, doomed)
     return removed, sum(one.claim.reserved_bytes for one in doomed), pinned

@@ -320,7 +320,8 @@ class WriteSession:
             state.early.setdefault(record.parent, []).append(record.key)
         state.unpin(BlockKey(pending.claim.parent))
         doomed = take_covered(state, record, level.index)
-        state.admission.committed(record, level, tail=pending.claim.tail)
+        # A window moves on with its conversation: like a tail it is soon replaced by another.
+        state.admission.committed(record, level, tail=pending.claim.tail or record.window)
         state.counters.put_blocks += 1
         state.counters.put_bytes += record.file_bytes
         level.stats.written_bytes += stored_bytes

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
@@ -29,7 +30,7 @@ class BlockRecord:
     namespace: NamespaceId
     parent: bytes
     tokens: bytes
-    plain_rows: int  # leading rows at which nothing but a token stands
+    plain_rows: int  # leading rows at which nothing but a token stands; -1: a window block
     file_bytes: int  # of the raw file, which clients see
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
@@ -40,6 +41,11 @@ class BlockRecord:
     @property
     def rows(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def window(self) -> bool:
+        """Whether it is no block of a chain, but has rows of other layers beside its parent's."""
+        return self.plain_rows < 0
 
     def add_level(self, index: int) -> None:
         levels = self.levels | {index}
@@ -118,16 +124,19 @@ class BlockTree:
         return found if isinstance(found, list) else (found,)
 
     def child_count(self, key: bytes) -> int:
-        found = self._children.get(key)
-        if found is None:
-            return 0
-        return len(found) if isinstance(found, list) else 1
+        """Blocks that a chain goes on with; window blocks are none."""
+        return len(self.children(key)) - len(self.windows(key))
+
+    def windows(self, key: bytes) -> list[BlockRecord]:
+        """The window blocks that hang on a block."""
+        return list(takewhile(lambda record: record.window, self.children(key)))
 
     def shared_rows(self, record: BlockRecord) -> int | None:
         """Leading rows that it shares with the sibling nearest to it; None: it has no sibling."""
         siblings = self.children(record.parent)
         place = bisect_left(siblings, _entry(record), key=_entry)
-        near = [other for other in siblings[max(0, place - 1) : place + 2] if other is not record]
+        around = siblings[max(0, place - 1) : place + 2]
+        near = [other for other in around if other is not record and not other.window]
         prefix = _prefix(record)
         return max((common_rows(_prefix(other), prefix) for other in near), default=None)
 
@@ -182,7 +191,7 @@ class BlockTree:
         if record.plain_rows != record.rows:
             return None
         siblings = self.children(record.parent)
-        for other in siblings[bisect_left(siblings, (record.tokens, b""), key=_entry) :]:
+        for other in siblings[bisect_left(siblings, (record.tokens, False, b""), key=_entry) :]:
             prefix = _prefix(other)
             if not prefix.startswith(record.tokens):
                 break
@@ -199,7 +208,7 @@ class BlockTree:
         plain = _prefix(record)
         for length in range(TOKEN_BYTES, len(plain) + 1, TOKEN_BYTES):
             prefix = plain[:length]
-            for other in siblings[bisect_left(siblings, (prefix, b""), key=_entry) :]:
+            for other in siblings[bisect_left(siblings, (prefix, False, b""), key=_entry) :]:
                 if _prefix(other) != prefix:
                     break
                 if (
@@ -215,7 +224,7 @@ class BlockTree:
         siblings = self.children(parent)
         if not siblings or not tokens:
             return []
-        place = bisect_left(siblings, (tokens, b""), key=_entry)
+        place = bisect_left(siblings, (tokens, False, b""), key=_entry)
         best: list[tuple[BlockRecord, int]] = []
         for other in siblings[max(0, place - 1) : place + 1]:
             rows = common_rows(_prefix(other), tokens)
@@ -225,11 +234,11 @@ class BlockTree:
 
 
 def _prefix(record: BlockRecord) -> bytes:
-    return record.tokens[: record.plain_rows * TOKEN_BYTES]
+    return record.tokens[: max(record.plain_rows, 0) * TOKEN_BYTES]
 
 
-def _entry(record: BlockRecord) -> tuple[bytes, BlockKey]:
-    return _prefix(record), record.key
+def _entry(record: BlockRecord) -> tuple[bytes, bool, BlockKey]:
+    return _prefix(record), not record.window, record.key
 
 
 def common_rows(a: bytes, b: bytes) -> int:

@@ -79,7 +79,8 @@ class Withdrawal:
         with state.lock:
             records = list(state.tree)
         for record in records:
-            if record.namespace in found and not state.tree.child_count(record.key):
+            last = not record.window and not state.tree.child_count(record.key)
+            if record.namespace in found and last:
                 self._left.setdefault(record.namespace, []).append(record)
         return True
 

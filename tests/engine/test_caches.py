@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import BLOCK_TOKENS, Server, Sidecar, in_memory, text, wait_until
+from tests.engine.harness import Server, in_memory, text
 from tests.engine.test_restore import EXCHANGES, Rig, running, until_heard
 
 # Prompts are longer than the window of "sinks"; what its layers no longer see is kept up to 4,096.
@@ -83,23 +83,3 @@ def test_where_a_cold_answer_differs_from_a_restored_one(
         hit = in_memory(found, "sinks", prompt, 600)
         cold = in_memory(found, "sinks", prompt, 0)
     assert hit.logprobs != cold.logprobs
-
-
-def test_a_window_that_drops_rows_is_refused_with_the_context_that_would_keep_all(
-    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
-) -> None:
-    prompt = text(300, "window")
-    with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
-        server.generate("sinks", prompt, num_ctx=8192)
-        pid = server.runner_pid("sinks")
-        report = wait_until(
-            "the reason is reported", lambda: (found := sidecar.report(pid)).pid and found
-        )
-        assert not report.tiered
-        assert "num_ctx up to 4096" in report.reason
-        server.unload("sinks")
-        server.generate("sinks", prompt, num_ctx=4096)
-        sidecar.settle(server, "sinks")
-        server.unload("sinks")
-        assert server.generate("sinks", prompt, num_ctx=4096).resumed == len(prompt) - 1
-    assert server.restores()[-1].tokens >= BLOCK_TOKENS

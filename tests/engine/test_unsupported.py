@@ -8,10 +8,13 @@ import pytest
 
 from tests.engine.harness import Server, Sidecar, assert_same, text, wait_until
 
-CASES = [
-    pytest.param("sliding", {}, id="sliding window"),
-]
-REASONS = {"sliding": "sliding window that drops rows"}
+ROUNDED = {
+    "OLLAMA_FLASH_ATTENTION": "1",
+    "OLLAMA_KV_CACHE_TYPE": "q8_0",
+    "OLLAMA_KV_TIER_ENCODING": "q8_0",
+}
+CASES = [pytest.param("g2", ROUNDED, id="rounded twice")]
+REASONS = {"g2": "OLLAMA_KV_TIER_ENCODING"}
 
 
 @pytest.mark.parametrize(("model", "env"), CASES)

@@ -65,7 +65,7 @@ class Segment(_message.Message):
     def __init__(self, child: _Optional[int] = ..., layer: _Optional[int] = ..., kind: _Optional[_Union[SegmentKind, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., dtype: _Optional[str] = ..., row_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., raw_crc32c: _Optional[int] = ..., plane_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlockHeader(_message.Message):
-    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset")
+    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset", "cells")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class BlockHeader(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RAW_PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     key: bytes
     parent: bytes
@@ -84,7 +85,8 @@ class BlockHeader(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
     created_unix_seconds: int
     raw_payload_offset: int
-    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ..., raw_payload_offset: _Optional[int] = ...) -> None: ...
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ..., raw_payload_offset: _Optional[int] = ..., cells: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Extra(_message.Message):
     __slots__ = ("row", "digest")

@@ -10,9 +10,10 @@ import (
 	"github.com/ollama/ollama/ml"
 )
 
-// KVTierCache is the K/V cache of a model as the KV tiering sees it: one causal cache, or several that keep every row, each
-// for other layers. All of them go through the same StartForward, Remove and CopyPrefix, and none frees a cell by itself, so
-// that they hold the same positions in the same cells; where they do not, KVTierRows finds nothing.
+// KVTierCache is the K/V cache of a model as the KV tiering sees it: one causal cache, or several, each for other layers. Those
+// that keep every row go through the same StartForward, Remove and CopyPrefix, and free no cell by themselves, so that they
+// hold the same positions in the same cells; where they do not, KVTierRows finds nothing. Those of sliding windows drop rows,
+// and have cells of their own.
 type KVTierCache struct {
 	children []*Causal
 }
@@ -43,19 +44,23 @@ func KVTierCacheOf(cache Cache) (c *KVTierCache, reason string) {
 }
 
 func (c *KVTierCache) unsupported() string {
-	layers := 0
+	layers, cells := 0, 0
 	for _, child := range c.children {
 		if reason := child.tierUnsupported(); reason != "" {
 			return reason
 		}
-		if len(child.cells) != len(c.children[0].cells) {
+		if child.tierDrops() {
+			continue
+		}
+		if cells > 0 && len(child.cells) != cells {
 			return "caches of several sizes"
 		}
+		cells = len(child.cells)
 		layers += len(child.keys)
 	}
 	switch {
 	case layers == 0:
-		return "no K/V layers"
+		return "no layer that keeps every row"
 	case c.children[0].config.PermutedV && !c.OnHost():
 		// One element of V at a time would cross the bus, with the runner's lock held.
 		return "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
@@ -63,11 +68,17 @@ func (c *KVTierCache) unsupported() string {
 	return ""
 }
 
+// tierDrops reports whether the cache drops rows that its layers no longer see.
+func (c *Causal) tierDrops() bool { return c.swaMemorySize != math.MaxInt32 }
+
+// kept are the children that keep every row.
+func (c *KVTierCache) kept() []*Causal {
+	return slices.DeleteFunc(slices.Clone(c.children), (*Causal).tierDrops)
+}
+
 // tierUnsupported returns why the rows of one cache can't be tiered, or "". It may be that of no layer.
 func (c *Causal) tierUnsupported() string {
 	switch {
-	case c.swaMemorySize != math.MaxInt32:
-		return fmt.Sprintf("sliding window that drops rows, not supported yet (with num_ctx up to %d it keeps all)", c.swaMemorySize)
 	case tierTypes[c.DType] == "":
 		return "K/V cache of another type than f16, q8_0 and q4_0"
 	case c.DType != ml.DTypeF16 && c.config.PermutedV:
@@ -100,6 +111,7 @@ type KVTierLayer struct {
 	Child, Layer                int
 	Kind                        string // of its attention, as blocks name it: full, swa or chunked
 	Window                      int    // positions that a window or a chunk has, 0 where there is none
+	Drops                       bool   // what it no longer sees
 	KVHeads, KHeadDim, VHeadDim int
 	KRowBytes, VRowBytes        int
 }
@@ -115,7 +127,7 @@ func (c *KVTierCache) Layers() (layers []KVTierLayer) {
 				vHeadDim = value.Dim(1)
 			}
 			layers = append(layers, KVTierLayer{
-				Child: number, Layer: layer, Kind: kind, Window: window,
+				Child: number, Layer: layer, Kind: kind, Window: window, Drops: child.tierDrops(),
 				KVHeads: key.Dim(1), KHeadDim: key.Dim(0), VHeadDim: vHeadDim,
 				KRowBytes: child.tierPlane(layer, false).RowBytes, VRowBytes: child.tierPlane(layer, true).RowBytes,
 			})
@@ -165,13 +177,14 @@ func (c *KVTierCache) OnHost() bool {
 	return true
 }
 
-// BatchCells returns the cells that the last StartForward assigned to its batch, one for each row, and those that a child has
-// assigned beside them, if they should ever differ.
+// BatchCells returns the cells that the last StartForward assigned to its batch in the children that keep every row: one for
+// each row, and those that a child has assigned beside them, if they should ever differ.
 func (c *KVTierCache) BatchCells() []int32 {
-	cells := slices.Clone(c.children[0].tierLocs)
-	for _, child := range c.children[1:] {
+	kept := c.kept()
+	cells := slices.Clone(kept[0].tierLocs)
+	for _, child := range kept[1:] {
 		for _, cell := range child.tierLocs {
-			if !slices.Contains(c.children[0].tierLocs, cell) {
+			if !slices.Contains(kept[0].tierLocs, cell) {
 				cells = append(cells, cell)
 			}
 		}

@@ -16,12 +16,14 @@ type KVTierRows struct {
 	planes   []rows.Plane // K and V of the first layer, of the second, …
 }
 
-// Rows returns the rows of the cache.
+// Rows returns the rows of the children that keep every row.
 func (c *KVTierCache) Rows() *KVTierRows {
-	r := &KVTierRows{children: c.children}
+	r := &KVTierRows{children: c.kept()}
 	for _, l := range c.Layers() {
-		child := c.children[l.Child]
-		r.planes = append(r.planes, child.tierPlane(l.Layer, false), child.tierPlane(l.Layer, true))
+		if !l.Drops {
+			child := c.children[l.Child]
+			r.planes = append(r.planes, child.tierPlane(l.Layer, false), child.tierPlane(l.Layer, true))
+		}
 	}
 	return r
 }

@@ -53,10 +53,13 @@ type SegmentSpan struct {
 }
 
 // NewLayout lays out the K and V segments of every layer.
-func NewLayout(layers []Layer, rows int) *Layout {
+func NewLayout(layers []Layer, rows int) *Layout { return newLayout(layers, rows, 0) }
+
+// newLayout has room for so many bytes more in the header.
+func newLayout(layers []Layer, rows, more int) *Layout {
 	l := &Layout{Rows: rows}
 	// Upper bound of the header: fixed fields and tokens, then what one Segment message takes at most.
-	l.PayloadOffset = alignUp(preambleBytes + 256 + 4*rows + len(layers)*2*64)
+	l.PayloadOffset = alignUp(preambleBytes + 256 + 4*rows + len(layers)*2*64 + more)
 	at := l.PayloadOffset
 	for _, layer := range layers {
 		for _, v := range []bool{false, true} {
@@ -74,11 +77,13 @@ func NewLayout(layers []Layer, rows int) *Layout {
 // Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C, and
 // clears what lies between the segments.
 func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, dtype string) error {
-	h := &tierpb.BlockHeader{
-		Namespace: ns[:], Key: key[:], Parent: parent[:],
-		FirstPosition: uint32(firstPosition), Tokens: tokens,
-		CreatedUnixSeconds: time.Now().Unix(),
-	}
+	return l.seal(file, dtype, &tierpb.BlockHeader{
+		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(firstPosition), Tokens: tokens,
+	})
+}
+
+func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
+	h.CreatedUnixSeconds = time.Now().Unix()
 	for i, s := range l.Segments {
 		next := l.FileBytes
 		if i+1 < len(l.Segments) {
@@ -200,6 +205,12 @@ func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, 
 	if rows > len(h.Tokens)/4 || len(tokens) < 4*rows || !bytes.Equal(h.Tokens[:4*rows], tokens[:4*rows]) {
 		return fmt.Errorf("%w: its tokens are not the prompt's", ErrCorrupt)
 	}
+	return b.has(layers, dtype)
+}
+
+// has reports why the segments are not K and V of layers, or nil.
+func (b *Block) has(layers []Layer, dtype string) error {
+	h := b.Header
 	if len(h.Segments) != 2*len(layers) {
 		return fmt.Errorf("%w: %d segments for %d layers", ErrFormat, len(h.Segments), len(layers))
 	}

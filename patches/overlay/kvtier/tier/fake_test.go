@@ -91,6 +91,8 @@ func (h *fakeHost) Ahead() int { return h.ahead }
 
 func (h *fakeHost) Avoid() map[int32]struct{} { return h.avoid }
 
+func (h *fakeHost) AvoidWindow(int) map[int32]struct{} { return nil }
+
 // fakeRows are cells in plain memory; a free cell belongs to slot -1.
 type fakeRows struct {
 	slot, position [fakeCells]int

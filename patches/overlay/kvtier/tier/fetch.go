@@ -35,6 +35,7 @@ type fetch struct {
 	rows     int     // positions [from, rows) can be restored
 	expected float64 // seconds that the tier was expected to take
 	blocks   []fetchedBlock
+	windows  []fetchedWindow // of a model that has windows: all that end at rows
 	report   tierpb.RestoreReport
 
 	release func() // ends the lease
@@ -46,6 +47,9 @@ func (f *fetch) close() {
 		f.release()
 		for i := range f.blocks {
 			f.blocks[i].close()
+		}
+		for i := range f.windows {
+			f.windows[i].close()
 		}
 	})
 }
@@ -73,14 +77,23 @@ func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemor
 	if plan.rows-memory < t.config.MinTokens {
 		return nil
 	}
-	if !t.stats.restorePays(plan.rows-memory, plan.bytes, plan.seconds) {
+	windows := len(t.model.Windows) > 0
+	if windows && !endsContent(has.Blocks, plan.rows) {
+		return nil
+	}
+	if !t.stats.restorePays(plan.rows-memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds) {
 		return nil
 	}
 	f := &fetch{from: plan.from, rows: plan.from, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
-	t.fetch(ctx, f, plan, chain, encoded)
+	began := time.Now()
+	if !windows || t.fetchWindows(ctx, f, plan, chain, encoded) {
+		reading := time.Since(began).Seconds()
+		t.fetch(ctx, f, plan, chain, encoded)
+		f.report.FetchSeconds += reading
+	}
 	t.stats.spent(time.Since(start))
-	if f.rows-memory < t.config.MinTokens {
+	if f.rows-memory < t.config.MinTokens || (windows && f.rows < plan.rows) {
 		f.close()
 		return nil
 	}

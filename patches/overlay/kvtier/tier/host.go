@@ -40,6 +40,9 @@ type RunAhead interface {
 
 	// Avoid returns the free cells that a restore must not use: a batch that is built will write them. Under the lock.
 	Avoid() map[int32]struct{}
+
+	// AvoidWindow is Avoid for the cells of a window's cache.
+	AvoidWindow(child int) map[int32]struct{}
 }
 
 // NoRunAhead is for embedding in the Host of a runner that never runs ahead.
@@ -54,6 +57,8 @@ func (NoRunAhead) Settle() {}
 func (NoRunAhead) Ahead() int { return 0 }
 
 func (NoRunAhead) Avoid() map[int32]struct{} { return nil }
+
+func (NoRunAhead) AvoidWindow(int) map[int32]struct{} { return nil }
 
 // Rows are the cells of a runner's cache and the rows in them. Segments are numbered as in a block: K and V of the model's
 // first layer, of its second, … Everything is called under the Host's lock.

@@ -15,6 +15,7 @@ type lineage struct {
 	keys          []kvtier.Key
 	saved         int       // rows of whole blocks that are stored or in blocks
 	tail          int       // rows, when a tail block has been added
+	windowsAt     int       // rows, when window blocks have been added
 	progressAt    int       // rows from which on a snapshot in progress is due
 	progressSince time.Time // when the last one was, or the computing began
 	present       int       // rows still in the slot's cells
@@ -31,9 +32,12 @@ type block struct {
 	tokens      []byte
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
-	file        []byte // its bytes, nil until there is memory for them
-	path        string // of the reserved file
-	id          uint64 // its reservation
+	part        *windowPart // of a window block, whose rows are not all of those of the block at first
+	cells       []int32     // of a window block that is copied
+	parting     bool        // the slot is about to go on, and has its rows still
+	file        []byte      // its bytes, nil until there is memory for them
+	path        string      // of the reserved file
+	id          uint64      // its reservation
 	copied      bool
 	lost        bool
 }
@@ -56,8 +60,10 @@ func (l *lineage) atRisk(keep int) bool {
 	return slices.ContainsFunc(l.blocks, func(b *block) bool { return b.losesRows(keep) })
 }
 
+// losesRows reports whether a block that is not copied loses rows when the slot keeps only the first of them. A window loses
+// some as soon as the slot goes on.
 func (b *block) losesRows(keep int) bool {
-	return !b.copied && !b.lost && b.first+b.rows > keep
+	return !b.copied && !b.lost && (b.part != nil || b.first+b.rows > keep)
 }
 
 // plan adds the blocks that are complete and not yet planned, and the tail if the lineage has ended.
@@ -78,6 +84,7 @@ func (l *lineage) plan(t *Tier) {
 		l.add(t, l.saved, tail)
 		l.tail = tail
 	}
+	l.planWindows(t)
 }
 
 func (l *lineage) parent(t *Tier, block int) kvtier.Key {
@@ -103,6 +110,10 @@ func (l *lineage) add(t *Tier, first, rows int) {
 
 // export copies a block's rows out of the cells into b.file. The caller holds the Host's lock and the rows are computed.
 func (t *Tier) export(l *lineage, b *block) {
+	if b.part != nil {
+		t.exportWindow(l, b)
+		return
+	}
 	cells := t.rows.Cells(l.slot, b.first, b.first+b.rows)
 	if cells == nil || b.first+b.rows > l.present {
 		b.lost = true

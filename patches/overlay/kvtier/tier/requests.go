@@ -44,8 +44,7 @@ func (t *Tier) Restore(slot int, request any, memory, prompt int) (resume int) {
 	defer func() {
 		if r := recover(); r != nil {
 			fail("restore", r)
-			t.rows.Drop(slot, memory)
-			resume = memory
+			resume = t.undo(slot, memory)
 		}
 	}()
 	resume = memory

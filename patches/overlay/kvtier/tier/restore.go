@@ -18,7 +18,7 @@ func (t *Tier) restore(f *fetch, slot, memory int) int {
 	defer func() { t.stats.spent(time.Since(start)) }()
 	t.host.BeforeRestore()
 	cells := t.rows.Find(slot, memory, f.rows-memory, t.host.Avoid())
-	if len(cells) < t.config.MinTokens {
+	if len(cells) < t.config.MinTokens || !t.windowsFit(f, slot) {
 		return memory
 	}
 	copying := time.Now()
@@ -31,16 +31,16 @@ func (t *Tier) restore(f *fetch, slot, memory int) int {
 		cells = cells[:rows]
 		f.report.Bytes = uint64(rows) * t.rowBytes()
 	}
-	if rows < t.config.MinTokens {
+	if rows < t.config.MinTokens || (len(f.windows) > 0 && memory+rows < f.rows) {
 		return memory
 	}
+	t.putWindows(f, slot)
 	f.report.CopySeconds = time.Since(copying).Seconds()
 	t.rows.Occupy(slot, memory, cells)
 	resume := memory + len(cells)
-	if t.rows.Cells(slot, 0, resume) == nil {
+	if t.rows.Cells(slot, 0, resume) == nil || !t.windowsHold(slot, resume) {
 		slog.Error("kv restore left a gap, recomputing", "slot", slot, "from", memory, "to", resume)
-		t.rows.Drop(slot, memory)
-		return memory
+		return t.undo(slot, memory)
 	}
 	f.report.Tokens = uint64(len(cells))
 	t.stats.restored(f)
@@ -49,13 +49,21 @@ func (t *Tier) restore(f *fetch, slot, memory int) int {
 	return resume
 }
 
+// undo takes away what a restore added, and returns the position to go on from. What there was of windows is gone.
+func (t *Tier) undo(slot, memory int) int {
+	if len(t.model.Windows) > 0 {
+		memory = 0
+	}
+	for i := range t.model.Windows {
+		t.model.Windows[i].Rows.Drop(slot, 0)
+	}
+	t.rows.Drop(slot, memory)
+	return memory
+}
+
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // rowBytes is the bytes of one position over all layers, K and V.
 func (t *Tier) rowBytes() uint64 {
-	n := 0
-	for _, l := range t.model.Layers {
-		n += l.RowBytes(false) + l.RowBytes(true)
-	}
-	return uint64(n)
+	return layerBytes(t.model.Layers)
 }

@@ -39,7 +39,7 @@ func (t *Tier) snapshotGuarded(l *lineage) (err error) {
 			err = fmt.Errorf("panic: %v", p)
 			t.host.Lock()
 			defer t.host.Unlock()
-			l.blocks, l.saved, l.tail = nil, 0, 0
+			l.blocks, l.saved, l.tail, l.windowsAt = nil, 0, 0, 0
 		}
 	}()
 	return t.snapshot(l)
@@ -61,7 +61,7 @@ func (t *Tier) snapshot(l *lineage) error {
 	if done < len(blocks) {
 		// The next snapshot of this content starts again from the first that is not stored.
 		l.saved = min(l.saved, wholeRows(blocks[done].first))
-		l.tail = 0
+		l.tail, l.windowsAt = 0, 0
 		l.refused = l.finished
 	}
 	return err
@@ -144,7 +144,7 @@ func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]
 			if !b.copied { // a chain has no holes
 				return t.commit(session, blocks[:slices.Index(blocks, b)])
 			}
-			err := b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.model.DType)
+			err := t.seal(b)
 			if err == nil {
 				err = kvtier.WriteFile(b.path, b.file)
 			}
@@ -156,6 +156,13 @@ func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]
 		at += n
 	}
 	return t.commit(session, blocks)
+}
+
+func (t *Tier) seal(b *block) error {
+	if b.part != nil {
+		return b.layout.SealWindow(b.file, t.namespace, b.part.block, b.cells, t.model.DType)
+	}
+	return b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.model.DType)
 }
 
 // copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.

@@ -51,7 +51,8 @@ type Model struct {
 	Attention func() string // how attention is computed on the CPU, "" where it is not; for reports
 
 	Slots       int
-	Layers      []kvtier.Layer
+	Layers      []kvtier.Layer // that keep every row
+	Windows     []Window       // of those that do not
 	DType       string
 	OnHost      bool // the CPU can access all rows directly
 	Description *tierpb.Namespace
@@ -147,7 +148,7 @@ func (t *Tier) onSidecarUp() {
 	t.host.Lock()
 	defer t.host.Unlock()
 	for i := range t.slots {
-		t.slots[i].lineage.saved = 0
+		t.slots[i].lineage.saved, t.slots[i].lineage.windowsAt = 0, 0
 		t.slots[i].lineage.refused = false
 		t.work.add(t.slots[i].lineage)
 	}

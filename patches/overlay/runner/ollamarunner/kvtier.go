@@ -78,15 +78,20 @@ func tierTokens(inputs []*input.Input) []int32 {
 	return tokens
 }
 
-// tierInMemory returns how many of the prompt's first tokens the best slot holds.
+// tierInMemory returns how many of the prompt's first tokens the best slot holds and could go on from.
 func tierInMemory(s *Server, inputs []*input.Input) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	best := int32(0)
 	for i := range s.cache.slots {
 		slot := &s.cache.slots[i]
-		if !slot.InUse || s.cache.multiUserCache {
-			best = max(best, countCommonPrefix(slot.Inputs, inputs))
+		if slot.InUse && !s.cache.multiUserCache {
+			continue
+		}
+		held := countCommonPrefix(slot.Inputs, inputs)
+		from := min(held, int32(len(inputs))-1) // the last input is computed
+		if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
+			best = held
 		}
 	}
 	return int(best)

@@ -31,6 +31,9 @@ func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32
 		defer tier.Guard("built")
 		h := engineHost.Load()
 		h.batches.built(id, h.cache.BatchCells())
+		for _, w := range h.windows {
+			h.batches.builtWindow(id, w.Child, w.BatchCells())
+		}
 	}
 }
 
@@ -73,13 +76,15 @@ func tierComputeEnd(id int) {
 type tierBatches struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
-	cells   map[int][]int32  // built, not yet computed
-	started map[int]struct{} // being computed
+	cells   map[int][]int32         // built, not yet computed
+	windows map[int]map[int][]int32 // the same of caches that drop rows, by batch and by child
+	started map[int]struct{}        // being computed
 }
 
 func (b *tierBatches) init() {
 	b.cond = sync.NewCond(&b.mu)
 	b.cells = make(map[int][]int32)
+	b.windows = make(map[int]map[int][]int32)
 	b.started = make(map[int]struct{})
 }
 
@@ -87,6 +92,15 @@ func (b *tierBatches) built(id int, cells []int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cells[id] = cells
+}
+
+func (b *tierBatches) builtWindow(id, child int, cells []int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.windows[id] == nil {
+		b.windows[id] = make(map[int][]int32)
+	}
+	b.windows[id][child] = cells
 }
 
 // begin returns how many rows the batch computes.
@@ -111,6 +125,7 @@ func (b *tierBatches) end(id int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.cells, id)
+	delete(b.windows, id)
 	delete(b.started, id)
 	b.cond.Broadcast()
 }
@@ -165,6 +180,19 @@ func (b *tierBatches) pending() map[int32]struct{} {
 	cells := make(map[int32]struct{})
 	for _, c := range b.cells {
 		for _, cell := range c {
+			cells[cell] = struct{}{}
+		}
+	}
+	return cells
+}
+
+// pendingWindow is pending for a cache that drops rows.
+func (b *tierBatches) pendingWindow(child int) map[int32]struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	cells := make(map[int32]struct{})
+	for _, children := range b.windows {
+		for _, cell := range children[child] {
 			cells[cell] = struct{}{}
 		}
 	}

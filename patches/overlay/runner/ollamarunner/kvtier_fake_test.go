@@ -81,15 +81,22 @@ const (
 // tierFake is a runner over two caches of a layer each, of a model that nobody computes, with its tiering.
 type tierFake struct {
 	*tierHost
-	rows *kvcache.KVTierRows
-	tier *tier.Tier
+	rows     *kvcache.KVTierRows
+	segments int
+	tier     *tier.Tier
 }
 
-// newTierFake turns the tiering on, with the sidecar on a socket, if there is one.
+// newTierFake turns the tiering on, with the sidecar on a socket, if there is one. The window of the one cache is as large as
+// the context: no row is ever dropped.
 func newTierFake(t *testing.T, slots int, socket string) tierFake {
 	t.Helper()
-	// the window is as large as the context: no row is ever dropped
-	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(tierFakeCtx, nil), kvcache.NewCausalCache(nil))
+	return newTierFakeOf(t, slots, tierFakeCtx, socket)
+}
+
+// newTierFakeOf is newTierFake with a window of so many positions.
+func newTierFakeOf(t *testing.T, slots int, window int32, socket string) tierFake {
+	t.Helper()
+	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(window, nil), kvcache.NewCausalCache(nil))
 	cache.Init(tierFakeBackend{}, ml.DTypeF16, slots, tierFakeCtx, 32)
 	ctx := tierFakeContext{}
 	if err := cache.StartForward(ctx, input.Batch{Positions: []int32{0}, Sequences: []int{0}}, true); err != nil {
@@ -115,12 +122,12 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 		t.Setenv(name, value)
 	}
 	host := newTierHost(s)
-	host.cache, host.sync, host.exactShift = tiered, func() {}, true
-	f := tierFake{tierHost: host, rows: tiered.Rows(), tier: tier.Connect(host)}
-	layers := tierLayers(tiered)
+	host.cache, host.windows, host.sync, host.exactShift = tiered, tiered.Windows(), func() {}, true
+	f := tierFake{tierHost: host, rows: tiered.Rows(), segments: 2 * len(tierKept(tiered)), tier: tier.Connect(host)}
+	layers := tierKept(tiered)
 	engineHost.Store(host)
 	f.tier.Attach(f.rows, tier.Model{
-		Slots: slots, Layers: layers, DType: "f16", OnHost: true, Attention: func() string { return "" },
+		Slots: slots, Layers: layers, Windows: tierWindows(tiered), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),
 		}.Proto(),
@@ -136,11 +143,17 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 // is empty, and so is slot 1.
 func newTierFakeWithSidecar(t *testing.T) tierFake {
 	t.Helper()
+	return newTierFakeWithSidecarOf(t, tierFakeCtx)
+}
+
+// newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of so many positions.
+func newTierFakeWithSidecarOf(t *testing.T, window int32) tierFake {
+	t.Helper()
 	socket := os.Getenv("KVTIER_TEST_SOCKET")
 	if socket == "" {
 		t.Skip("KVTIER_TEST_SOCKET does not name the socket of a running sidecar")
 	}
-	f := newTierFake(t, 2, socket)
+	f := newTierFakeOf(t, 2, window, socket)
 	prompt := tierInputs(100_000, 100_065)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		f.fill(0, prompt[:64], 0)
@@ -161,7 +174,25 @@ func (f tierFake) fill(slot int, inputs []*input.Input, salt byte) {
 	cells := f.rows.Find(slot, 0, len(inputs), nil)
 	f.write(cells, salt)
 	f.rows.Occupy(slot, 0, cells)
+	for _, w := range f.windows {
+		f.fillWindow(w, slot, len(inputs), salt)
+	}
 	f.server.cache.slots[slot].Inputs = inputs
+}
+
+// fillWindow gives a slot the rows of a window that ends at a position; they hold (position + salt) in every byte.
+func (f tierFake) fillWindow(w kvcache.KVTierWindow, slot, end int, salt byte) {
+	from := max(0, end-w.Size)
+	w.Rows.Drop(slot, 0)
+	cells := w.Rows.Find(slot, from, end-from, nil)
+	all := make([]byte, len(cells)*tierFakeRowBytes)
+	for i := range all {
+		all[i] = byte(from+i/tierFakeRowBytes) + salt
+	}
+	for segment := range 2 {
+		w.Rows.Write(segment, cells, rows.Chunk{Data: all})
+	}
+	w.Rows.Occupy(slot, from, cells)
 }
 
 func (f tierFake) write(cells []int32, salt byte) {
@@ -173,7 +204,7 @@ func (f tierFake) write(cells []int32, salt byte) {
 }
 
 func (f tierFake) writeBytes(cells []int32, all []byte) {
-	for segment := range 4 {
+	for segment := range f.segments {
 		f.rows.Write(segment, cells, rows.Chunk{Data: all})
 	}
 }
@@ -186,7 +217,7 @@ func (f tierFake) holds(t *testing.T, slot, from, to int, salt byte) {
 		t.Fatalf("positions %d to %d are not in slot %d", from, to, slot)
 	}
 	back := make([]byte, len(cells)*tierFakeRowBytes)
-	for segment := range 4 {
+	for segment := range f.segments {
 		f.rows.Read(segment, cells, back)
 		for i, got := range back {
 			if want := byte(from+i/tierFakeRowBytes) + salt; got != want {

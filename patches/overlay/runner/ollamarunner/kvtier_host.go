@@ -12,6 +12,7 @@ import (
 type tierHost struct {
 	server     *Server
 	cache      *kvcache.KVTierCache
+	windows    []kvcache.KVTierWindow
 	exactShift bool   // a rotation by an angle of 0 leaves a row's bits as they are
 	sync       func() // waits for everything that was launched on the devices
 	batches    tierBatches
@@ -36,7 +37,7 @@ func newTierHost(s *Server) *tierHost {
 
 // bind takes what is known once the model is loaded; tierModel has nothing against it.
 func (h *tierHost) bind(s *Server, cache *kvcache.KVTierCache) {
-	h.cache = cache
+	h.cache, h.windows = cache, cache.Windows()
 	// Quantised rows are rounded anew; scaled RoPE may multiply by a factor whatever the angle: gpt-oss has a factor and
 	// names no type.
 	config := s.model.Backend().Config()

@@ -1,7 +1,10 @@
 package ollamarunner
 
 import (
+	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
@@ -39,28 +42,54 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
-	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), cache.Type(), cache.OnHost()
+	layers := tierLayers(cache.Layers())
+	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
+	m.Layers, m.Windows = tierKept(cache), tierWindows(cache)
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,
 		CacheDType:     m.DType,
-		Layers:         m.Layers,
+		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra: tierComputing(backend, cache.Placement(), m.Layers, s.lastLoad.GPULayers) +
-			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + t.NamespaceExtra(),
+		Extra: tierComputing(backend, cache.Placement(), layers, s.lastLoad.GPULayers) +
+			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + tierWindowsExtra(m.Windows) + t.NamespaceExtra(),
 	}.Proto()
 	return cache, m, ""
 }
 
-// tierLayers is the geometry of a cache in the words of blocks.
-func tierLayers(cache *kvcache.KVTierCache) (layers []kvtier.Layer) {
-	for _, l := range cache.Layers() {
+// tierLayers is the geometry of a cache's layers in the words of blocks.
+func tierLayers(of []kvcache.KVTierLayer) (layers []kvtier.Layer) {
+	for _, l := range of {
 		layers = append(layers, kvtier.Layer{
 			Child: l.Child, Layer: l.Layer, Kind: l.Kind, Window: l.Window, KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
 			KRowBytes: l.KRowBytes, VRowBytes: l.VRowBytes,
 		})
 	}
 	return layers
+}
+
+// tierKept are the layers that keep every row.
+func tierKept(cache *kvcache.KVTierCache) []kvtier.Layer {
+	return tierLayers(slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Drops }))
+}
+
+// tierWindows are the caches that do not.
+func tierWindows(cache *kvcache.KVTierCache) (windows []tier.Window) {
+	for _, w := range cache.Windows() {
+		of := slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Child != w.Child })
+		windows = append(windows, tier.Window{Child: w.Child, Size: w.Size, Cells: w.Cells, Layers: tierLayers(of), Rows: w.Rows})
+	}
+	return windows
+}
+
+// tierWindowsExtra is what K/V of such a model depends on beside its layers: which cell a row is given follows from how many
+// rows are kept and how many cells there are, and in which order sums run follows from the cells.
+func tierWindowsExtra(windows []tier.Window) string {
+	var said []string
+	for _, w := range windows {
+		said = append(said, fmt.Sprintf("%d:%d:%d", w.Child, w.Size, w.Cells))
+	}
+	return kvtier.Part("windows", strings.Join(said, ","))
 }
 
 // tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with

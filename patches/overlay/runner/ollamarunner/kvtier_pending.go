@@ -17,3 +17,8 @@ func (h *tierHost) BeforeRestore() {
 func (h *tierHost) Avoid() map[int32]struct{} {
 	return h.batches.pending()
 }
+
+// AvoidWindow is Avoid for a cache that drops rows.
+func (h *tierHost) AvoidWindow(child int) map[int32]struct{} {
+	return h.batches.pendingWindow(child)
+}

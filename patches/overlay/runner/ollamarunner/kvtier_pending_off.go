@@ -11,3 +11,5 @@ func (h *tierHost) BeforeRestore() {}
 func (h *tierHost) Avoid() map[int32]struct{} {
 	return nil
 }
+
+func (h *tierHost) AvoidWindow(int) map[int32]struct{} { return nil }

@@ -71,7 +71,7 @@ var replaying replayRecord
 
 func replayAttach(s *Server) {
 	tiered, reason := kvcache.KVTierCacheOf(s.cache.cache)
-	if reason != "" {
+	if reason != "" || len(tiered.Windows()) > 0 {
 		return
 	}
 	r := &replaying

@@ -1,0 +1,165 @@
+package ollamarunner
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/ollama/ollama/kvtier/rows"
+	"github.com/ollama/ollama/kvtier/tier"
+)
+
+// A model whose second half of layers sees, and keeps, the last 100 positions only: what a real sidecar makes of it.
+
+const tierTestWindow = 100
+
+// windowHolds fails unless the slot has exactly the rows of the window that ends at a position, with (position + salt) in every
+// byte. It returns their cells.
+func (f tierFake) windowHolds(t *testing.T, slot, end int, salt byte) []int32 {
+	t.Helper()
+	w := f.windows[0]
+	from := max(0, end-w.Size)
+	cells := w.Rows.Cells(slot, from, end)
+	if cells == nil {
+		t.Fatalf("positions %d to %d are not in the window of slot %d", from, end, slot)
+	}
+	if from > 0 && w.Rows.Cells(slot, from-1, from) != nil {
+		t.Errorf("position %d is in the window, too", from-1)
+	}
+	back := make([]byte, len(cells)*tierFakeRowBytes)
+	for segment := range 2 {
+		w.Rows.Read(segment, cells, back)
+		for i, got := range back {
+			if want := byte(from+i/tierFakeRowBytes) + salt; got != want {
+				t.Fatalf("segment %d, position %d: %d, want %d", segment, from+i/tierFakeRowBytes, got, want)
+			}
+		}
+	}
+	return cells
+}
+
+func TestTierAWindowComesBackWhereItsContentEndedInTheCellsItLayIn(t *testing.T) {
+	for _, end := range []int{64, 74, tierTestWindow, tierTestWindow + 1, 128, 300, 320, 333} {
+		f := newTierFakeWithSidecarOf(t, tierTestWindow)
+		prompt := tierInputs(0, end+20)
+		f.fill(0, prompt[:end], 3)
+		before := f.windowHolds(t, 0, end, 3)
+		f.finish(0)
+		f.drop(0, 0)
+		f.windows[0].Rows.Write(0, before, rows.Chunk{Data: make([]byte, len(before)*tierFakeRowBytes)}) // whoever came next
+		if got := f.ask(t, 1, prompt); got != end {
+			t.Fatalf("%d tokens, resumes at %d", end, got)
+		}
+		f.holds(t, 1, 0, end, 3)
+		if after := f.windowHolds(t, 1, end, 3); !slices.Equal(after, before) {
+			t.Errorf("%d tokens: cells %v, want %v", end, after, before)
+		}
+		if !f.server.cache.cache.CanResume(1, int32(end)) {
+			t.Errorf("%d tokens: stock could not go on from there", end)
+		}
+	}
+}
+
+func TestTierAWindowComesBackNowhereElse(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	prompt := tierInputs(0, 400)
+	f.fill(0, prompt[:300], 3)
+	f.finish(0)
+	f.drop(0, 0)
+	for name, other := range map[string][]int{
+		"shorter":                  {0, 290},
+		"the same, one token less": {0, 300}, // its last token is computed
+		"ends with a block":        {0, 257},
+	} {
+		if got := f.ask(t, 1, tierInputs(other[0], other[1])); got != 0 {
+			t.Errorf("%s: resumes at %d", name, got)
+		}
+	}
+	if got := f.ask(t, 1, append(tierInputs(0, 280), tierInputs(900, 990)...)); got != 0 {
+		t.Errorf("differs before the end: resumes at %d", got)
+	}
+	if got := f.windows[0].Rows.Cells(1, 0, 1); got != nil {
+		t.Errorf("the slot has rows of a window that was not restored: %v", got)
+	}
+	if got := f.ask(t, 1, prompt); got != 300 {
+		t.Errorf("goes on: resumes at %d", got)
+	}
+}
+
+func TestTierAWindowWhoseCellsAreTakenIsComputed(t *testing.T) {
+	for name, take := range map[string]func(f tierFake, cell int32){
+		"by another slot":  func(f tierFake, cell int32) { f.windows[0].Rows.Occupy(0, 7, []int32{cell}) },
+		"by a built batch": func(f tierFake, cell int32) { f.batches.builtWindow(7, f.windows[0].Child, []int32{cell}) },
+	} {
+		f := newTierFakeWithSidecarOf(t, tierTestWindow)
+		prompt := tierInputs(0, 301)
+		f.fill(0, prompt[:300], 3)
+		cells := f.windowHolds(t, 0, 300, 3)
+		f.finish(0)
+		f.drop(0, 0)
+		take(f, cells[len(cells)/2])
+		if got := f.ask(t, 1, prompt); got != 0 {
+			t.Errorf("%s: resumes at %d", name, got)
+		}
+		if f.rows.Cells(1, 0, 1) != nil || f.windows[0].Rows.Cells(1, 299, 300) != nil {
+			t.Errorf("%s: something was restored", name)
+		}
+		f.windows[0].Rows.Drop(0, 0)
+		f.batches.end(7)
+		if got := f.ask(t, 1, prompt); got != 300 {
+			t.Errorf("%s, free again: resumes at %d", name, got)
+		}
+	}
+}
+
+func TestTierAWindowIsSavedBeforeItsSlotGoesOn(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	prompt := tierInputs(0, 301)
+	f.fill(0, prompt[:300], 3)
+	f.Lock()
+	tierFinished(&Sequence{cache: &f.server.cache.slots[0]})
+	tierBeforeDiscard(&f.server.cache.slots[0], 300) // the next turn: all of it is in memory
+	f.windows[0].Rows.Drop(0, 0)                     // and moves the window
+	f.Unlock()
+	f.flush()
+	f.drop(0, 0)
+	if got := f.ask(t, 1, prompt); got != 300 {
+		t.Fatalf("resumes at %d", got)
+	}
+	f.windowHolds(t, 1, 300, 3)
+}
+
+func TestTierAWindowThatHasLostRowsIsNotStored(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	prompt := tierInputs(0, 301)
+	f.fill(0, prompt[:300], 3)
+	f.windows[0].Rows.Drop(0, 299)
+	f.finish(0)
+	f.drop(0, 0)
+	if got := f.ask(t, 1, prompt); got != 0 {
+		t.Errorf("resumes at %d", got)
+	}
+}
+
+func TestTierAWindowOfAnotherSizeIsAnotherNamespace(t *testing.T) {
+	seen := map[string]bool{}
+	for _, w := range []tier.Window{
+		{Child: 0, Size: 1024, Cells: 1536}, {Child: 1, Size: 1024, Cells: 1536}, {Child: 0, Size: 1025, Cells: 1536},
+		{Child: 0, Size: 1024, Cells: 2816},
+	} {
+		seen[tierWindowsExtra([]tier.Window{w})] = true
+	}
+	if len(seen) != 4 || !seen[";windows=0:1024:1536"] || tierWindowsExtra(nil) != "" {
+		t.Errorf("%v, without windows %q", seen, tierWindowsExtra(nil))
+	}
+}
+
+func TestTierWhatIsInMemoryCountsOnlyWhereASlotCouldGoOn(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	f.fill(0, tierInputs(0, 300), 3)
+	f.server.cache.slots[0].InUse = false
+	for prompt, want := range map[int]int{400: 300, 301: 300, 300: 0, 250: 0} {
+		if got := tierInMemory(f.server, tierInputs(0, prompt)); got != want {
+			t.Errorf("prompt of %d tokens: %d are in memory, want %d", prompt, got, want)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+"""Window blocks hang on a chain: no prompt matches them, and they come and go with their block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.store import samples
+from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.inventory import Selection
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.test_admin import Tools
+
+TOKENS = list(range(10))  # two whole blocks and a tail of two
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Iterator[Tools]:
+    made = Tools(tmp_path)
+    yield made
+    made.bench.store.close()
+
+
+def hang(bench: Bench, blocks: list[samples.SampleBlock]) -> list[samples.SampleBlock]:
+    """Stores a window that begins in the second row of the second block, and ends with the last."""
+    windows = [
+        samples.window(NS, block, TOKENS[4 * i : 4 * i + block.rows], 4 * i, first=int(i == 1))
+        for i, block in enumerate(blocks)
+        if i >= 1
+    ]
+    results = bench.try_put(windows)
+    assert all(result.stored for result in results), results
+    bench.tick()
+    return windows
+
+
+def test_a_window_block_says_which_cells_its_rows_lay_in() -> None:
+    (block,) = samples.sequence(NS, range(4))
+    window = samples.window(NS, block, range(4), 0, first=1)
+    meta = read_meta(buffer_reader(window.data), len(window.data))
+    assert (meta.cells, meta.rows, meta.plain_rows) == ((101, 102, 103), 3, -1)
+    others = [samples.window(NS, block, range(4), 0, first=first).key for first in (0, 2)]
+    assert len({block.key, window.key, *others}) == 4
+
+
+def test_cells_that_are_not_one_for_each_row_are_damage() -> None:
+    from ollama_tiering.store.blockfile import pack_head
+    from ollama_tiering.store.pb import block_store_pb2 as pb
+
+    (block,) = samples.sequence(NS, range(4))
+    window = samples.window(NS, block, range(4), 0)
+    meta = read_meta(buffer_reader(window.data), len(window.data))
+    length = int.from_bytes(window.data[12:16], "little")
+    header = pb.BlockHeader.FromString(window.data[32 : 32 + length])
+    del header.cells[-1]
+    head = pack_head(header.SerializeToString(), meta.payload_offset)
+    with pytest.raises(CorruptBlock, match="3 cells are not one for each of 4 rows"):
+        read_meta(buffer_reader(head + window.data[len(head) :]), len(window.data))
+
+
+def test_no_prompt_matches_a_window_block_and_who_names_it_gets_it() -> None:
+    bench = Bench()
+    blocks = bench.put(TOKENS)
+    before = [(one.key, one.rows) for one in bench.match([*TOKENS, 77])]
+    windows = hang(bench, blocks)
+    assert [(one.key, one.rows) for one in bench.match([*TOKENS, 77])] == before
+    assert bench.rows([*range(8), *TOKENS[4:8]]) == 8  # the window's own tokens after its block
+    lease = bench.store.lease(NAMESPACE, [window.key for window in windows])
+    assert [one.key for one in lease.blocks] == [window.key for window in windows]
+
+
+def test_a_window_block_without_its_block_is_not_stored() -> None:
+    bench = Bench()
+    blocks = samples.sequence(NS, TOKENS)
+    (result,) = bench.try_put([samples.window(NS, blocks[0], TOKENS[:4], 0)])
+    assert not result.stored
+
+
+def test_a_block_does_not_leave_before_its_window() -> None:
+    bench = Bench(ram=None, local=5)
+    blocks = bench.put(TOKENS)
+    windows = hang(bench, blocks)
+    bench.match(TOKENS)  # the chain is used, its window is not
+    bench.put([90, 91])
+    assert bench.in_tier(0) & keys_of(windows) < keys_of(windows)
+    assert bench.rows(TOKENS) == len(TOKENS)
+    for token in range(200, 260):
+        bench.put([token])
+        held = bench.in_tier(0)
+        for block, window in zip(blocks[1:], windows, strict=True):
+            assert block.key in held or window.key not in held
+
+
+def test_a_longer_tail_replaces_one_with_its_window() -> None:
+    bench = Bench()
+    windows = hang(bench, bench.put(TOKENS))
+    bench.put([*TOKENS, 10])
+    held = bench.in_tier(0)
+    assert windows[0].key in held  # of the whole block
+    assert windows[1].key not in held
+    assert all(one.parent in bench.state.tree for one in bench.state.tree if one.window)
+
+
+def test_a_tail_whose_window_is_being_read_stays() -> None:
+    bench = Bench()
+    windows = hang(bench, bench.put(TOKENS))
+    lease = bench.lease(windows)
+    bench.put([*TOKENS, 10])
+    assert keys_of(windows) <= bench.in_tier(0)
+    bench.store.release(lease)
+
+
+def test_a_conversation_is_one_with_its_window(tools: Tools) -> None:
+    blocks = tools.put(TOKENS)
+    windows = hang(tools.bench, blocks)
+    tools.bench.store.run_pending()
+    (line,) = tools.chains()
+    assert line.key == blocks[-1].key
+    assert (line.tokens, line.blocks, line.file_bytes) == (10, 5, 5 * FILE_BYTES)
+    assert (line.own_blocks, line.own_bytes) == (3, 5 * FILE_BYTES)
+    totals = tools.admin.listing().stored
+    assert (totals.chains, totals.blocks) == (1, 5)
+    tokens = {one.key: one.tokens for one in tools.admin.listing(blocks=True).blocks}
+    assert [tokens[window.key] for window in windows] == [8, 10]
+    planned = tools.admin.remove(Selection(), dry_run=True)
+    done = tools.admin.remove(Selection(), dry_run=False)
+    assert planned == done
+    assert (done.chains, done.blocks, done.kept) == (1, 5, {})
+    assert not any(tools.file("ram", one.key).exists() for one in (*blocks, *windows))
+    assert not list(tools.bench.state.tree)
+
+
+def test_a_window_is_taken_from_the_one_conversation_only(tools: Tools) -> None:
+    one = tools.put(TOKENS)
+    windows = hang(tools.bench, one)
+    two = tools.put([*range(8), 60, 61])
+    done = tools.admin.remove(Selection(ids=(one[-1].key.hex(),)), dry_run=False)
+    assert done.kept == {"needed by another chain": 2}
+    left = {record.key for record in tools.bench.state.tree}
+    assert left == keys_of(two) | {windows[0].key}
+
+
+def test_a_sequence_that_is_removed_takes_its_window_along() -> None:
+    bench = Bench()
+    blocks = bench.put(TOKENS)
+    hang(bench, blocks)
+    bench.store.remove_seq(NAMESPACE, [block.key for block in blocks])
+    assert not bench.in_tier(0)
+
+
+def test_a_restart_knows_windows_for_what_they_are(tmp_path: Path) -> None:
+    tools = Tools(tmp_path)
+    windows = hang(tools.bench, tools.put(TOKENS))
+    tools.bench.store.run_pending()
+    for index in (True, False):
+        tools.bench.store.close()
+        if not index:
+            for file in (tmp_path / "local").glob("index.sqlite*"):
+                file.unlink()
+        tools = Tools(tmp_path)
+        known = {record.key for record in tools.bench.state.tree if record.window}
+        assert known == keys_of(windows)
+        assert tools.bench.rows([*TOKENS, 5]) == len(TOKENS)
+    tools.bench.store.close()
