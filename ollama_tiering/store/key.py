@@ -128,12 +128,12 @@ def namespace_digest(fields: Iterable[tuple[str, str]]) -> NamespaceId:
     return NamespaceId(state.digest())
 
 
-def window_extra(child: int, first: int) -> BlockExtra:
+def window_extra(child: int, first: int, cells: Sequence[int]) -> BlockExtra:
     """What tells a window block from its parent's other children: rows of this cache child, from
-    this row of the parent on.
+    this row of the parent on, that lay in these cells.
     """
-    digest = hashlib.sha256(_lp(_WINDOW_TAG) + struct.pack("<II", child, first)).digest()
-    return BlockExtra(0, digest)
+    numbers = struct.pack(f"<{2 + len(cells)}I", child, first, *cells)
+    return BlockExtra(0, hashlib.sha256(_lp(_WINDOW_TAG) + numbers).digest())
 
 
 def as_key(value: bytes) -> BlockKey:

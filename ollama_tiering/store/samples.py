@@ -89,15 +89,15 @@ def window(
     ns: Namespace, on: SampleBlock, tokens: Sequence[int], position: int, first: int = 0
 ) -> SampleBlock:
     """The window block that hangs on a block with these tokens at a position, from a row on."""
-    rows = tokens_to_bytes(tokens[first:])
+    rows, cells = tokens_to_bytes(tokens[first:]), range(100 + first, 100 + len(tokens))
     plan = plan_block(
         namespace=ns.digest(),
         parent=on.key,
         tokens=rows,
         first_position=position + int(ns.block_tokens),
         shapes=_shapes(ns),
-        extras=[window_extra(0, first)],
-        cells=range(100 + first, 100 + len(tokens)),
+        extras=[window_extra(0, first, cells)],
+        cells=cells,
         created_unix_seconds=_CREATED,
     )
     payload = [_bytes(plan.key, i, stored_bytes) for i, (_, stored_bytes) in enumerate(plan.spans)]

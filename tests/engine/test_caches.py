@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import Server, in_memory, text
 from tests.engine.test_restore import EXCHANGES, Rig, running, until_heard
 
 # Prompts are longer than the window of "sinks"; what its layers no longer see is kept up to 4,096.
@@ -72,14 +71,3 @@ def test_it_comes_back_as_it_was_after_a_restart_of_everything(rig: Rig, model: 
             left.remove(exchange)
 
     until_heard(exchanges)
-
-
-def test_where_a_cold_answer_differs_from_a_restored_one(
-    binary: Path, models: Path, tmp_path: Path
-) -> None:
-    """What is compared above has teeth: an answer from other rows has other log probabilities."""
-    prompt = text(700, "teeth")
-    with Server(binary, tmp_path / "reference", models, env={"OLLAMA_FLASH_ATTENTION": 1}) as found:
-        hit = in_memory(found, "sinks", prompt, 600)
-        cold = in_memory(found, "sinks", prompt, 0)
-    assert hit.logprobs != cold.logprobs

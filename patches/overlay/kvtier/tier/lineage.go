@@ -33,7 +33,6 @@ type block struct {
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
 	part        *windowPart // of a window block, whose rows are not all of those of the block at first
-	cells       []int32     // of a window block that is copied
 	parting     bool        // the slot is about to go on, and has its rows still
 	file        []byte      // its bytes, nil until there is memory for them
 	path        string      // of the reserved file

@@ -2,7 +2,7 @@ package tier
 
 import (
 	"context"
-	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/ollama/ollama/kvtier"
@@ -35,76 +35,86 @@ type WindowRows interface {
 	Free(slot int, cells []int32, avoid map[int32]struct{}) bool
 }
 
-// windowPart is what a window block has of a window that ends at a position.
+// windowPart is one block of a window.
 type windowPart struct {
 	window *Window
 	block  kvtier.WindowBlock
 }
 
-// windowParts are the window blocks of all windows that end at the end of tokens, in order. on names the blocks of the chain;
-// the last one may be a tail.
-func (t *Tier) windowParts(tokens []byte, on func(block int) kvtier.Key) (parts []windowPart) {
+// windowParts are the blocks of a window that ends at the end of tokens, in order, without cells. on names the blocks of the
+// chain; the last one may be a tail.
+func windowParts(w *Window, tokens []byte, on func(block int) kvtier.Key) (parts []windowPart) {
 	end := len(tokens) / 4
-	for i := range t.model.Windows {
-		w := &t.model.Windows[i]
-		for at := max(0, end-w.Size); at < end; {
-			number := at / kvtier.BlockTokens
-			first := at % kvtier.BlockTokens
-			to := min(end, (number+1)*kvtier.BlockTokens)
-			parts = append(parts, windowPart{w, kvtier.WindowBlock{
-				On: on(number), Child: w.Child, First: first, Position: at, Tokens: tokens[4*at : 4*to : 4*to],
-			}})
-			at = to
-		}
+	for at := max(0, end-w.Size); at < end; {
+		number := at / kvtier.BlockTokens
+		to := min(end, (number+1)*kvtier.BlockTokens)
+		parts = append(parts, windowPart{w, kvtier.WindowBlock{
+			On: on(number), Child: w.Child, First: at % kvtier.BlockTokens, Position: at,
+			Tokens: tokens[4*at : 4*to : 4*to], Last: to == end,
+		}})
+		at = to
 	}
 	return parts
 }
 
-func (t *Tier) windowLayout(w *Window, n int) *kvtier.Layout {
-	key := fmt.Sprintf("%d of window %d", n, w.Child)
+func (t *Tier) windowLayout(part windowPart) *kvtier.Layout {
+	n, others := part.block.Rows(), len(part.block.Others)
+	key := [3]int{part.window.Child, n, others}
 	if l, ok := t.layouts.Load(key); ok {
 		return l.(*kvtier.Layout)
 	}
-	l, _ := t.layouts.LoadOrStore(key, kvtier.NewWindowLayout(w.Layers, n))
+	l, _ := t.layouts.LoadOrStore(key, kvtier.NewWindowLayout(part.window.Layers, n, others))
 	return l.(*kvtier.Layout)
 }
 
-// planWindows adds the window blocks of a content that has ended, all of whose blocks are planned or stored.
+// planWindows adds the window blocks of a content that has ended, all of whose blocks are planned or stored. The caller holds
+// the Host's lock.
 func (l *lineage) planWindows(t *Tier) {
 	end := len(l.tokens) / 4
-	if !l.finished || l.windowsAt == end || len(t.model.Windows) == 0 {
+	if !l.finished || l.windowsAt == end {
 		return
 	}
+	l.windowsAt = end
 	on := func(number int) kvtier.Key {
 		if number < len(l.keys) {
 			return l.keys[number]
 		}
 		return kvtier.BlockKey(l.parent(t, number), l.tokens[4*number*kvtier.BlockTokens:], nil)
 	}
-	for _, part := range t.windowParts(l.tokens, on) {
-		w := part.block
-		l.blocks = append(l.blocks, &block{
-			first: w.Position - w.First, rows: w.Rows(), tokens: w.Tokens, key: w.Key(), parent: w.On,
-			layout: t.windowLayout(part.window, w.Rows()), part: &part,
-		})
+	for i := range t.model.Windows {
+		w := &t.model.Windows[i]
+		from := max(0, end-w.Size)
+		cells := w.Rows.Cells(l.slot, from, end)
+		if cells == nil {
+			continue
+		}
+		var keys []kvtier.Key
+		for _, part := range windowParts(w, l.tokens, on) {
+			at := part.block.Position - from
+			part.block.Cells = cells[at : at+part.block.Rows()]
+			if part.block.Last {
+				part.block.Others = keys
+			}
+			key := part.block.Key()
+			keys = append(keys, key)
+			l.blocks = append(l.blocks, &block{
+				first: part.block.Position - part.block.First, rows: part.block.Rows(), tokens: part.block.Tokens,
+				key: key, parent: part.block.On, layout: t.windowLayout(part), part: &part,
+			})
+		}
 	}
-	l.windowsAt = end
 }
 
 // exportWindow copies a window block's rows out of the cells. They are there until the slot goes on.
 func (t *Tier) exportWindow(l *lineage, b *block) {
-	if l.closed && !b.parting {
-		b.lost = true
-		return
-	}
-	w := b.part.window
-	b.cells = w.Rows.Cells(l.slot, b.part.block.Position, b.part.block.Position+b.rows)
-	if b.cells == nil {
+	w, rows := b.part.window, b.part.block
+	cells := w.Rows.Cells(l.slot, rows.Position, rows.Position+b.rows)
+	if (l.closed && !b.parting) || !slices.Equal(cells, rows.Cells) {
 		b.lost = true
 		return
 	}
 	for i, s := range b.layout.Segments {
-		w.Rows.Read(i, b.cells, b.file[s.Offset:s.Offset+s.Bytes])
+		w.Rows.Read(i, cells, b.file[s.Offset:s.Offset+s.Bytes])
 	}
 	b.copied = true
 }
@@ -112,9 +122,8 @@ func (t *Tier) exportWindow(l *lineage, b *block) {
 // fetchedWindow is a window block in private memory, checked.
 type fetchedWindow struct {
 	windowPart
-	file  *kvtier.File
-	data  *kvtier.Block
-	cells []int32
+	file *kvtier.File
+	data *kvtier.Block
 
 	memory *memoryBound
 	own    int
@@ -146,38 +155,59 @@ func (t *Tier) windowBytes(end int) (bytes uint64) {
 	return bytes
 }
 
-// fetchWindows reads all window blocks of the windows that end where the plan does, and reports whether they are there.
+// fetchWindows reads the windows that end where the plan does, and reports whether all of them are there.
 func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) bool {
-	end := plan.rows
+	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows, plan.seconds))
+	defer cancel()
 	on := func(number int) kvtier.Key {
-		if number < len(chain) && (number+1)*kvtier.BlockTokens <= end {
+		if number < len(chain) && (number+1)*kvtier.BlockTokens <= plan.rows {
 			return chain[number]
 		}
 		return kvtier.Key(plan.blocks[len(plan.blocks)-1].Key)
 	}
-	parts := t.windowParts(tokens[:4*end], on)
-	keys := make([]kvtier.Key, len(parts))
-	for i, part := range parts {
-		keys[i] = part.block.Key()
+	for i := range t.model.Windows {
+		parts := windowParts(&t.model.Windows[i], tokens[:4*plan.rows], on)
+		before, last := parts[:len(parts)-1], parts[len(parts)-1:]
+		found := t.getWindow(ctx, last, []kvtier.Key{last[0].block.Key()})
+		f.windows = append(f.windows, found...)
+		if len(found) == 0 || len(found[0].block.Others) != len(before) {
+			return false
+		}
+		if len(before) > 0 {
+			found = t.getWindow(ctx, before, found[0].block.Others)
+			f.windows = append(f.windows, found...)
+			if len(found) < len(before) {
+				return false
+			}
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(end, plan.seconds))
-	defer cancel()
+	for i := range f.windows {
+		f.report.Bytes += uint64(f.windows[i].block.Rows()) * layerBytes(f.windows[i].window.Layers)
+	}
+	return true
+}
+
+// getWindow reads window blocks by their keys, up to the first that can't be used.
+func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.Key) (found []fetchedWindow) {
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
-		opened, err := t.openWindow(r, parts[len(f.windows)])
+		n := len(found)
+		opened, err := t.openWindow(r, parts[n], keys[n])
 		if err != nil {
-			t.reportDamage(keys[len(f.windows)], err)
+			t.reportDamage(keys[n], err)
 			return err
 		}
-		f.windows = append(f.windows, opened)
-		f.report.Bytes += uint64(opened.block.Rows()) * layerBytes(opened.window.Layers)
+		found = append(found, opened)
 		return nil
 	})
 	release() // nothing of them is read from the store any more
-	return err == nil && len(f.windows) == len(parts)
+	if err != nil {
+		slog.Debug("kv tiering: get window", "error", err)
+	}
+	return found
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.
-func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart) (w fetchedWindow, err error) {
+func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key) (w fetchedWindow, err error) {
 	w = fetchedWindow{windowPart: part, memory: &t.memory, own: int(r.FileBytes)}
 	if taken := t.memory.take(context.Background(), w.own, 0); taken < w.own {
 		t.memory.give(taken)
@@ -194,7 +224,7 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart) (w fetchedWind
 	if w.data, err = kvtier.Open(w.file.Data); err != nil {
 		return w, err
 	}
-	w.cells, err = w.data.MatchesWindow(t.namespace, part.block, part.window.Layers, t.model.DType, part.window.Cells)
+	w.block, err = w.data.WindowOf(t.namespace, part.block, key, part.window.Layers, t.model.DType, part.window.Cells)
 	if err == nil {
 		err = w.data.Verify()
 	}
@@ -216,7 +246,7 @@ func (t *Tier) windowsFit(f *fetch, slot int) bool {
 func (f *fetch) windowCells(w *Window) (cells []int32) {
 	for i := range f.windows {
 		if f.windows[i].window == w {
-			cells = append(cells, f.windows[i].cells...)
+			cells = append(cells, f.windows[i].block.Cells...)
 		}
 	}
 	return cells
@@ -230,9 +260,9 @@ func (t *Tier) putWindows(f *fetch, slot int) {
 	for i := range f.windows {
 		w := &f.windows[i]
 		for segment := range w.data.Header.Segments {
-			w.window.Rows.Write(segment, w.cells, rows.Chunk{Data: w.data.Segment(segment)})
+			w.window.Rows.Write(segment, w.block.Cells, rows.Chunk{Data: w.data.Segment(segment)})
 		}
-		w.window.Rows.Occupy(slot, w.block.Position, w.cells)
+		w.window.Rows.Occupy(slot, w.block.Position, w.block.Cells)
 	}
 }
 
