@@ -115,7 +115,7 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 		for _, host := range []bool{false, true} {
 			t.Run(fmt.Sprintf("permuted=%v,host=%v", permuted, host), func(t *testing.T) {
 				c := tierTestCache(permuted, host)
-				r := tierTestOf(t, c).Rows()
+				r := (&KVTierCache{children: []*Causal{c}}).Rows() // also one that is not tiered
 				cells := []int32{3, 4, 5, 9, 7, 8, 30}
 				for i, layer := range []int{0, 2} {
 					for _, v := range []bool{false, true} {
@@ -244,9 +244,6 @@ func TestKVTierLayersAreSorted(t *testing.T) {
 
 func TestKVTierUnsupportedCachesSayWhy(t *testing.T) {
 	for reason, change := range map[string]func(c *Causal){
-		"sliding window that drops rows, not supported yet (with num_ctx up to 512 it keeps all)": func(c *Causal) {
-			c.swaWindowSize, c.swaMemorySize = 128, 512
-		},
 		"K/V cache of another type than f16, q8_0 and q4_0": func(c *Causal) { c.DType = ml.DTypeF32 },
 		"V is transposed and quantised": func(c *Causal) {
 			*c = *tierTestCache(true, true)
@@ -276,9 +273,11 @@ func TestKVTierUnsupportedCachesSayWhy(t *testing.T) {
 	clear(empty.values)
 	smaller := tierTestCache(false, true)
 	smaller.cells = smaller.cells[:tierTestCells-1]
+	window := tierTestCache(false, true)
+	window.swaWindowSize, window.swaMemorySize = 128, 512
 	for reason, cache := range map[string]Cache{
-		"no K/V layers":           tierTestOuter(empty, empty),
-		"caches of several sizes": tierTestOuter(tierTestCache(false, true), smaller),
+		"no layer that keeps every row": tierTestOuter(empty, window),
+		"caches of several sizes":       tierTestOuter(tierTestCache(false, true), smaller),
 		"attention to images that no mask limits: a row depends on how its batch was cut": NewWrapperCache(
 			NewEncoderCache(), tierTestCache(false, true)),
 		"cache of type *kvcache.EncoderCache, not supported yet": NewEncoderCache(),

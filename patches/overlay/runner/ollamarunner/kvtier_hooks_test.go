@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/ollama/ollama/kvtier/tier"
-	"github.com/ollama/ollama/model/input"
 )
 
 // Package tier has the tests of what is stored and restored; here is what the hooks make of the Go engine's requests, with
