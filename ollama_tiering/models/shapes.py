@@ -103,11 +103,12 @@ class Shape:
         ]
         if self.latent:  # the product with K's matrix is done to the query, V's to the answer
             nope = self.head_dim - self.rope_dim
+            plain = self.dtype if self.dtype in ("f32", "f16") else "f16"  # rows are short
             out += [
                 self._matrix("attn_kv_a_mqa", self.latent + self.rope_dim, self.embd),
                 self._vector("attn_kv_a_norm", self.latent),
-                self._matrix("attn_k_b", self.heads, self.latent, nope),
-                self._matrix("attn_v_b", self.heads, self.head_dim, self.latent),
+                Tensor("attn_k_b.weight", (self.heads, self.latent, nope), plain),
+                Tensor("attn_v_b.weight", (self.heads, self.head_dim, self.latent), plain),
             ]
         else:
             out += [

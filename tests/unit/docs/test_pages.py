@@ -147,6 +147,13 @@ def test_figures_of_the_readme_have_their_record() -> None:
     both = row["`--help`"] + row["`demo --engine reference`"]
     assert abs(both - int(demo[1])) < 1
     assert abs(row["`fetch`"] + row["`patch` (what `up` builds)"] - 60 * int(build[1])) < 30
+    restore = (ROOT / "docs/measurements/restore.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| 8,192 \| \w+ \| ([\d.]+) s \| ([\d.]+) s \|", restore, re.MULTILINE)
+    said = re.search(r"8,192 tokens .* (\d+) s to .* ([\d.]+) s from RAM and ([\d.]+) s", text)
+    assert said
+    (ram, cold), (disk, _) = rows
+    for figure, seconds in zip(said.groups(), (cold, ram, disk), strict=True):
+        assert abs(float(figure) - float(seconds)) <= (0.5 if "." not in figure else 0.05)
     others = re.findall(r"\d+ (?:seconds|minutes)", text.replace(demo[0], "").replace(build[0], ""))
     assert not others
     assert fenced(README)  # the commands stand beside them

@@ -77,7 +77,7 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
         "attention.head_count_kv": 1,
         "attention.key_length": 32,
         "attention.value_length": 32,
-        "rope.dimension_count": 32,
+        "rope.dimension_count": small(name).rope_dim,
         "rope.freq_base": SHAPES[name].rope_base,
     }.items():
         assert values[f"{arch}.{key}"] == value

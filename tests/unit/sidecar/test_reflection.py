@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,5 +39,10 @@ def test_services_and_their_methods_are_described(daemon: Daemon) -> None:
         fields = service.methods_by_name["Has"].input_type.fields_by_name
         assert "block_tokens" in fields
     if isinstance(daemon, MeteredDaemon):
-        found = of_port(daemon.port)
-        assert found("tiering_grpc_calls_total", method="ServerReflectionInfo", code="OK") >= 1
+        labels = {"method": "ServerReflectionInfo", "code": "OK"}
+        key = ("tiering_grpc_calls_total", frozenset(labels.items()))
+        # The call is counted when it has ended, a moment after the client has its answer.
+        deadline = time.monotonic() + 10
+        while not of_port(daemon.port).values.get(key) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert of_port(daemon.port).values[key] >= 1
