@@ -4,12 +4,12 @@ where stock would have gone on in memory, which is where its last answer ended, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import BLOCK_TOKENS, Server, Sidecar, assert_same, text
+from tests.engine.harness import BLOCK_TOKENS, PREDICT, Server, Sidecar, assert_same, text
 from tests.engine.test_restore import LookupTooSlow, Rig, running, until_heard
 
 # A window of 128 both. Stock keeps 128 rows of gemma3's, 4,096 of gpt-oss's; with no more context
@@ -110,22 +110,53 @@ def test_where_stock_has_lost_the_window_nothing_is_restored(rig: Rig, model: st
     until_heard(again)
 
 
-def test_a_window_whose_block_is_gone_is_computed(
+def test_another_cut_of_the_prompt_has_another_window(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    """One file of it is missing: nothing is restored, and the answer is that of a cold start."""
-    first, more = text(600, "gone"), text(90, "more")
+    """Both caches have 256 cells, and the rows lie in others of them."""
+    more, seen = text(90, "more"), {}
+    with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
+        for batch, other in ((128, 96), (96, 128)):
+            first = text(600, ("cut", batch))
+            prompt = first + server.generate("sliding", first, num_batch=batch).text + more
+            sidecar.settle(server, "sliding")
+            for asked in (other, batch):
+                server.unload("sliding")
+                seen[batch, asked] = server.generate("sliding", prompt, num_batch=asked).resumed
+            server.unload("sliding")
+    found = 600 + PREDICT - 1
+    assert seen == {(128, 96): 0, (128, 128): found, (96, 128): 0, (96, 96): found}
+
+
+def unlink(file: Path) -> None:
+    file.unlink()
+
+
+def flip(file: Path) -> None:
+    """One bit of its last row that is not padding."""
+    data = bytearray(file.read_bytes())
+    at = max(i for i in range(len(data) - 4096, len(data)) if data[i])
+    data[at] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    file.chmod(0o400)
+
+
+@pytest.mark.parametrize("harm", [unlink, flip])
+def test_a_window_with_a_block_that_is_gone_or_damaged_is_computed(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, harm: Callable[[Path], None]
+) -> None:
+    first, more = text(600, harm.__name__), text(90, "more")
     with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
         second = first + server.generate("sliding", first).text + more
         sidecar.settle(server, "sliding")
         server.unload("sliding")
-        files = sorted(sidecar.block_files(), key=lambda file: file.stat().st_size)
-        sidecar.kill()
         # Blocks of the chain have one layer's rows in gemma3-tiny, window blocks those of five.
-        names = {file.name for file in files[-1:]}
+        largest = max(sidecar.block_files(), key=lambda file: file.stat().st_size).name
+        sidecar.kill()
         for file in sidecar.block_files():
-            if file.name in names:
-                file.unlink()
+            if file.name == largest:
+                harm(file)
         sidecar.start()
         answer = server.generate("sliding", second)
         assert answer.resumed == 0

@@ -45,6 +45,10 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	layers := tierLayers(cache.Layers())
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache)
+	cut := kvtier.AttentionExtra(tierAttention(s), s.batchSize)
+	if cut == "" && len(m.Windows) > 0 { // which cells the rows of a window are given follows from how the prompt is cut
+		cut = kvtier.Part("batch", fmt.Sprint(s.batchSize))
+	}
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,
@@ -52,7 +56,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierComputing(backend, cache.Placement(), layers, s.lastLoad.GPULayers) +
-			kvtier.AttentionExtra(tierAttention(s), s.batchSize) + tierWindowsExtra(m.Windows) + t.NamespaceExtra(),
+			cut + tierWindowsExtra(m.Windows) + t.NamespaceExtra(),
 	}.Proto()
 	return cache, m, ""
 }
