@@ -12,7 +12,7 @@ from ollama_tiering.store.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.inventory import Selection
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-from tests.unit.store.test_admin import Tools
+from tests.unit.store.test_admin import Tools, collect
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two
 
@@ -131,6 +131,16 @@ def test_a_conversation_is_one_with_its_window(tools: Tools) -> None:
     assert (done.chains, done.blocks, done.kept) == (1, 5, {})
     assert not any(tools.file("ram", one.key).exists() for one in (*blocks, *windows))
     assert not list(tools.bench.state.tree)
+
+
+def test_the_tools_find_nothing_wrong_with_a_window(tools: Tools) -> None:
+    blocks = tools.put(TOKENS)
+    hang(tools.bench, blocks)
+    tools.bench.store.run_pending()
+    assert tools.verify() == []
+    assert collect(tools) == {}
+    tools.admin.pin(blocks[-1].key.hex())
+    assert tools.admin.listing().chains[0].pinned
 
 
 def test_a_window_is_taken_from_the_one_conversation_only(tools: Tools) -> None:
