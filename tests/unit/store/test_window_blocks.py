@@ -67,7 +67,7 @@ def test_no_prompt_matches_a_window_block_and_who_names_it_gets_it() -> None:
     before = [(one.key, one.rows) for one in bench.match([*TOKENS, 77])]
     windows = hang(bench, blocks)
     assert [(one.key, one.rows) for one in bench.match([*TOKENS, 77])] == before
-    assert bench.rows([*range(8), *TOKENS[4:8]]) == 8  # the window's own tokens after its block
+    assert bench.rows([*range(8), *TOKENS[5:8]]) == 8  # the window's own tokens after its block
     lease = bench.store.lease(NAMESPACE, [window.key for window in windows])
     assert [one.key for one in lease.blocks] == [window.key for window in windows]
 
@@ -125,6 +125,7 @@ def test_a_conversation_is_one_with_its_window(tools: Tools) -> None:
     assert (totals.chains, totals.blocks) == (1, 5)
     tokens = {one.key: one.tokens for one in tools.admin.listing(blocks=True).blocks}
     assert [tokens[window.key] for window in windows] == [8, 10]
+    assert tools.chains(ids=(windows[1].key.hex(),))[0].tokens == 10
     planned = tools.admin.remove(Selection(), dry_run=True)
     done = tools.admin.remove(Selection(), dry_run=False)
     assert planned == done
