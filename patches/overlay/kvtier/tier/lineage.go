@@ -33,7 +33,6 @@ type block struct {
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
 	part        *windowPart // of a window block, whose rows are not all of those of the block at first
-	parting     bool        // the slot is about to go on, and has its rows still
 	file        []byte      // its bytes, nil until there is memory for them
 	path        string      // of the reserved file
 	id          uint64      // its reservation

@@ -155,9 +155,7 @@ func (t *Tier) catchUp(l *lineage, keep int, budget int) int {
 			budget -= b.layout.FileBytes
 			b.file = make([]byte, b.layout.FileBytes)
 		}
-		b.parting = true
 		t.export(l, b)
-		b.parting = false
 	}
 	return budget
 }

@@ -3,6 +3,7 @@ package tier
 import (
 	"context"
 	"log/slog"
+	"math"
 	"slices"
 
 	"github.com/ollama/ollama/kvtier"
@@ -109,7 +110,7 @@ func (l *lineage) planWindows(t *Tier) {
 func (t *Tier) exportWindow(l *lineage, b *block) {
 	w, rows := b.part.window, b.part.block
 	cells := w.Rows.Cells(l.slot, rows.Position, rows.Position+b.rows)
-	if (l.closed && !b.parting) || !slices.Equal(cells, rows.Cells) {
+	if l.present != math.MaxInt || !slices.Equal(cells, rows.Cells) { // the slot has gone on
 		b.lost = true
 		return
 	}

@@ -57,9 +57,6 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 		return
 	}
 	defer tier.Guard("prefetch")
-	if host := engineHost.Load(); host != nil {
-		host.arranged(seq.inputs)
-	}
 	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
 		t.Prefetch(ctx, seq.inputs[0], tokens, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
 	}

@@ -14,9 +14,9 @@ import (
 
 // tierPositions says whose positions a model holds. Guarded by Server.mu.
 type tierPositions struct {
-	last       *input.Input // the first input of the prompt that was tokenised last
-	lastImages bool         // that prompt has images
-	strange    bool         // the positions may be others than the tokens' indices
+	strange  bool // they may be others than the tokens' indices
+	images   int  // prompts with images that have come
+	arranged int  // of those, how many the model has arranged
 }
 
 // tierSharesPositions reports whether a model keeps positions of a prompt beyond its request.
@@ -32,37 +32,36 @@ func tierSharesPositions(model any) bool {
 	return found
 }
 
-// tierTokenised is called before the model arranges a prompt's inputs, and sets its positions.
-func tierTokenised(s *Server, inputs []*input.Input) {
+// tierTokenised is called before the model arranges a prompt's inputs, which sets its positions, and what it returns afterwards.
+// After a prompt without images every position is an index, unless one with images has been arranged meanwhile: the two may
+// have written between each other's.
+func tierTokenised(s *Server, inputs []*input.Input) (arranged func()) {
 	t, host := tier.Active(), engineHost.Load()
-	if t == nil || host == nil || !host.sharedPositions || len(inputs) == 0 {
-		return
+	if t == nil || host == nil || !host.sharedPositions {
+		return func() {}
 	}
 	defer tier.Guard("tokenised")
 	s.mu.Lock() // no batch is being built
 	defer s.mu.Unlock()
-	images := len(tierTokens(inputs)) != len(inputs)
-	host.positions.last, host.positions.lastImages = inputs[0], images
-	if !images {
-		return
-	}
-	host.positions.strange = true
-	for _, seq := range s.seqs {
-		if seq != nil && seq.cache != nil {
-			t.Doubt(seq.cache.Id, len(seq.cache.Inputs)+len(seq.pendingInputs))
+	p, images := &host.positions, len(tierTokens(inputs)) != len(inputs)
+	if images {
+		p.images++
+		p.strange = true
+		for _, seq := range s.seqs {
+			if seq != nil && seq.cache != nil {
+				t.Doubt(seq.cache.Id, len(seq.cache.Inputs)+len(seq.pendingInputs))
+			}
 		}
 	}
-}
-
-// arranged is called when the model has arranged a prompt's inputs. After one without images every position is an index,
-// unless another prompt has come meanwhile: then it is that one's turn to say so.
-func (h *tierHost) arranged(inputs []*input.Input) {
-	if !h.sharedPositions || len(inputs) == 0 {
-		return
-	}
-	h.Lock()
-	defer h.Unlock()
-	if h.positions.last == inputs[0] && !h.positions.lastImages {
-		h.positions.strange = false
+	alone, before := p.images == p.arranged, p.images
+	return func() {
+		defer tier.Guard("arranged")
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if images {
+			p.arranged++
+		} else if alone && p.images == before {
+			p.strange = false
+		}
 	}
 }

@@ -3,6 +3,7 @@ package ollamarunner
 import (
 	"slices"
 	"testing"
+	"unicode"
 
 	"github.com/ollama/ollama/model/input"
 	"github.com/ollama/ollama/model/models/glmocr"
@@ -86,45 +87,51 @@ func (f tierFake) computed(slot int, inputs []*input.Input, salt byte) {
 func TestTierRowsComputedAtAnothersPositionsAreNeverStored(t *testing.T) {
 	text, image := tierInputs(0, 300), append(tierInputs(1000, 1100), tierImageOf(9))
 	other := tierInputs(2000, 2001)
-	type step func(f tierFake)
-	tokenised := func(inputs []*input.Input) step {
-		return func(f tierFake) { tierTokenised(f.server, inputs) }
-	}
-	arranged := func(inputs []*input.Input) step { return func(f tierFake) { f.arranged(inputs) } }
+	// a capital begins to arrange a prompt, a small letter has arranged it: the text, the image, the other text
+	prompts := map[rune][]*input.Input{'T': text, 'I': image, 'O': other}
 	for name, c := range map[string]struct {
 		shared bool
-		before []step // before the text is given its slot
-		during []step // after 100 of its 300 rows
+		before string // before the text is given its slot
+		during string // after 100 of its 300 rows
 		stored int
 	}{
-		"alone":                                         {true, []step{tokenised(text), arranged(text)}, nil, 300},
-		"an image comes meanwhile":                      {true, []step{tokenised(text), arranged(text)}, []step{tokenised(image)}, 100},
-		"of a model without positions":                  {false, nil, []step{tokenised(image)}, 300},
-		"another text comes meanwhile":                  {true, []step{tokenised(text), arranged(text)}, []step{tokenised(other), arranged(other)}, 300},
-		"an image came, it waits":                       {true, []step{tokenised(text), arranged(text), tokenised(image)}, nil, 0},
-		"an image came before it":                       {true, []step{tokenised(image), tokenised(text), arranged(text)}, nil, 300},
-		"an image came while it was cut":                {true, []step{tokenised(text), tokenised(image), arranged(text)}, nil, 0},
-		"it is what was left of a prompt with an image": {true, []step{tokenised(append(slices.Clone(text), tierImageOf(9))), arranged(text)}, nil, 0},
+		"alone":                                  {true, "Tt", "", 300},
+		"an image comes meanwhile":               {true, "Tt", "Ii", 100},
+		"an image comes and is not yet arranged": {true, "Tt", "I", 100},
+		"of a model without positions":           {false, "Tt", "Ii", 300},
+		"another text comes meanwhile":           {true, "Tt", "Oo", 300},
+		"an image came, it waits":                {true, "TtIi", "", 0},
+		"an image came, then another text":       {true, "TtIiOo", "", 300},
+		"an image came before it":                {true, "IiTt", "", 300},
+		"an image came while it was arranged":    {true, "TIit", "", 0},
+		"it came while an image was arranged":    {true, "ITit", "", 0},
+		"an image is arranged at last":           {true, "ITti", "", 0},
+		"an image, and a text that is not over":  {true, "IiOTt", "", 300},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newTierFakeWithSidecar(t)
 			f.sharedPositions = c.shared
-			for _, s := range c.before {
-				s(f)
+			arranged := map[rune]func(){}
+			do := func(steps string) {
+				for _, step := range steps {
+					if end, ok := arranged[unicode.ToUpper(step)]; ok && unicode.IsLower(step) {
+						end()
+					} else {
+						arranged[step] = tierTokenised(f.server, prompts[step])
+					}
+				}
 			}
+			do(c.before)
 			slot := &f.server.cache.slots[0]
 			f.Lock()
 			tierRestore(slot, text, 0, true)
 			f.server.seqs = []*Sequence{{cache: slot}}
 			f.Unlock()
 			f.computed(0, text[:100], 3)
-			for _, s := range c.during {
-				s(f)
-			}
+			do(c.during)
 			f.computed(0, text, 3)
 			f.finish(0)
 			f.drop(0, 0)
-			f.sharedPositions = false
 			if got := f.ask(t, 1, append(slices.Clone(text), tierInputs(7, 8)...)); got != c.stored {
 				t.Errorf("%d rows were stored, want %d", got, c.stored)
 			}

@@ -128,6 +128,24 @@ func TestTierAWindowIsSavedBeforeItsSlotGoesOn(t *testing.T) {
 	f.windowHolds(t, 1, 300, 3)
 }
 
+func TestTierAWindowTakesThePlaceOfWhatTheSlotHasOfIt(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	prompt := tierInputs(0, 401)
+	f.fill(0, prompt[:400], 3)
+	f.finish(0)
+	f.fill(1, prompt[:300], 3) // in memory, in other cells
+	f.drop(0, 0)
+	tierPrefetch(t.Context(), f.server, &Sequence{inputs: prompt})
+	f.Lock()
+	got := tierRestore(&f.server.cache.slots[1], prompt, 300, true)
+	f.Unlock()
+	if got != 400 {
+		t.Fatalf("resumes at %d", got)
+	}
+	f.holds(t, 1, 0, 400, 3)
+	f.windowHolds(t, 1, 400, 3)
+}
+
 func TestTierAWindowThatHasLostRowsIsNotStored(t *testing.T) {
 	f := newTierFakeWithSidecarOf(t, tierTestWindow)
 	prompt := tierInputs(0, 301)
