@@ -120,8 +120,10 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
     for key, value in shape.own.keys.items():
-        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        add(f"{shape.arch}.{key}", value)
+        if isinstance(value, int):
+            writer.add_uint32(f"{shape.arch}.{key}", value)
+        else:
+            writer.add_float32(f"{shape.arch}.{key}", value)
     writer.add_vocab_size(vocab.VOCAB_SIZE)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_PRE.get(shape.arch, "llama-bpe"))
@@ -167,11 +169,13 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
 
 
 def _vector_values(shape: Shape, tensor: Tensor, kind: str, seed: int) -> NDArray[np.float32]:
-    if kind == "bias":
-        return _unit_noise(tensor, seed) * np.float32(BIAS_SPREAD)
-    if kind == "rope_factors_long":
-        return np.linspace(1, LONGEST_FACTOR, *tensor.shape, dtype=np.float32)
     weight = 1.0
+    if kind == "bias":
+        noise = _unit_noise(tensor, seed)
+        noise *= np.float32(BIAS_SPREAD)
+        return noise
+    if kind == "rope_factors_long":
+        return np.linspace(1, LONGEST_FACTOR, tensor.elements).astype(np.float32)
     if kind == "attn_q_norm":
         # Q and K are normalised per head in qwen3, so the sharpness can only sit here.
         weight = ATTENTION_SHARPNESS

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import PREDICT, Server, Sidecar, text
+from tests.engine.harness import PREDICT, Server, Sidecar, assert_same, in_memory, text
 from tests.engine.test_restore import Rig, running, until_heard
 
 MODELS = ("gemma2", "cohere2", "qwen2", "phi", "granite", "mixtral")
+PARTED = 200  # where a prompt leaves a stored one
 WINDOWS = {"gemma2": (0, 2), "cohere2": (0, 1, 2)}  # layers that see 128 positions
 
 
@@ -50,22 +51,27 @@ def test_the_next_turn_after_a_restart_of_everything_is_the_in_memory_answer(
         answer = reference.generate(model, first)
         assert len(set(answer.tokens)) > PREDICT // 4, "a model that says one thing tests little"
         turn = first + answer.text + text(60, ("turn", model, attempt))
-        parts = turn[:200] + "\n" + text(40, ("parts", model, attempt))
-        expected = {"turn": (turn, reference.generate(model, turn))}
-        expected["parts"] = (parts, reference.generate(model, parts))
-        assert [result.resumed for _, result in expected.values()] == [
-            len(first) + PREDICT - 1,
-            200,
-        ]
+        parts, behind = (
+            turn[:PARTED] + "\n" + text(40, (name, model, attempt)) for name in ("parts", "behind")
+        )
+        in_turn = reference.generate(model, turn)
+        assert in_turn.resumed == len(first) + PREDICT - 1
+        in_parts = reference.generate(model, parts)
+        assert in_parts.resumed == PARTED
+        in_behind = in_memory(reference, model, behind, PARTED)
         assert server.generate(model, first).text == answer.text
         rig.displace(model, attempt)
         server.stop()
         rig.sidecar.restart()
         server.start()
-        for name, (prompt, result) in expected.items():
-            assert len(result.tokens) == PREDICT
-            rig.displace(model, (name, attempt))
-            rig.check(name, result, model, prompt)
+        rig.displace(model, ("after", attempt))
+        rig.check("parts", in_parts, model, parts)
+        rig.displace(model, ("then", attempt))
+        rig.check("turn", in_turn, model, turn)
+        # What was restored is in memory like any other, also far behind a window.
+        restores = len(server.restores())
+        assert_same(server.generate(model, behind), in_behind, "behind")
+        assert len(server.restores()) == restores
 
     until_heard(next_turn)
 
@@ -78,9 +84,10 @@ def test_the_namespace_says_which_layers_have_windows(
         server.generate(model, text(100, model), predict=1)
         sidecar.settle(server, model)
     (file,) = sidecar.ram_dir.glob("v1/*/namespace.json")
-    layers = json.loads(file.read_text(encoding="utf-8"))["layers"].split(";")
+    said = json.loads(file.read_text(encoding="utf-8"))
+    assert said["flash_attention"] == "on"
     full = [n for n in range(4) if n not in WINDOWS[model]]
-    assert layers == [f"0:{n}:full:0:2:64:64" for n in full] + [
+    assert said["layers"].split(";") == [f"0:{n}:full:0:2:64:64" for n in full] + [
         f"1:{n}:swa:128:2:64:64" for n in WINDOWS[model]
     ]
 
