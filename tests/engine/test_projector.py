@@ -78,6 +78,7 @@ def test_what_comes_before_an_image_is_restored_and_nothing_behind_it(
         for image in images:
             reference.generate(llava, start[:-1] + "\n" + text(100, image), predict=1)
             expected.append(ask(reference, prompt, image))
+        again = ask(reference, prompt, images[-1])
     assert [answer.resumed for answer in expected] == [BEFORE - 1] * 2
     assert expected[0].prompt_tokens == BEFORE + PATCHES + BEHIND
     assert expected[0].logprobs != expected[1].logprobs
@@ -86,4 +87,7 @@ def test_what_comes_before_an_image_is_restored_and_nothing_behind_it(
         for image, reference_answer in zip(images, expected, strict=True):
             server.unload(llava)  # returns when everything has been stored
             assert_same(ask(server, prompt, image), reference_answer)
+        # In memory an image is found as in stock.
+        assert again.resumed == BEFORE + PATCHES + BEHIND - 1
+        assert_same(ask(server, prompt, images[-1]), again)
         assert [restore.tokens for restore in server.restores()] == [BEFORE - 1] * 2

@@ -161,7 +161,7 @@ def test_the_vectors_of_an_architecture_are_not_all_ones() -> None:
     ],
 )
 def test_what_sets_a_family_apart_is_in_its_metadata(
-    tmp_path: Path, name: str, keys: dict[str, int]
+    tmp_path: Path, name: str, keys: dict[str, float]
 ) -> None:
     make_model(small(name), tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
