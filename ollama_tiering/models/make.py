@@ -10,7 +10,9 @@ only printable characters are likely, so a generation runs to its limit and read
 Channel 0 of the residual stream makes the last part: every embedding sets it to a constant,
 nothing writes to it, and the output rows of all other tokens point away from it. Output rows
 also point away from their own token's embedding: v0.16.3 llm/server.go ends an answer that
-repeats one token 30 times, and a random model would.
+repeats one token 30 times, and a random model would. Where the embeddings are the output matrix,
+the last norm has negative weights: that turns the output rows round, and those of the tokens that
+should not appear have a large channel 0.
 """
 
 import math
@@ -31,6 +33,8 @@ ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
 LOGIT_SPREAD = 2.5  # standard deviation of the logits
 CONSTANT_CHANNEL = 4.0  # value of channel 0 in every embedding
 NO_REPEAT = 8.0  # how much the logit of the token just seen is lowered, about
+BIAS_SPREAD = 0.5  # standard deviation of the biases
+LONGEST_FACTOR = 4.0  # of LongRoPE's long table; those of the short one are 1
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's enum llama_ftype
@@ -120,13 +124,18 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
         writer.add_kv_lora_rank(shape.latent)
         writer.add_leading_dense_block_count(shape.layers)
     if shape.images:
-        for key, value in vision.KEYS.items():
-            writer.add_uint32(f"{shape.arch}.{key}", value)
+        for key, number in vision.KEYS.items():
+            writer.add_uint32(f"{shape.arch}.{key}", number)
     if shape.arch == "qwen3vl":
         writer.add_uint32("qwen3vl.vision.block_count", 0)
+    for key, value in shape.own.keys.items():
+        if isinstance(value, int):
+            writer.add_uint32(f"{shape.arch}.{key}", value)
+        else:
+            writer.add_float32(f"{shape.arch}.{key}", value)
     writer.add_vocab_size(vocab.VOCAB_SIZE)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_PRE[shape.arch])
+    writer.add_tokenizer_pre(_PRE.get(shape.arch, "llama-bpe"))
     writer.add_token_list(vocab.TOKENS)
     normal, control = int(gguf.TokenType.NORMAL), int(gguf.TokenType.CONTROL)
     writer.add_token_types([normal] * 256 + [control] * len(vocab.SPECIALS))
@@ -142,18 +151,21 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
     """The f32 values of one tensor before it is stored as its dtype."""
     kind = tensor.name.removesuffix(".weight").rpartition(".")[2]
     if len(tensor.shape) == 1:
-        # Q and K are normalised per head in qwen3, so the sharpness can only sit here.
-        weight = ATTENTION_SHARPNESS if kind == "attn_q_norm" else 1.0
-        return np.full(tensor.shape, weight, np.float32)
+        return _vector_values(shape, tensor, kind, seed)
+    unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
     values = _unit_noise(tensor, seed)
     scale = np.float32(_scale(shape, kind, tensor.shape[-1]))
     values *= scale
     if kind == "token_embd":
         values[:, 0] = CONSTANT_CHANNEL * scale
+        if shape.own.tied:
+            values[unlikely] = 0
+            values[unlikely, 0] = UNLIKELY / LOGIT_SPREAD * scale * math.sqrt(shape.embd)
+    elif kind == "attn_qkv":
+        values[: shape.heads * shape.head_dim] *= np.float32(ATTENTION_SHARPNESS)
     elif kind in ("attn_output", "ffn_down", "ffn_down_exps"):
         values[..., 0, :] = 0
     elif kind == "output":
-        unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
         seen = _unit_noise(replace(tensor, name="token_embd.weight"), seed)
         # What the layers add to the residual stream, whose embedding has a mean square of 1;
         # gemma3 normalises every addition to 1.
@@ -165,10 +177,27 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
     return values
 
 
+def _vector_values(shape: Shape, tensor: Tensor, kind: str, seed: int) -> NDArray[np.float32]:
+    weight = 1.0
+    if kind == "bias":
+        noise = _unit_noise(tensor, seed)
+        noise *= np.float32(BIAS_SPREAD)
+        return noise
+    if kind == "rope_factors_long":
+        return np.linspace(1, LONGEST_FACTOR, tensor.elements).astype(np.float32)
+    if kind == "attn_q_norm":
+        # Q and K are normalised per head in qwen3, so the sharpness can only sit here.
+        weight = ATTENTION_SHARPNESS
+    elif kind == "output_norm" and shape.own.tied:
+        weight = -LOGIT_SPREAD
+    return np.full(tensor.shape, weight, np.float32)
+
+
 def _scale(shape: Shape, kind: str, fan_in: int) -> float:
     if kind == "token_embd":
-        # gemma3 multiplies its embeddings by the square root of their width.
-        return 1 / math.sqrt(shape.embd) if shape.arch == "gemma3" else 1.0
+        # gemma multiplies its embeddings by the square root of their width.
+        scaled = shape.arch == "gemma3" or shape.own.scaled
+        return 1 / math.sqrt(shape.embd) if scaled else 1.0
     if kind == "output":
         return LOGIT_SPREAD / math.sqrt(fan_in)
     if kind == "attn_q" and not shape.qk_norm:

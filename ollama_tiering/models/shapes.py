@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from ollama_tiering.errors import UsageError
 from ollama_tiering.models import vision
+from ollama_tiering.models.architectures import Architecture, architecture
 from ollama_tiering.models.vocab import VOCAB_SIZE
 
 DTYPES = ("f32", "f16", "q8_0", "q4_k_m")  # q4_k_m is a mixture, as llama.cpp makes it
@@ -68,6 +69,11 @@ class Shape:
         return self.head_dim // 2 if self.latent else self.head_dim
 
     @property
+    def own(self) -> Architecture:
+        """What sets it apart from a llama."""
+        return architecture(self.arch)
+
+    @property
     def qk_norm(self) -> bool:
         return self.arch in ("qwen3", "qwen3vl", "gemma3")
 
@@ -86,7 +92,11 @@ class Shape:
             blk = f"blk.{layer}."
             out += [replace(tensor, name=blk + tensor.name) for tensor in self._block(layer)]
         out.append(self._vector("output_norm", self.embd))
-        out.append(self._matrix("output", VOCAB_SIZE, self.embd, more_bits=True))
+        if not self.own.tied:
+            out.append(self._matrix("output", VOCAB_SIZE, self.embd, more_bits=True))
+        if self.own.long_rope:
+            out.append(self._vector("rope_factors_long", self.head_dim // 2))
+            out.append(self._vector("rope_factors_short", self.head_dim // 2))
         if self.images:
             out += [
                 Tensor(name + ".weight", shape, "f32")
@@ -119,11 +129,23 @@ class Shape:
             self._matrix("attn_output", self.embd, q_dim),
             self._vector("ffn_norm", self.embd),
         ]
+        if self.own.fused:
+            out[1:4] = [self._matrix("attn_qkv", q_dim + 2 * kv_dim, self.embd)]
+        if self.own.biases:
+            out += [self._vector("attn_q", q_dim, ".bias")]
+            out += [self._vector(name, kv_dim, ".bias") for name in ("attn_k", "attn_v")]
+        if not self.own.ffn_norm:
+            out = [tensor for tensor in out if tensor.name != "ffn_norm.weight"]
         experts = (self.experts,) if self.experts else ()
         suffix = "_exps" if self.experts else ""
-        out += [
+        gate_up = [
             self._matrix("ffn_gate" + suffix, *experts, self.ffn, self.embd),
             self._matrix("ffn_up" + suffix, *experts, self.ffn, self.embd),
+        ]
+        if self.own.fused:
+            gate_up = [self._matrix("ffn_up", 2 * self.ffn, self.embd)]
+        out += [
+            *gate_up,
             self._matrix("ffn_down" + suffix, *experts, self.embd, self.ffn, more_bits=more),
         ]
         if self.experts:
@@ -131,7 +153,7 @@ class Shape:
         if self.qk_norm:
             out.append(self._vector("attn_q_norm", self.head_dim))
             out.append(self._vector("attn_k_norm", self.head_dim))
-        if self.arch == "gemma3":
+        if self.arch == "gemma3" or self.own.post_norms:
             out.append(self._vector("post_attention_norm", self.embd))
             out.append(self._vector("post_ffw_norm", self.embd))
         if self.arch == "gptoss":
@@ -142,8 +164,8 @@ class Shape:
         mixed = "q6_k" if more_bits else "q4_k"
         return Tensor(name + ".weight", shape, mixed if self.dtype == "q4_k_m" else self.dtype)
 
-    def _vector(self, name: str, elements: int) -> Tensor:
-        return Tensor(name + ".weight", (elements,), "f32")
+    def _vector(self, name: str, elements: int, suffix: str = ".weight") -> Tensor:
+        return Tensor(name + suffix, (elements,), "f32")
 
     def check(self) -> None:
         """Raises ShapeError naming the first option that no engine would accept."""
@@ -203,6 +225,25 @@ SHAPES = {
               "multi-head latent attention: K's row is longer than V's; Go engine", latent=64),
         Shape("qwen3vl-tiny", "qwen3vl", 4, 256, 4, 2, 128, 768, 32768, "f16", 1e6, 1e-6,
               "the text half of a model with images, positions of several dimensions; Go engine"),
+    )
+}  # fmt: skip
+
+SHAPES |= {
+    shape.name: shape
+    for shape in (
+        Shape("gemma2-tiny", "gemma2", 4, 256, 4, 2, 64, 768, 8192, "f16", 1e4, 1e-6,
+              "window of 128 in every other layer; llama.cpp runner", window=128),
+        Shape("cohere2-tiny", "cohere2", 4, 256, 4, 2, 64, 768, 8192, "f16", 5e4, 1e-5,
+              "window of 128 in 3 of 4 layers; llama.cpp runner", window=128),
+        Shape("qwen2-tiny", "qwen2", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+              "biases; llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        # Not phi3: of models called so llama.cpp wants a token </s>.
+        Shape("phi-tiny", "phi3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
+              "LongRoPE from 1024 tokens on; llama.cpp runner"),
+        Shape("granite-tiny", "granite", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
+              "scales of its own; llama.cpp runner"),
+        Shape("mixtral-tiny", "llama", 4, 256, 4, 2, 64, 256, 32768, "f16", 1e6, 1e-5,
+              "4 experts; llama.cpp runner", experts=4),
     )
 }  # fmt: skip
 

@@ -38,6 +38,12 @@ MODELS = {
     "mrope": make_shape("qwen3vl-tiny"),
     "latent": make_shape("glm4moelite-tiny"),
     "llama": make_shape("llama-tiny"),
+    "gemma2": make_shape("gemma2-tiny"),
+    "cohere2": make_shape("cohere2-tiny"),
+    "qwen2": make_shape("qwen2-tiny"),
+    "phi": make_shape("phi-tiny"),
+    "granite": make_shape("granite-tiny"),
+    "mixtral": make_shape("mixtral-tiny"),
     "chat": make_shape("qwen3-tiny"),
 }
 # What a client cannot say through the API of another vendor.

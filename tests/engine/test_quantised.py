@@ -19,7 +19,7 @@ from tests.engine.harness import (
 )
 from tests.engine.test_restore import EXCHANGES, LookupTooSlow, Rig, running, until_heard
 
-MODELS = ("g2", "llama")
+MODELS = ("g2", "llama", "cohere2")
 SHIFT = "context limit hit - shifting"
 
 
@@ -45,8 +45,16 @@ def rig(
 RIGS = [("q8_0", 1, "stock"), ("q4_0", 1, "stock"), ("q8_0", 1, "exact")]
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rig", RIGS, indirect=True, ids=str)
+QUANTISED = [
+    pytest.param(
+        rig, model, marks=pytest.mark.slow if model == "cohere2" and rig != RIGS[0] else ()
+    )
+    for rig in RIGS
+    for model in MODELS
+]
+
+
+@pytest.mark.parametrize(("rig", "model"), QUANTISED, indirect=["rig"], ids=str)
 def test_a_quantised_cache_comes_back_as_it_was(rig: Rig, model: str) -> None:
     left = list(EXCHANGES)
 
@@ -67,9 +75,15 @@ def test_a_quantised_cache_comes_back_as_it_was(rig: Rig, model: str) -> None:
     until_heard(exchanges)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rig", [("q8_0", 2, "stock")], indirect=True, ids=str)
-def test_a_shift_rounds_the_rows_of_every_slot_and_none_of_them_is_stored(
+SHIFTS = [
+    *((("q8_0", 2, "stock"), model) for model in ("g2", "llama")),
+    # Its RoPE multiplies by a factor, whatever the angle.
+    (("f16", 2, "stock"), "phi"),
+]
+
+
+@pytest.mark.parametrize(("rig", "model"), SHIFTS, indirect=["rig"], ids=str)
+def test_a_shift_that_changes_the_rows_of_every_slot_lets_none_of_them_be_stored(
     rig: Rig, model: str
 ) -> None:
     """Two conversations are in memory, in a slot each. One of them shifts; the other goes on."""

@@ -176,6 +176,9 @@ const char * describe(llama_context * ctx, kvtier_context * info) {
     if (hparams.n_pos_per_embd() != 1) {
         return "positions of several dimensions (M-RoPE)";
     }
+    if (hparams.swa_type == LLAMA_SWA_TYPE_SYMMETRIC) {
+        return "sliding windows that look ahead";
+    }
     info->children        = (int32_t) children.size();
     info->streams         = (int32_t) children[0]->get_n_stream();
     info->cells           = (int32_t) children[0]->get_size();
@@ -216,7 +219,10 @@ bool layer_of(llama_context * ctx, llama_kv_cache * cache, int layer, ggml_conte
         return false;
     }
     const uint32_t heads = hparams.n_head_kv(layer);
+    const bool     swa   = hparams.is_swa(layer);
     out.layer          = layer;
+    out.window         = swa ? (int32_t) hparams.n_swa : 0;
+    out.chunked        = swa && hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
     out.device         = llama_get_model(ctx)->dev_layer(layer);
     out.kv_heads       = (int32_t) heads;
     out.k_dim          = (int32_t) (hparams.n_embd_k_gqa(layer) / heads);
@@ -239,8 +245,8 @@ int layers_of(llama_context * ctx, kvtier_layer * layers, int max) {
     const auto                    children = children_of(ctx);
     std::set<const ggml_tensor *> seen; // several layers may share one
     int                           n = 0;
-    for (int layer = 0; layer < (int) hparams_of(ctx).n_layer; ++layer) {
-        for (size_t child = 0; child < children.size(); ++child) {
+    for (size_t child = 0; child < children.size(); ++child) { // the order of a block's segments
+        for (int layer = 0; layer < (int) hparams_of(ctx).n_layer; ++layer) {
             std::unique_ptr<ggml_context, void (*)(ggml_context *)> views(
                 ggml_init({4 * ggml_tensor_overhead(), nullptr, true}), ggml_free);
             kvtier_layer found = {};

@@ -65,6 +65,8 @@ func (t KVTierTensor) KVTierSet(offset int, src []byte) {
 // before.
 type KVTierLayer struct {
 	Child, Layer                int
+	Window                      int  // how many positions attention looks back over, its own included; 0: all
+	Chunked                     bool // … or from the last multiple of Window on
 	KVHeads, KHeadDim, VHeadDim int
 	VTransposed                 bool // [element][cell] instead of [cell][element]
 	KRowBytes, VRowBytes        int
@@ -83,7 +85,7 @@ type KVTierDevice struct {
 
 const kvTierMaxLayers = 1024
 
-// KVTierLayers returns every layer that has K and V, or nil if one is not as expected.
+// KVTierLayers returns every layer that has K and V, those of the first cache first, or nil if one is not as expected.
 func (c *Context) KVTierLayers() []KVTierLayer {
 	raw := make([]C.struct_kvtier_layer, kvTierMaxLayers)
 	n := int(C.kvtier_layers(c.c, &raw[0], kvTierMaxLayers))
@@ -93,7 +95,8 @@ func (c *Context) KVTierLayers() []KVTierLayer {
 	layers := make([]KVTierLayer, n)
 	for i, r := range raw[:n] {
 		layers[i] = KVTierLayer{
-			Child: int(r.child), Layer: int(r.layer), KVHeads: int(r.kv_heads), KHeadDim: int(r.k_dim), VHeadDim: int(r.v_dim),
+			Child: int(r.child), Layer: int(r.layer), Window: int(r.window), Chunked: bool(r.chunked),
+			KVHeads: int(r.kv_heads), KHeadDim: int(r.k_dim), VHeadDim: int(r.v_dim),
 			VTransposed: bool(r.v_transposed), KRowBytes: int(r.k_row_bytes), VRowBytes: int(r.v_row_bytes),
 			KStreamBytes: int(r.k_stream_bytes), VStreamBytes: int(r.v_stream_bytes),
 			K: KVTierTensor{r.k}, V: KVTierTensor{r.v}, Device: kvTierDevice(r.device),

@@ -29,6 +29,8 @@ struct kvtier_context {
 // K and V of one layer. A sequence's rows lie in one stream; streams follow each other in the tensors.
 struct kvtier_layer {
     int32_t child, layer;
+    int32_t window;       // how many positions attention looks back over, its own included; 0: all
+    bool    chunked;      // … or from the last multiple of window on
     int32_t kv_heads, k_dim, v_dim;
     bool    v_transposed; // [stream][element][cell] instead of [stream][cell][element]
     size_t  k_row_bytes, v_row_bytes;       // of a position
@@ -41,7 +43,8 @@ struct kvtier_layer {
 // kvtier_describe fills in info and returns NULL, or returns why the rows of this context can't be tiered.
 const char * kvtier_describe(struct llama_context * ctx, struct kvtier_context * info);
 
-// kvtier_layers returns the number of layers, -1 if there are more than max or one is not as expected.
+// kvtier_layers lists the layers of the first cache, then those of the second. Returns their number, -1 if there are more than
+// max or one is not as expected.
 int kvtier_layers(struct llama_context * ctx, struct kvtier_layer * layers, int max);
 
 // kvtier_cells lists the cells of a sequence in ascending order, and the position in each. Returns their number, -1 if there

@@ -13,12 +13,14 @@ import (
 
 const tierTestBatch, tierTestSlots = 128, 2
 
-// tierTestContext loads the model that KVTIER_TEST_LLAMA names.
-func tierTestContext(t *testing.T, flash ml.FlashAttentionType, dtype string) *Context {
+const tierTestLlama, tierTestGemma2 = "KVTIER_TEST_LLAMA", "KVTIER_TEST_GEMMA2"
+
+// tierTestContext loads the model that a variable names.
+func tierTestContext(t *testing.T, variable string, flash ml.FlashAttentionType, dtype string) *Context {
 	t.Helper()
-	path := os.Getenv("KVTIER_TEST_LLAMA")
+	path := os.Getenv(variable)
 	if path == "" {
-		t.Skip("KVTIER_TEST_LLAMA does not name a model of the llama.cpp engine")
+		t.Skip(variable + " does not name a model of the llama.cpp engine")
 	}
 	BackendInit()
 	model, err := LoadModelFromFile(path, ModelParams{})
@@ -89,7 +91,7 @@ func TestRowsThatArePutBackAreAsIfTheyHadNeverGone(t *testing.T) {
 		{ml.FlashAttentionEnabled, "f16"}, {ml.FlashAttentionDisabled, "f16"}, {ml.FlashAttentionEnabled, "q8_0"}, {ml.FlashAttentionEnabled, "q4_0"},
 	} {
 		t.Run(fmt.Sprintf("flash=%v,%s", test.flash, test.dtype), func(t *testing.T) {
-			c := tierTestContext(t, test.flash, test.dtype)
+			c := tierTestContext(t, tierTestLlama, test.flash, test.dtype)
 			const seq, n, kept = 1, 300, 100
 			info, reason := c.KVTierDescribe()
 			if reason != "" || info.Streams != tierTestSlots || info.Children != 1 || info.Cells != 1024 || !info.ExactShift {
@@ -153,8 +155,94 @@ func TestRowsThatArePutBackAreAsIfTheyHadNeverGone(t *testing.T) {
 	}
 }
 
+// Every other layer of this model sees 128 positions. Ollama lets the cache of those layers keep all rows.
+func TestBothCachesOfAModelWithWindowsArePutBack(t *testing.T) {
+	for _, flash := range []ml.FlashAttentionType{ml.FlashAttentionEnabled, ml.FlashAttentionDisabled} {
+		t.Run(fmt.Sprintf("flash=%v", flash), func(t *testing.T) {
+			c := tierTestContext(t, tierTestGemma2, flash, "f16")
+			const seq, n, resume, kept, window = 1, 400, 200, 30, 128
+			info, reason := c.KVTierDescribe()
+			if reason != "" || info.Children != 2 || info.Cells != 1024 {
+				t.Fatalf("%+v %q", info, reason)
+			}
+			geometry := ""
+			for _, l := range c.KVTierLayers() {
+				geometry += fmt.Sprintf("%d:%d:%d ", l.Child, l.Layer, l.Window)
+			}
+			if geometry != "0:1:0 0:3:0 1:0:128 1:2:128 " {
+				t.Fatalf("child, layer and window: %s", geometry)
+			}
+			tokens := make([]int, n)
+			for i := range tokens {
+				tokens[i] = 32 + 7*i%90
+			}
+			decode(t, c, seq, 0, tokens)
+			for child := range info.Children {
+				if cells, positions := c.KVTierCells(child, seq, info.Cells); !slices.Equal(cells, upTo(0, n)) || !slices.Equal(positions, upTo(0, n)) {
+					t.Fatalf("cache %d: cells %v hold %v", child, cells, positions)
+				}
+			}
+			c.KvCacheSeqRm(seq, resume, -1)
+			want := decode(t, c, seq, resume, tokens[resume:resume+1]) // an in-memory hit, far behind what there was
+			c.KvCacheSeqRm(seq, resume, -1)
+
+			planes := planesOf(c, info, seq) // K and V of two layers of the one cache, then of two of the other
+			saved := make([][]byte, len(planes))
+			for i, p := range planes {
+				saved[i] = make([]byte, p.RowBytes*(resume-kept))
+				p.Read(upTo(kept, resume), saved[i])
+			}
+			restore := func(data func(i int) []byte) []float32 {
+				c.KvCacheSeqRm(seq, kept, -1)
+				for child := range info.Children {
+					if found := c.KVTierFind(child, seq, kept, resume-kept); !slices.Equal(found, upTo(kept, resume)) {
+						t.Fatalf("cache %d: llama.cpp would use %v", child, found)
+					}
+				}
+				for i, p := range planes {
+					p.Write(upTo(kept, resume), rows.Chunk{Data: data(i)})
+				}
+				for child := range info.Children {
+					if !c.KVTierOccupy(child, seq, kept, upTo(kept, resume)) {
+						t.Fatalf("cache %d did not take the cells", child)
+					}
+				}
+				logits := decode(t, c, seq, resume, tokens[resume:resume+1])
+				c.KvCacheSeqRm(seq, resume, -1)
+				return logits
+			}
+			zeros := func(first, last, rows int) func(i int) []byte { // the first rows of some planes
+				return func(i int) []byte {
+					data := slices.Clone(saved[i])
+					if first <= i && i < last {
+						clear(data[:rows*planes[i].RowBytes])
+					}
+					return data
+				}
+			}
+			// Position resume sees the rows from here on through a window.
+			unseen := resume + 1 - window - kept
+			for _, test := range []struct {
+				name string
+				data func(i int) []byte
+				same bool
+			}{
+				{"everything", func(i int) []byte { return saved[i] }, true},
+				{"zeros in the cache without windows", zeros(0, 4, 1), false},
+				{"zeros in the cache of windows, as far as one reaches", zeros(4, 8, unseen+1), false},
+				{"zeros in the cache of windows, beyond them", zeros(4, 8, unseen), true},
+				{"the caches exchanged", func(i int) []byte { return saved[(i+4)%8] }, false},
+			} {
+				if got := slices.Equal(restore(test.data), want); got != test.same {
+					t.Errorf("%s: logits as of the in-memory hit: %v", test.name, got)
+				}
+			}
+		})
+	}
+}
+
 func TestTheSizeOfTheContextChoosesTheTableOfRoPE(t *testing.T) {
-	c := tierTestContext(t, ml.FlashAttentionEnabled, "f16")
+	c := tierTestContext(t, tierTestLlama, ml.FlashAttentionEnabled, "f16")
 	short, _ := c.KVTierDescribe()
 	large, err := NewContextWithModel(c.Model(), NewContextParams(33<<10, tierTestBatch, 1, 1, ml.FlashAttentionEnabled, "f16"))
 	if err != nil {
@@ -170,7 +258,7 @@ func TestTheSizeOfTheContextChoosesTheTableOfRoPE(t *testing.T) {
 }
 
 func TestALayoutThatIsNotUnderstoodIsNeverWrittenTo(t *testing.T) {
-	c := tierTestContext(t, ml.FlashAttentionEnabled, "f16")
+	c := tierTestContext(t, tierTestLlama, ml.FlashAttentionEnabled, "f16")
 	if cells, _ := c.KVTierCells(7, 0, 1024); cells != nil {
 		t.Errorf("a cache that there is not: %v", cells)
 	}

@@ -121,15 +121,47 @@ def test_nothing_writes_to_the_constant_channel() -> None:
     assert not values["blk.0.ffn_down.weight"][0].any()
 
 
+def test_an_embedding_that_is_the_output_too_lowers_its_own_token_and_those_that_are_none() -> None:
+    """The last norm turns it round."""
+    shape = small("gemma2-tiny", embd=256)
+    values = {t.name: maker.tensor_values(shape, t, 0) for t in shape.tensors()}
+    rows = values["token_embd.weight"] * np.sqrt(shape.embd)
+    logits = values["output_norm.weight"] * rows @ values["token_embd.weight"].T
+    text, others = list(vocab.PRINTABLE), [t for t in range(256) if t not in vocab.PRINTABLE]
+    seen = logits[text][:, text]
+    assert (seen.argmin(1) == np.arange(len(text))).all()
+    assert (logits[text][:, others].max(1) < seen.min(1)).all()
+
+
+def test_the_vectors_of_an_architecture_are_not_all_ones() -> None:
+    values = {
+        t.name: maker.tensor_values(small(name), t, 0)
+        for name in ("qwen2-tiny", "phi-tiny")
+        for t in small(name).tensors()
+    }
+    assert values["blk.0.attn_v.bias"].std() > 0.1
+    assert values["rope_factors_long.weight"].tolist() != [1.0] * 16
+    assert values["rope_factors_short.weight"].tolist() == [1.0] * 16
+    q, k = np.split(values["blk.0.attn_qkv.weight"], [64])
+    assert q.std() > 1.5 * k.std()
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
         ("gemma3-tiny", {"gemma3.attention.sliding_window": 128}),
         ("gptoss-tiny", {"gptoss.attention.sliding_window": 128, "gptoss.expert_count": 4}),
+        (
+            "gemma2-tiny",
+            {"gemma2.attention.sliding_window": 128, "gemma2.attn_logit_softcapping": 50},
+        ),
+        ("cohere2-tiny", {"cohere2.attention.sliding_window": 128, "cohere2.logit_scale": 0.0625}),
+        ("phi-tiny", {"phi3.rope.scaling.original_context_length": 1024}),
+        ("granite-tiny", {"granite.residual_scale": 0.5}),
     ],
 )
 def test_what_sets_a_family_apart_is_in_its_metadata(
-    tmp_path: Path, name: str, keys: dict[str, int]
+    tmp_path: Path, name: str, keys: dict[str, float]
 ) -> None:
     make_model(small(name), tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields

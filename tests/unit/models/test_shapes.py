@@ -54,3 +54,11 @@ def test_each_family_has_the_tensors_its_engine_reads() -> None:
     assert "blk.0.post_ffw_norm.weight" in names("gemma3-tiny")
     assert "blk.0.ffn_down_exps.weight" in names("gptoss-tiny")
     assert not any("q_norm" in name for name in names("llama-tiny"))
+    for shape in ("gemma2-tiny", "cohere2-tiny"):  # embeddings that are the output matrix, too
+        assert "output.weight" not in names(shape)
+    assert "blk.0.post_ffw_norm.weight" in names("gemma2-tiny")
+    assert "blk.0.ffn_norm.weight" not in names("cohere2-tiny")
+    assert "blk.0.attn_k.bias" in names("qwen2-tiny")
+    assert "blk.0.ffn_gate_exps.weight" in names("mixtral-tiny")
+    assert {"blk.0.attn_qkv.weight", "rope_factors_long.weight"} < names("phi-tiny")
+    assert not any("attn_q." in name or "ffn_gate" in name for name in names("phi-tiny"))

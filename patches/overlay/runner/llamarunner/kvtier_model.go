@@ -3,6 +3,7 @@ package llamarunner
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"github.com/ollama/ollama/kvtier"
@@ -22,18 +23,14 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	if multiUserCache && s.parallel > 1 {
 		return nil, m, "OLLAMA_MULTIUSER_CACHE with several slots, which the llama.cpp engine can't share prompts between"
 	}
-	if len(adapters) > 0 {
-		return nil, m, "LoRA adapter on the llama.cpp engine, not supported yet"
-	}
-	if s.image != nil {
-		return nil, m, "model with image input on the llama.cpp engine, not supported yet"
-	}
-	info, reason := s.lc.KVTierDescribe()
+	blobs, reason := tierAdapters(adapters)
 	if reason != "" {
 		return nil, m, reason
 	}
-	if info.Children > 1 {
-		return nil, m, "sliding window attention on the llama.cpp engine, not supported yet"
+	// A projector (s.image) computes what is put in for an image, and nothing that a text's rows depend on.
+	info, reason := s.lc.KVTierDescribe()
+	if reason != "" {
+		return nil, m, reason
 	}
 	layers := s.lc.KVTierLayers()
 	dtype, reason := tierType(layers)
@@ -57,6 +54,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
+		Adapters:       blobs,
 		Engine:         m.Engine,
 		CacheDType:     dtype,
 		Layers:         m.Layers,
@@ -64,6 +62,25 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		Extra:          tierComputing(layers) + tierSettings(layers, info) + cut + t.NamespaceExtra(),
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
+}
+
+var tierBlob = regexp.MustCompile(`^sha256-[0-9a-f]{64}$`)
+
+// tierAdapters names LoRA adapters, which hold for as long as the model is loaded, by the digests of their files: Ollama's
+// blobs are called so.
+func tierAdapters(paths []string) (blobs []string, reason string) {
+	if len(paths) > 1 {
+		// llama.cpp has them in a hash table by address.
+		return nil, "several LoRA adapters, which the llama.cpp engine adds up in another order after every load"
+	}
+	for _, path := range paths {
+		blob := filepath.Base(path)
+		if !tierBlob.MatchString(blob) {
+			return nil, "LoRA adapter that is no blob of Ollama's, named by its digest: " + blob
+		}
+		blobs = append(blobs, blob)
+	}
+	return blobs, ""
 }
 
 // tierType is the element type of all K and V.

@@ -217,9 +217,19 @@ func newTierRows(context tierCells, info llama.KVTierContext, layers []llama.KVT
 func tierLayers(layers []llama.KVTierLayer) (geometry []kvtier.Layer) {
 	for _, l := range layers {
 		geometry = append(geometry, kvtier.Layer{
-			Child: l.Child, Layer: l.Layer, Kind: "full", KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
+			Child: l.Child, Layer: l.Layer, Kind: tierKind(l), Window: l.Window, KVHeads: l.KVHeads, KHeadDim: l.KHeadDim, VHeadDim: l.VHeadDim,
 			KRowBytes: l.KRowBytes, VRowBytes: l.VRowBytes,
 		})
 	}
 	return geometry
+}
+
+func tierKind(l llama.KVTierLayer) string {
+	switch {
+	case l.Window == 0:
+		return "full"
+	case l.Chunked:
+		return "chunked"
+	}
+	return "swa"
 }
