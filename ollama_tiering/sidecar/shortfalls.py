@@ -14,7 +14,7 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 
 _PREFIX: Final = "SHORTFALL_"
 _OTHER: Final = "other"
-_MOST_REASONS: Final = 64  # numbers below it, so that what is kept and sent stays small
+_MOST_REASONS: Final = 48  # numbers below it, so that what is kept and sent stays small
 
 
 def name(reason: int) -> str:

@@ -139,7 +139,7 @@ def test_a_saving_below_zero_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_reasons_are_shown_for_each_model_from_zero_on(tmp_path: Path) -> None:
     name_model(tmp_path, "qwen3:0.6b", blob(1))
     ends = pb.ShortfallCount(reason=pb.SHORTFALL_ENDS, requests=2, tokens=60)
-    newer = pb.ShortfallCount(reason=63, requests=1, tokens=5)  # type: ignore[arg-type]
+    newer = pb.ShortfallCount(reason=47, requests=1, tokens=5)  # type: ignore[arg-type]
     found = scrape(
         made(
             tmp_path,

@@ -68,7 +68,7 @@ def test_a_runner_that_says_no_reasons_is_booked_as_before() -> None:
     [
         short(ENDS=(2, 10)),  # more requests than there were
         short(ENDS=(1, 51)),  # more tokens than were computed
-        {"shortfalls": [pb.ShortfallCount(reason=64, requests=1, tokens=1)]},  # type: ignore[arg-type]
+        {"shortfalls": [pb.ShortfallCount(reason=48, requests=1, tokens=1)]},  # type: ignore[arg-type]
         {"shortfalls": [pb.ShortfallCount(reason=-1, requests=1, tokens=1)]},  # type: ignore[arg-type]
     ],
 )
@@ -78,9 +78,9 @@ def test_reasons_that_cannot_be_are_not_booked(wrong: dict[str, Any]) -> None:
 
 
 def test_a_reason_of_a_newer_runner_is_kept_as_it_is() -> None:
-    newer = [pb.ShortfallCount(reason=63, requests=1, tokens=7)]  # type: ignore[arg-type]
+    newer = [pb.ShortfallCount(reason=47, requests=1, tokens=7)]  # type: ignore[arg-type]
     ledger = booked(report(1, shortfalls=newer))
-    assert reasons(ledger) == {63: (1, 7)}
+    assert reasons(ledger) == {47: (1, 7)}
     assert list(counts(ledger).shortfalls.messages()) == newer
     assert counts(ledger).shortfalls.by_name()["other"] == (1, 7)
 
