@@ -4,13 +4,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 func TestAReportTellsHowMuchIsStillToBeStored(t *testing.T) {
 	tier, store := withSidecar(t, 2, 64, tierpb.Tier_TIER_RAM)
-	tier.model.Caches = "plain f16"
-	tier.stats.init(tier)
 	finish := func(slot int) {
 		tier.fillCells(slot, 64, 0)
 		tier.host.Lock()
@@ -39,6 +38,23 @@ func TestAReportTellsHowMuchIsStillToBeStored(t *testing.T) {
 	defer store.mu.Unlock()
 	if len(store.put) != 2 {
 		t.Errorf("%d blocks are stored, and none is said to be missing", len(store.put))
+	}
+}
+
+func TestCachesAreNamedEachKindOnce(t *testing.T) {
+	window := func(n int) kvtier.Layer { return kvtier.Layer{Kind: "swa", Window: n} }
+	plain, chunks := kvtier.Layer{Kind: "full"}, kvtier.Layer{Kind: "chunked", Window: 8192}
+	for want, m := range map[string]Model{
+		"":          {},
+		"plain f16": {DType: "f16", Layers: []kvtier.Layer{plain, plain}},
+		"sliding window (512) + plain + sliding window (64) q8_0": {
+			DType: "q8_0", Layers: []kvtier.Layer{window(512), plain, window(64), window(512)},
+		},
+		"chunked (8192) + plain f16": {DType: "f16", Layers: []kvtier.Layer{chunks, plain}},
+	} {
+		if got := m.caches(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

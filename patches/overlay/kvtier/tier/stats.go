@@ -1,10 +1,12 @@
 package tier
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,18 +36,40 @@ func (s *stats) init(t *Tier) {
 		Pid: int64(os.Getpid()), Engine: t.model.Engine,
 		Model: filepath.Base(t.model.Path), Tiered: true, Namespace: t.namespace[:],
 		StartedUnixSeconds: float64(time.Now().UnixMicro()) / 1e6,
-		Caches:             t.model.Caches, MinTokens: uint32(t.config.MinTokens),
+		Caches:             t.model.caches(), MinTokens: uint32(t.config.MinTokens),
 	}
 	if info, err := os.Stat(t.model.Path); err == nil && t.model.OnHost {
 		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
 	}
 }
 
+// caches says what kinds of caches the model has, and of which type: "plain f16", "plain + sliding window (512) f16". Empty
+// where its layers are not known.
+func (m Model) caches() string {
+	var kinds []string
+	for _, l := range m.Layers {
+		kind := l.Kind
+		switch kind {
+		case "full":
+			kind = "plain"
+		case "swa":
+			kind = "sliding window"
+		}
+		if l.Window > 0 {
+			kind += fmt.Sprintf(" (%d)", l.Window)
+		}
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return strings.TrimSpace(strings.Join(kinds, " + ") + " " + m.DType)
+}
+
 // unsupported is the report of a runner whose model can't be tiered.
 func (s *stats) unsupported(model Model, reason string) *tierpb.RunnerReport {
 	return &tierpb.RunnerReport{
 		Pid: int64(os.Getpid()), Engine: model.Engine,
-		Model: filepath.Base(model.Path), Reason: reason, CpuAttention: model.Attention(), Caches: model.Caches,
+		Model: filepath.Base(model.Path), Reason: reason, CpuAttention: model.Attention(), Caches: model.caches(),
 	}
 }
 

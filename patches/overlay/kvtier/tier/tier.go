@@ -49,7 +49,6 @@ type Model struct {
 	Path      string        // of its file
 	Engine    string        // as the namespace names it
 	Attention func() string // how attention is computed on the CPU, "" where it is not; for reports
-	Caches    string        // what kinds of caches it has, and of which type, in words ("plain f16"); for reports
 
 	Slots       int
 	Layers      []kvtier.Layer

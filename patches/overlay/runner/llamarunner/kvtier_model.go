@@ -56,7 +56,6 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
-	m.Caches = "plain " + dtype
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,

@@ -50,7 +50,6 @@ func tierModel(s *Server, t *tier.Tier) (rows tier.Rows, m tier.Model, reason st
 	}
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
 	m.Slots, m.Layers, m.DType, m.OnHost = len(s.cache.slots), tierLayers(cache), cache.KVTierType(), cache.KVTierOnHost()
-	m.Caches = "plain " + m.DType
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Engine:         m.Engine,
