@@ -12,10 +12,8 @@ import (
 func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) {
 	f := l.fetch
 	switch {
-	case memory >= f.rows:
+	case memory < f.from || memory >= f.rows: // memory has shrunk, or grown, since the look-up
 		return memory, shortfall{}
-	case memory < f.from:
-		return memory, shortfall{reason: memoryGone}
 	case memory > t.slots[slot].taint:
 		// What is in memory is not what the tokens alone would give: stay with it, as stock does.
 		return memory, shortfall{reason: shifted}
