@@ -56,8 +56,7 @@ def lines(runner: pb.RunnerReport) -> Iterator[str]:
         if why := _why(runner):
             yield f"    {why}"
     if runner.to_store:
-        one = runner.to_store == 1
-        waiting = "conversation is" if one else "conversations are"
+        waiting = "conversation is" if runner.to_store == 1 else "conversations are"
         yield f"  {runner.to_store} {waiting} still to be stored"
 
 

@@ -21,7 +21,7 @@ def name(reason: int) -> str:
     """`nothing_stored`: for JSON, and as a label of the metrics."""
     if reason not in pb.Shortfall.values():
         return _OTHER
-    return pb.Shortfall.Name(reason).removeprefix(_PREFIX).lower()  # type: ignore[arg-type]
+    return pb.Shortfall.Name(reason).removeprefix(_PREFIX).lower()
 
 
 NAMES: Final = (*map(name, pb.Shortfall.values()), _OTHER)
