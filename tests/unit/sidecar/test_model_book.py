@@ -140,14 +140,14 @@ def test_reasons_are_shown_for_each_model_from_zero_on(tmp_path: Path) -> None:
     name_model(tmp_path, "qwen3:0.6b", blob(1))
     ends = pb.ShortfallCount(reason=pb.SHORTFALL_ENDS, requests=2, tokens=60)
     newer = pb.ShortfallCount(reason=47, requests=1, tokens=5)  # type: ignore[arg-type]
-    found = scrape(
-        made(
-            tmp_path,
-            report(3, shortfalls=[ends, newer]),
-            report(2, pid=8, namespace=OTHER, shortfalls=[ends]),  # of the same model
-            report(1, pid=9, namespace=bytes(32), model=blob(3)),
-        )
+    book = made(
+        tmp_path,
+        report(3, shortfalls=[ends, newer]),
+        report(2, pid=8, namespace=OTHER, shortfalls=[ends]),  # of the same model
+        report(1, pid=9, namespace=bytes(32), model=blob(3)),
     )
+    assert [list(use.shortfalls) for use in book.messages(())] == [[ends, newer], [ends], []]
+    found = scrape(book)
 
     def shown(reason: str, model: str = "qwen3:0.6b") -> tuple[float, float]:
         labels = {"reason": reason, "model": model}

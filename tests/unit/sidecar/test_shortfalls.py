@@ -53,7 +53,9 @@ def test_what_is_new_is_booked_over_all_runners() -> None:
 
 def test_a_report_that_was_overtaken_is_booked_once() -> None:
     late = report(2, **short(ENDS=(1, 10)))
-    ledger = booked(report(2, **short(ENDS=(2, 20))), late, report(3, **short(ENDS=(3, 30))))
+    ledger = booked(report(2, **short(ENDS=(2, 20))), late)
+    assert reasons(ledger) == {ENDS: (2, 20)}
+    ledger.book(report(3, **short(ENDS=(3, 30))))
     assert reasons(ledger) == {ENDS: (3, 30)}
 
 
