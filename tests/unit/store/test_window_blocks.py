@@ -12,7 +12,7 @@ from ollama_tiering.store.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.inventory import Selection
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-from tests.unit.store.test_admin import Tools
+from tests.unit.store.test_admin import Tools, collect
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two
 
@@ -67,7 +67,7 @@ def test_no_prompt_matches_a_window_block_and_who_names_it_gets_it() -> None:
     before = [(one.key, one.rows) for one in bench.match([*TOKENS, 77])]
     windows = hang(bench, blocks)
     assert [(one.key, one.rows) for one in bench.match([*TOKENS, 77])] == before
-    assert bench.rows([*range(8), *TOKENS[4:8]]) == 8  # the window's own tokens after its block
+    assert bench.rows([*range(8), *TOKENS[5:8]]) == 8  # the window's own tokens after its block
     lease = bench.store.lease(NAMESPACE, [window.key for window in windows])
     assert [one.key for one in lease.blocks] == [window.key for window in windows]
 
@@ -125,12 +125,23 @@ def test_a_conversation_is_one_with_its_window(tools: Tools) -> None:
     assert (totals.chains, totals.blocks) == (1, 5)
     tokens = {one.key: one.tokens for one in tools.admin.listing(blocks=True).blocks}
     assert [tokens[window.key] for window in windows] == [8, 10]
+    assert tools.chains(ids=(windows[1].key.hex(),))[0].tokens == 10
     planned = tools.admin.remove(Selection(), dry_run=True)
     done = tools.admin.remove(Selection(), dry_run=False)
     assert planned == done
     assert (done.chains, done.blocks, done.kept) == (1, 5, {})
     assert not any(tools.file("ram", one.key).exists() for one in (*blocks, *windows))
     assert not list(tools.bench.state.tree)
+
+
+def test_the_tools_find_nothing_wrong_with_a_window(tools: Tools) -> None:
+    blocks = tools.put(TOKENS)
+    hang(tools.bench, blocks)
+    tools.bench.store.run_pending()
+    assert tools.verify() == []
+    assert collect(tools) == {}
+    tools.admin.pin(blocks[-1].key.hex())
+    assert tools.admin.listing().chains[0].pinned
 
 
 def test_a_window_is_taken_from_the_one_conversation_only(tools: Tools) -> None:
