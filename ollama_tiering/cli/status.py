@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.cli import status_rules, status_use
+from ollama_tiering.cli import status_rules, status_shortfalls, status_use
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.seconds_saved import Saved
@@ -132,6 +132,11 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "memory_short_tokens": runner.memory_short_tokens,
                 "failures": runner.failures,
                 "cpu_attention": runner.cpu_attention,
+                "caches": runner.caches,
+                "min_tokens": runner.min_tokens,
+                "to_store": runner.to_store,
+                "shortfalls": status_shortfalls.documents(runner.shortfalls),
+                "last_request": status_shortfalls.last_document(runner),
             }
             for runner in answer.runners
         ],
@@ -208,13 +213,15 @@ def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
 
 
 def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[str]:
-    model = status_use.shown(runner.model, names)
+    model, engine = status_use.shown(runner.model, names), runner.engine.partition("+")[0]
     if not runner.tiered:
         yield f"runner {runner.pid} {model}: not tiered: {runner.reason or 'no reason given'}"
-        yield from _attention(runner)
+        if engine:
+            yield f"  engine: {engine}"
+        yield from _properties(runner)
         return
-    yield f"runner {runner.pid} {model}: tiered, {runner.engine.partition('+')[0]}"
-    yield from _attention(runner)
+    yield f"runner {runner.pid} {model}: tiered, {engine}"
+    yield from _properties(runner)
     yield (
         f"  {runner.requests:,} requests, {runner.prompt_tokens:,} prompt tokens = "
         f"{runner.memory_tokens:,} in memory + {runner.restored_tokens:,} restored + "
@@ -225,11 +232,14 @@ def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator
             f"  {runner.memory_short_tokens} of the recomputed tokens were stored: too little "
             "memory was available to read them"
         )
+    yield from status_shortfalls.lines(runner)
     if runner.failures:
         yield f"  {runner.failures} calls to the sidecar failed"
 
 
-def _attention(runner: pb.RunnerReport) -> Iterator[str]:
+def _properties(runner: pb.RunnerReport) -> Iterator[str]:
+    if runner.caches:
+        yield f"  caches: {runner.caches}"
     if runner.cpu_attention:
         yield f"  attention on the CPU: {runner.cpu_attention}"
 

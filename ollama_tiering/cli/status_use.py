@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ollama_tiering.cli import status_shortfalls
 from ollama_tiering.launch import names as launch_names
 from ollama_tiering.sidecar.seconds_saved import Saved, tokens_per_second
 
@@ -77,6 +78,7 @@ def documents(answer: pb.StatResponse, known: Mapping[str, str]) -> list[dict[st
             "restore_seconds": use.restore_seconds,
             "measured_prefill_tokens_per_second": tokens_per_second(use),
             "saved_seconds": Saved.of([use]).seconds,
+            "shortfalls": status_shortfalls.documents(use.shortfalls),
         }
         for use in answer.model_uses
     ]

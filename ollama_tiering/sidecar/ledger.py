@@ -3,7 +3,8 @@
 A runner reports sums since its model was loaded; what is booked is what they grew by since its last
 report. Which runner it is, is told by its process id and the time at which it began: a process id
 is used again. Prompt tokens are in memory, restored or recomputed, and each is one of the three; a
-report in which they do not add up is not booked.
+report in which they do not add up is not booked. Nor is one in which more requests have a reason
+for what they computed than there were.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from ollama_tiering.sidecar.shortfalls import NONE, Shortfalls
 from ollama_tiering.store.key import DIGEST_BYTES, digest_from_hex
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.seldom import Seldom
@@ -42,19 +44,39 @@ class Counts:
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     restore_seconds: float = 0.0
+    shortfalls: Shortfalls = NONE
+
+    @classmethod
+    def of(cls, report: pb.RunnerReport) -> Self:
+        numbers = {name: getattr(report, name) for name in _COUNTS}
+        return cls(**numbers, shortfalls=Shortfalls.of(report.shortfalls))
 
     @property
     def sound(self) -> bool:
         values = [getattr(self, name) for name in _COUNTS]
         parts = self.memory_tokens + self.restored_tokens + self.recomputed_tokens
-        return all(0 <= value < _MOST for value in values) and parts == self.prompt_tokens
+        return (
+            all(0 <= value < _MOST for value in values)
+            and parts == self.prompt_tokens
+            and self.shortfalls.fits(self.requests, self.recomputed_tokens)
+        )
 
     def plus(self, other: Counts, sign: int = 1) -> Counts:
         sums = {n: getattr(self, n) + sign * getattr(other, n) for n in _COUNTS}
-        return Counts(**sums)
+        return Counts(**sums, shortfalls=self.shortfalls.plus(other.shortfalls, sign))
+
+    def has_fallen(self, before: Counts) -> bool:
+        """Whether some sum is less than it was."""
+        fallen = any(getattr(self, name) < getattr(before, name) for name in _COUNTS)
+        return fallen or self.shortfalls.has_fallen(before.shortfalls)
+
+    def document(self) -> dict[str, Any]:
+        """For a file. The reasons lie beside the sums, where an older version does not look."""
+        numbers = {name: getattr(self, name) for name in _COUNTS}
+        return {"counts": numbers, "shortfalls": self.shortfalls.document()}
 
 
-_COUNTS: Final = tuple(field.name for field in fields(Counts))
+_COUNTS: Final = tuple(field.name for field in fields(Counts) if field.name != "shortfalls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,7 @@ class Ledger:
         namespace = bytes(report.namespace)
         if not report.tiered or len(namespace) != DIGEST_BYTES:
             return
-        counts = Counts(**{name: getattr(report, name) for name in _COUNTS})
+        counts = Counts.of(report)
         runner = (report.pid, report.started_unix_seconds, namespace)
         if not counts.sound or not math.isfinite(report.started_unix_seconds):
             said = "report not counted, its sums do not add up: pid=%d"
@@ -91,7 +113,7 @@ class Ledger:
             return
         with self._lock:
             before = self._runners.get(runner, Counts())
-            if any(getattr(counts, name) < getattr(before, name) for name in _COUNTS):
+            if counts.has_fallen(before):
                 if report.started_unix_seconds:
                     return  # two reports of it have overtaken each other
                 before = Counts()  # one that does not say when it began: it is another
@@ -117,9 +139,19 @@ class Ledger:
     def document(self) -> dict[str, Any]:
         """For a file; `restore` takes it."""
         with self._lock:
-            models = [{"namespace": ns.hex(), **asdict(e)} for ns, e in self._entries.items()]
+            models = [
+                {
+                    "namespace": namespace.hex(),
+                    "model": one.model,
+                    "engine": one.engine,
+                    "since": one.since,
+                    "last_used": one.last_used,
+                    **one.counts.document(),
+                }
+                for namespace, one in self._entries.items()
+            ]
             runners = [
-                {"pid": pid, "started": started, "namespace": ns.hex(), "counts": asdict(counts)}
+                {"pid": pid, "started": started, "namespace": ns.hex(), **counts.document()}
                 for (pid, started, ns), counts in self._runners.items()
             ]
         return {"version": _VERSION, "models": models, "runners": runners}
@@ -131,7 +163,7 @@ class Ledger:
                 raise ValueError(f"version {document['version']!r} is unknown")
             entries = {_namespace(one): _entry(one) for one in document["models"]}
             runners = {
-                (int(one["pid"]), _time(one["started"]), _namespace(one)): _counts(one["counts"])
+                (int(one["pid"]), _time(one["started"]), _namespace(one)): _counts(one)
                 for one in document["runners"]
             }
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -141,15 +173,19 @@ class Ledger:
             self._trim()
 
     def _new(self, report: pb.RunnerReport) -> Entry:
-        model = PurePath(report.model).name[:_MAX_NAME]
         now = self._wall_clock()
-        return Entry(model, report.engine[:_MAX_NAME], now, now)
+        return Entry(file_name(report.model), report.engine[:_MAX_NAME], now, now)
 
     def _trim(self) -> None:
         while len(self._entries) > MAX_MODELS:
             del self._entries[next(iter(self._entries))]
         while len(self._runners) > MAX_RUNNERS:
             del self._runners[next(iter(self._runners))]
+
+
+def file_name(model: str) -> str:
+    """Of a model, as a runner reports it; bounded."""
+    return PurePath(model).name[:_MAX_NAME]
 
 
 def _namespace(one: Mapping[str, Any]) -> bytes:
@@ -164,11 +200,13 @@ def _entry(one: Mapping[str, Any]) -> Entry:
     if not all(isinstance(text, str) and len(text) <= _MAX_NAME for text in texts):
         raise ValueError(f"{texts!r} are no names")
     times = _time(one["since"]), _time(one["last_used"])
-    return Entry(*texts, *times, _counts(one["counts"]))
+    return Entry(*texts, *times, _counts(one))
 
 
-def _counts(values: Mapping[str, Any]) -> Counts:
-    found = Counts(**values)
+def _counts(one: Mapping[str, Any]) -> Counts:
+    """An older version wrote no reasons."""
+    reasons = Shortfalls.of_document(one.get("shortfalls", {}))
+    found = Counts(**one["counts"], shortfalls=reasons)
     for name in _COUNTS:
         if type(getattr(found, name)) not in (int, type(getattr(Counts(), name))):
             raise ValueError(f"{name} is {getattr(found, name)!r}")

@@ -18,6 +18,7 @@ from ollama_tiering import __version__
 from ollama_tiering.sidecar.endpoint import Answer, Page, Request
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
+from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store.report import StoreReport, TierReport
 from ollama_tiering.store.tiered import TieredStore
 
@@ -168,11 +169,13 @@ def label(reason: str) -> str:
     return reason.replace("/", "").replace(" ", "_")
 
 
-def make_registry(store: TieredStore, book: ModelBook | None = None) -> CollectorRegistry:
+def make_registry(
+    store: TieredStore, book: ModelBook | None = None, runners: RunnerTable | None = None
+) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(StoreCollector(store))
     if book is not None:
-        registry.register(ModelCollector(book))
+        registry.register(ModelCollector(book, runners))
     ProcessCollector(registry=registry)
     build = Info("tiering_build", "What runs.", registry=registry)
     build.info({"version": __version__})

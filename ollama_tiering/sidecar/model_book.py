@@ -55,8 +55,11 @@ class ModelBook:
 
     def shown(self) -> list[tuple[str, Entry]]:
         """(what to call its model, entry) of every namespace."""
-        entries = self._ledger.entries().values()
-        return [(self.name(one.model) or short_name(one.model) or "?", one) for one in entries]
+        return [(self.shown_name(one.model), one) for one in self._ledger.entries().values()]
+
+    def shown_name(self, model: str) -> str:
+        """What to call a model, by its file name."""
+        return self.name(model) or short_name(model) or "?"
 
     def messages(self, loaded: Collection[bytes]) -> list[pb.ModelUse]:
         """`loaded`: the namespaces that living runners have."""
@@ -106,4 +109,5 @@ class ModelBook:
             prefill_tokens=counts.prefill_tokens,
             prefill_seconds=counts.prefill_seconds,
             restore_seconds=counts.restore_seconds,
+            shortfalls=counts.shortfalls.messages(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
@@ -11,9 +12,10 @@ _MAX_REPORT_BYTES = 16 << 10  # all are kept, and sent in one answer to everybod
 
 
 class RunnerTable:
-    """Not thread-safe: used on the event loop only."""
+    """Thread-safe: reports come on the event loop, the metrics are asked for in another thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._reports: dict[int, pb.RunnerReport] = {}
 
     def put(self, report: pb.RunnerReport) -> None:
@@ -21,14 +23,16 @@ class RunnerTable:
             raise ValueError(f"{report.pid} is no process id")
         if report.ByteSize() > _MAX_REPORT_BYTES:
             raise ValueError(f"a report of {report.ByteSize()} bytes is too long")
-        self._reports.pop(report.pid, None)
-        self._reports[report.pid] = report
-        if len(self._reports) > _MAX_RUNNERS:
-            del self._reports[next(iter(self._reports))]
+        with self._lock:
+            self._reports.pop(report.pid, None)
+            self._reports[report.pid] = report
+            if len(self._reports) > _MAX_RUNNERS:
+                del self._reports[next(iter(self._reports))]
 
     def alive(self) -> list[pb.RunnerReport]:
-        self._reports = {pid: r for pid, r in self._reports.items() if _alive(pid)}
-        return list(self._reports.values())
+        with self._lock:
+            self._reports = {pid: r for pid, r in self._reports.items() if _alive(pid)}
+            return list(self._reports.values())
 
 
 def _alive(pid: int) -> bool:

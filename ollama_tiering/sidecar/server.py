@@ -42,6 +42,7 @@ from ollama_tiering.sidecar.ram_place import kept, settled
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.remote_key import remote_authenticity
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
+from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.standing import Standing, standing_pages
@@ -214,7 +215,7 @@ async def _serve(
     hung_up = sys.stderr.isatty() or reread is None
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     uses, ledger_file = counts
-    registry = make_registry(store, uses)
+    registry = make_registry(store, uses, runners := RunnerTable())
     guard = PeerGuard(config.socket_path)
     gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
@@ -227,7 +228,7 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     with _pool() as pool, Endpoint(pages, config.metrics_port):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses), gate)
+        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses, runners), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

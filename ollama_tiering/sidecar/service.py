@@ -76,14 +76,20 @@ _OUTCOMES: Final = {
 
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     """All calls on one event loop; `pool` serves what may block. `book`: what was done for each
-    model, in memory only where none is given.
+    model, in memory only where none is given; `runners`: what they last reported.
     """
 
-    def __init__(self, store: TieredStore, pool: Executor, book: ModelBook | None = None) -> None:
+    def __init__(
+        self,
+        store: TieredStore,
+        pool: Executor,
+        book: ModelBook | None = None,
+        runners: RunnerTable | None = None,
+    ) -> None:
         self._store = store
         self._pool = pool
         self._admin = Administration(store, alone=False)
-        self._runners = RunnerTable()
+        self._runners = runners or RunnerTable()
         self._book = book or ModelBook(Ledger())
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())

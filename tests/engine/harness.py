@@ -479,7 +479,10 @@ class Sidecar(_Process):
         return next((r for r in self.stat().runners if r.pid == pid), pb.RunnerReport())
 
     def settle(self, server: Server, model: str) -> pb.RunnerReport:
-        """Waits until the runner has stored and reported all its requests."""
+        """Waits until the runner has reported all its requests, and that all of them are stored.
+
+        It also reports after each conversation that it has stored, while others wait.
+        """
         pid = server.runner_pid(model)
         assert pid is not None, "no runner"
         sent = server.requests_of.get(pid, 0)
@@ -487,9 +490,9 @@ class Sidecar(_Process):
 
         def reported() -> bool:
             seen.append(self.report(pid))
-            return seen[-1].requests >= sent
+            return seen[-1].requests >= sent and not seen[-1].to_store
 
-        wait_until(f"the runner reports {sent} requests", reported)
+        wait_until(f"the runner reports {sent} requests, stored", reported)
         return seen[-1]
 
     def block_files(self, directory: Path | None = None) -> list[Path]:

@@ -26,6 +26,32 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_RAM: _ClassVar[Tier]
     TIER_LOCAL: _ClassVar[Tier]
     TIER_REMOTE: _ClassVar[Tier]
+
+class Shortfall(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SHORTFALL_UNSPECIFIED: _ClassVar[Shortfall]
+    SHORTFALL_NOTHING_STORED: _ClassVar[Shortfall]
+    SHORTFALL_ENDS: _ClassVar[Shortfall]
+    SHORTFALL_DIFFERS: _ClassVar[Shortfall]
+    SHORTFALL_TOO_SHORT: _ClassVar[Shortfall]
+    SHORTFALL_GATE: _ClassVar[Shortfall]
+    SHORTFALL_RECOMPUTE: _ClassVar[Shortfall]
+    SHORTFALL_SIDECAR_AWAY: _ClassVar[Shortfall]
+    SHORTFALL_SIDECAR_LATE: _ClassVar[Shortfall]
+    SHORTFALL_SIDECAR_ERROR: _ClassVar[Shortfall]
+    SHORTFALL_NO_MEMORY: _ClassVar[Shortfall]
+    SHORTFALL_DAMAGED: _ClassVar[Shortfall]
+    SHORTFALL_UNREADABLE: _ClassVar[Shortfall]
+    SHORTFALL_BLOCKS_GONE: _ClassVar[Shortfall]
+    SHORTFALL_FILES_LATE: _ClassVar[Shortfall]
+    SHORTFALL_HANGING: _ClassVar[Shortfall]
+    SHORTFALL_NO_CELLS: _ClassVar[Shortfall]
+    SHORTFALL_SHIFTED: _ClassVar[Shortfall]
+    SHORTFALL_MEMORY_GONE: _ClassVar[Shortfall]
+    SHORTFALL_NOT_LOOKED_UP: _ClassVar[Shortfall]
+    SHORTFALL_NOT_TEXT: _ClassVar[Shortfall]
+    SHORTFALL_FAILED: _ClassVar[Shortfall]
+    SHORTFALL_WINDOW_MISSING: _ClassVar[Shortfall]
 SEGMENT_KIND_UNSPECIFIED: SegmentKind
 SEGMENT_KIND_K: SegmentKind
 SEGMENT_KIND_V: SegmentKind
@@ -37,6 +63,29 @@ TIER_UNSPECIFIED: Tier
 TIER_RAM: Tier
 TIER_LOCAL: Tier
 TIER_REMOTE: Tier
+SHORTFALL_UNSPECIFIED: Shortfall
+SHORTFALL_NOTHING_STORED: Shortfall
+SHORTFALL_ENDS: Shortfall
+SHORTFALL_DIFFERS: Shortfall
+SHORTFALL_TOO_SHORT: Shortfall
+SHORTFALL_GATE: Shortfall
+SHORTFALL_RECOMPUTE: Shortfall
+SHORTFALL_SIDECAR_AWAY: Shortfall
+SHORTFALL_SIDECAR_LATE: Shortfall
+SHORTFALL_SIDECAR_ERROR: Shortfall
+SHORTFALL_NO_MEMORY: Shortfall
+SHORTFALL_DAMAGED: Shortfall
+SHORTFALL_UNREADABLE: Shortfall
+SHORTFALL_BLOCKS_GONE: Shortfall
+SHORTFALL_FILES_LATE: Shortfall
+SHORTFALL_HANGING: Shortfall
+SHORTFALL_NO_CELLS: Shortfall
+SHORTFALL_SHIFTED: Shortfall
+SHORTFALL_MEMORY_GONE: Shortfall
+SHORTFALL_NOT_LOOKED_UP: Shortfall
+SHORTFALL_NOT_TEXT: Shortfall
+SHORTFALL_FAILED: Shortfall
+SHORTFALL_WINDOW_MISSING: Shortfall
 
 class Segment(_message.Message):
     __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c", "raw_crc32c", "plane_bytes")
@@ -332,8 +381,32 @@ class ReportCorruptResponse(_message.Message):
     quarantined: bool
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
+class ShortfallCount(_message.Message):
+    __slots__ = ("reason", "requests", "tokens")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reason: Shortfall
+    requests: int
+    tokens: int
+    def __init__(self, reason: _Optional[_Union[Shortfall, str]] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class LastRequest(_message.Message):
+    __slots__ = ("prompt_tokens", "memory_tokens", "restored_tokens", "shortfall", "at_token")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
+    AT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    memory_tokens: int
+    restored_tokens: int
+    shortfall: Shortfall
+    at_token: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., shortfall: _Optional[_Union[Shortfall, str]] = ..., at_token: _Optional[int] = ...) -> None: ...
+
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds")
+    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds", "caches", "to_store", "shortfalls", "last_request", "min_tokens")
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +429,11 @@ class RunnerReport(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
+    TO_STORE_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
+    LAST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -378,7 +456,12 @@ class RunnerReport(_message.Message):
     prefill_tokens: int
     prefill_seconds: float
     restore_seconds: float
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+    caches: str
+    to_store: int
+    shortfalls: _containers.RepeatedCompositeFieldContainer[ShortfallCount]
+    last_request: LastRequest
+    min_tokens: int
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., caches: _Optional[str] = ..., to_store: _Optional[int] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ..., last_request: _Optional[_Union[LastRequest, _Mapping[str, object]]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
@@ -486,7 +569,7 @@ class ModelTerms(_message.Message):
     def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., refusal: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., budget_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., remote_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelUse(_message.Message):
-    __slots__ = ("namespace", "model", "name", "engine", "loaded", "since_unix_seconds", "last_used_unix_seconds", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens", "prefill_seconds", "restore_seconds")
+    __slots__ = ("namespace", "model", "name", "engine", "loaded", "since_unix_seconds", "last_used_unix_seconds", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens", "prefill_seconds", "restore_seconds", "shortfalls")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +585,7 @@ class ModelUse(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     model: str
     name: str
@@ -517,7 +601,8 @@ class ModelUse(_message.Message):
     prefill_tokens: int
     prefill_seconds: float
     restore_seconds: float
-    def __init__(self, namespace: _Optional[bytes] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., loaded: _Optional[bool] = ..., since_unix_seconds: _Optional[float] = ..., last_used_unix_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+    shortfalls: _containers.RepeatedCompositeFieldContainer[ShortfallCount]
+    def __init__(self, namespace: _Optional[bytes] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., loaded: _Optional[bool] = ..., since_unix_seconds: _Optional[float] = ..., last_used_unix_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ...) -> None: ...
 
 class StatResponse(_message.Message):
     __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces")

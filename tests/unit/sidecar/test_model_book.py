@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ from ollama_tiering.sidecar import model_book
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
+from ollama_tiering.sidecar.runners import RunnerTable
+from ollama_tiering.sidecar.shortfalls import NAMES
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 from tests.unit.sidecar.reports import NAMESPACE, OTHER, report
@@ -28,9 +31,9 @@ def made(models: Path, *reports: pb.RunnerReport) -> ModelBook:
     return book
 
 
-def scrape(book: ModelBook) -> Scrape:
+def scrape(book: ModelBook, runners: RunnerTable | None = None) -> Scrape:
     registry = CollectorRegistry()
-    registry.register(ModelCollector(book))
+    registry.register(ModelCollector(book, runners))
     return of_registry(registry)
 
 
@@ -131,3 +134,42 @@ def test_a_saving_below_zero_is_shown_as_it_is(tmp_path: Path) -> None:
     slow = {"prefill_tokens": 1000, "prefill_seconds": 1.0, "restore_seconds": 3.0}
     found = scrape(made(tmp_path, report(1, restored=1000, **slow)))
     assert found("tiering_model_saved_seconds", model="000000000000") == pytest.approx(-2)
+
+
+def test_reasons_are_shown_for_each_model_from_zero_on(tmp_path: Path) -> None:
+    name_model(tmp_path, "qwen3:0.6b", blob(1))
+    ends = pb.ShortfallCount(reason=pb.SHORTFALL_ENDS, requests=2, tokens=60)
+    newer = pb.ShortfallCount(reason=47, requests=1, tokens=5)  # type: ignore[arg-type]
+    book = made(
+        tmp_path,
+        report(3, shortfalls=[ends, newer]),
+        report(2, pid=8, namespace=OTHER, shortfalls=[ends]),  # of the same model
+        report(1, pid=9, namespace=bytes(32), model=blob(3)),
+    )
+    assert [list(use.shortfalls) for use in book.messages(())] == [[ends, newer], [ends], []]
+    found = scrape(book)
+
+    def shown(reason: str, model: str = "qwen3:0.6b") -> tuple[float, float]:
+        labels = {"reason": reason, "model": model}
+        return (
+            found("tiering_model_short_requests_total", **labels),
+            found("tiering_model_short_tokens_total", **labels),
+        )
+
+    assert shown("ends") == (4, 120)
+    assert shown("other") == (1, 5)
+    assert shown("nothing_stored") == (0, 0)
+    assert shown("ends", "000000000000") == (0, 0)
+    assert found.labels("tiering_model_short_tokens_total")["reason"] == set(NAMES)
+
+
+def test_what_is_to_be_stored_is_shown_of_runners_that_are_alive(tmp_path: Path) -> None:
+    name_model(tmp_path, "qwen3:0.6b", blob(1))
+    runners = RunnerTable()
+    book = made(tmp_path, mine := report(1, pid=os.getpid(), to_store=3))
+    for one in (mine, report(1, pid=os.getppid(), to_store=2), report(1, pid=1 << 30, to_store=9)):
+        runners.put(one)
+    found = scrape(book, runners)
+    assert found("tiering_model_to_store", model="qwen3:0.6b") == 5
+    assert found.labels("tiering_model_to_store") == {"model": {"qwen3:0.6b"}}
+    assert found.total("tiering_model_requests_total") == 1

@@ -171,7 +171,7 @@ func fake(t *testing.T, slots int) *Tier {
 	host := newFakeHost()
 	tier := &Tier{
 		config: kvtier.Config{MinTokens: 1, Snapshot: true, Gate: kvtier.GateRestore}, host: host,
-		up: func() bool { return true }, fetches: make(map[any]*fetch), work: newQueue(),
+		up: func() bool { return true }, work: newQueue(),
 	}
 	client, err := kvtier.NewClient(t.TempDir()+"/none.sock", nil)
 	if err != nil {

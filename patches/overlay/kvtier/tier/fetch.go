@@ -54,59 +54,10 @@ func (f *fetch) close() {
 	})
 }
 
-// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
-// It holds no lock while it waits for the sidecar or for a file. nil: nothing to restore.
-func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemory func() int) *fetch {
-	// The last input is always computed: sampling needs its logits.
-	most := min(len(tokens), inputs-1)
-	if t.late.Load() > 0 || most < t.config.MinTokens || t.config.Gate == kvtier.GateRecompute || !t.client.Up() {
-		return nil
-	}
-	memory := inMemory()
-	if most-memory < t.config.MinTokens {
-		return nil
-	}
-	encoded := kvtier.TokenBytes(tokens)
-	start := time.Now()
-	chain := kvtier.Chain(t.namespace, encoded)
-	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-memory))
-	if err != nil || len(has.Blocks) == 0 {
-		return nil
-	}
-	plan := planFetch(has.Blocks, memory, most)
-	if plan.rows-memory < t.config.MinTokens {
-		return nil
-	}
-	windows := len(t.model.Windows) > 0
-	if windows && !endsContent(has.Blocks, plan.rows) {
-		return nil
-	}
-	if !t.stats.restorePays(plan.rows-memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds) {
-		return nil
-	}
-	f := &fetch{from: plan.from, rows: plan.from, release: func() {}}
-	f.report.LookupSeconds = time.Since(start).Seconds()
-	began := time.Now()
-	if !windows || t.fetchWindows(ctx, f, plan, chain, encoded) {
-		reading := time.Since(began).Seconds()
-		t.fetch(ctx, f, plan, chain, encoded)
-		f.report.FetchSeconds += reading
-	}
-	t.stats.spent(time.Since(start))
-	if f.rows-memory < t.config.MinTokens || (windows && f.rows < plan.rows) {
-		f.close()
-		return nil
-	}
-	if t.config.Measure {
-		f.report.MemcpySeconds, f.report.MemcpyAllSeconds = measureMemcpy(f)
-	}
-	t.host.Settle()
-	return f
-}
-
 // fetch maps, or reads and verifies, the planned blocks, several at a time, and sets f.rows to the end of the unbroken run
-// of them. Of those to be read it takes as many, from the first on, as there is memory for.
-func (t *Tier) fetch(ctx context.Context, f *fetch, wanted fetchPlan, chain []kvtier.Key, tokens []byte) {
+// of them. Of those to be read it takes as many, from the first on, as there is memory for. It returns what ended the run
+// before that of the plan, unexplained if nothing did.
+func (t *Tier) fetch(ctx context.Context, f *fetch, wanted fetchPlan, chain []kvtier.Key, tokens []byte) tierpb.Shortfall {
 	timeout := t.stats.getTimeout(wanted.rows-wanted.from, wanted.seconds)
 	room := t.memory.take(ctx, wanted.ownBytes(), timeout/memoryWaitShare)
 	defer func() { t.memory.give(room) }()           // what no block has taken over
@@ -115,12 +66,12 @@ func (t *Tier) fetch(ctx context.Context, f *fetch, wanted fetchPlan, chain []kv
 	plan := wanted.within(room)
 	if len(plan.blocks) == 0 {
 		t.shortOfMemory(wanted.rows, plan.rows)
-		return
+		return noMemory
 	}
 	keys := make([]kvtier.Key, len(plan.blocks))
 	for i, b := range plan.blocks {
 		if len(b.Key) != len(keys[i]) {
-			return
+			return sidecarError
 		}
 		copy(keys[i][:], b.Key)
 	}
@@ -171,17 +122,30 @@ func (t *Tier) fetch(ctx context.Context, f *fetch, wanted fetchPlan, chain []kv
 	t.shortOfMemory(wanted.rows, read.rows)
 	fetched, failed := t.collect(ctx, opened, n)
 	f.report.FetchSeconds = time.Since(start).Seconds()
-	t.keep(f, fetched, failed)
+	bad := t.keep(f, fetched, failed)
+	switch {
+	case bad != nil:
+		return blockReason(bad)
+	case err != nil:
+		return callReason(err, filesLate)
+	case n < len(keys):
+		return blocksGone
+	case len(plan.blocks) < len(wanted.blocks):
+		return noMemory
+	}
+	return unexplained
 }
 
-// keep gives f the unbroken run of fetched blocks, and lets go of the others.
-func (t *Tier) keep(f *fetch, fetched []fetchedBlock, failed []error) {
+// keep gives f the unbroken run of fetched blocks, and lets go of the others. It returns what is wrong with the first of
+// those.
+func (t *Tier) keep(f *fetch, fetched []fetchedBlock, failed []error) (bad error) {
 	good := 0
 	for good < len(fetched) && failed[good] == nil {
 		good++
 	}
 	if good < len(fetched) {
-		slog.Warn("kv block not usable, recomputing from there", "first", f.from+good*kvtier.BlockTokens, "error", failed[good])
+		bad = failed[good]
+		slog.Warn("kv block not usable, recomputing from there", "first", f.from+good*kvtier.BlockTokens, "error", bad)
 	}
 	for i := range fetched {
 		t.reportDamage(fetched[i].key, failed[i])
@@ -195,6 +159,7 @@ func (t *Tier) keep(f *fetch, fetched []fetchedBlock, failed []error) {
 		f.report.Bytes += uint64(f.blocks[i].rows) * t.rowBytes()
 		f.report.VerifySeconds += f.blocks[i].check.Seconds()
 	}
+	return bad
 }
 
 // reportDamage tells the sidecar of a block if it is damaged.
@@ -221,10 +186,8 @@ func (t *Tier) collect(ctx context.Context, opened <-chan outcome, n int) ([]fet
 	fetched := make([]fetchedBlock, n)
 	failed := slices.Repeat([]error{errLate}, n)
 	for got := range n {
-		select {
-		case o := <-opened:
-			fetched[o.i], failed[o.i] = o.block, o.err
-		case <-ctx.Done():
+		o, ok := next(ctx, opened)
+		if !ok {
 			t.late.Add(1)
 			go func() {
 				defer t.late.Add(-1)
@@ -235,6 +198,22 @@ func (t *Tier) collect(ctx context.Context, opened <-chan outcome, n int) ([]fet
 			}()
 			return fetched, failed
 		}
+		fetched[o.i], failed[o.i] = o.block, o.err
 	}
 	return fetched, failed
+}
+
+// next waits for a block until the context's end. What has come by then is used, also when it is looked at later.
+func next(ctx context.Context, opened <-chan outcome) (o outcome, ok bool) {
+	select {
+	case o = <-opened:
+		return o, true
+	default:
+	}
+	select {
+	case o = <-opened:
+		return o, true
+	case <-ctx.Done():
+		return o, false
+	}
 }

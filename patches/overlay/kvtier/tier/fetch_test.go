@@ -27,8 +27,8 @@ func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
 	if tier.late.Load() != 1 {
 		t.Fatal("a read that hangs is not known to")
 	}
-	if f := tier.prefetch(context.Background(), tokensFrom(0, 200), 200, nil); f != nil {
-		t.Fatal("fetched while a read hangs")
+	if l := tier.prefetch(context.Background(), tokensFrom(0, 200), 200, nil); l.fetch != nil || l.short.reason != readHangs {
+		t.Fatalf("fetched while a read hangs: %+v", l)
 	}
 	opened <- outcome{i: 2}
 	for range 1000 {

@@ -12,6 +12,7 @@ type fetchPlan struct {
 	rows    int
 	bytes   uint64
 	seconds float64
+	differs bool // the last of the matching blocks goes on, otherwise than the prompt
 }
 
 func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
@@ -27,13 +28,26 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 			p.bytes += max(b.StoredBytes, b.RawBytes) // what is copied, whatever the tier keeps
 			p.seconds += b.ExpectedSeconds
 		}
-		p.rows = first + rows
+		p.rows, p.differs = first+rows, b.Rows < b.BlockRows
 		if rows < kvtier.BlockTokens {
 			break
 		}
 		first += kvtier.BlockTokens
 	}
 	return p
+}
+
+// end is why what is stored of a prompt ends before all the rows that could be restored; nothing where it does not.
+func (p fetchPlan) end(most int) shortfall {
+	switch {
+	case p.rows >= most:
+		return shortfall{}
+	case p.rows == 0:
+		return shortfall{reason: nothingStored}
+	case p.differs:
+		return shortfall{storedDiffers, p.rows}
+	}
+	return shortfall{storedEnds, p.rows}
 }
 
 // ownBytes is the memory that reading a block takes. What a tier holds encoded, or where a client does not read, is made

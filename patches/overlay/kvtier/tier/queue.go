@@ -10,7 +10,7 @@ type queue struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
 	waiting []*lineage
-	active  bool
+	current *lineage // taken, and not yet done
 }
 
 func newQueue() *queue {
@@ -28,26 +28,42 @@ func (q *queue) add(l *lineage) {
 	}
 }
 
-// take returns the next lineage; the one taken before counts as done.
+// take returns the next lineage. Who takes it says when it is done.
 func (q *queue) take() *lineage {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.active = false
-	q.cond.Broadcast()
 	for len(q.waiting) == 0 {
 		q.cond.Wait()
 	}
-	l := q.waiting[0]
+	q.current = q.waiting[0]
 	q.waiting = slices.Delete(q.waiting, 0, 1)
-	q.active = true
-	return l
+	return q.current
+}
+
+// done says that what was taken has been stored or given up.
+func (q *queue) done() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.current = nil
+	q.cond.Broadcast()
+}
+
+// length is how many lineages wait or are at work.
+func (q *queue) length() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := len(q.waiting)
+	if q.current != nil && !slices.Contains(q.waiting, q.current) {
+		n++
+	}
+	return n
 }
 
 // drain waits until everything that was queued has been stored or given up.
 func (q *queue) drain() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.active || len(q.waiting) > 0 {
+	for q.current != nil || len(q.waiting) > 0 {
 		q.cond.Wait()
 	}
 }

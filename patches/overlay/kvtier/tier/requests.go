@@ -16,20 +16,9 @@ const flushTimeout = 10 * time.Second
 // inMemory says how many of the first inputs the best slot holds, to avoid needless reading. What nobody has restored when ctx
 // ends is let go of.
 func (t *Tier) Prefetch(ctx context.Context, request any, tokens []int32, inputs int, inMemory func() int) {
-	f := t.prefetch(ctx, tokens, inputs, inMemory)
-	if f == nil {
-		return
-	}
-	t.host.Lock()
-	t.fetches[request] = f
-	t.host.Unlock()
+	t.lookUps.add(request, t.prefetch(ctx, tokens, inputs, inMemory))
 	// The request's context ends with its handler, whichever way it returns.
-	context.AfterFunc(ctx, func() {
-		t.host.Lock()
-		delete(t.fetches, request)
-		t.host.Unlock()
-		f.close()
-	})
+	context.AfterFunc(ctx, func() { t.lookUps.take(request).close() })
 }
 
 // BeforeDiscard saves what a slot is about to lose: everything from position keep on. The caller holds the lock.
@@ -41,19 +30,21 @@ func (t *Tier) BeforeDiscard(slot, keep int) {
 // from: memory, the rows found in the slot, or more. prompt is the number of its tokens. request is nil when nothing may be
 // restored. The caller holds the lock. After a panic the slot is as it was, and the tiering is off.
 func (t *Tier) Restore(slot int, request any, memory, prompt int) (resume int) {
+	l := t.lookUps.take(request)
 	defer func() {
 		if r := recover(); r != nil {
 			fail("restore", r)
 			resume = t.undo(slot, memory)
 		}
 	}()
-	resume = memory
-	if f := t.fetches[request]; f != nil {
-		delete(t.fetches, request)
-		resume = t.restore(f, slot, memory)
-		go f.close() // giving gigabytes back takes time, and nobody needs to wait for it
+	resume, cut := memory, shortfall{}
+	if l != nil && l.fetch != nil {
+		defer func() { go l.close() }() // giving gigabytes back takes time, and nobody needs to wait for it
+		resume, cut = t.restore(l, slot, memory)
+		memory = min(memory, resume) // a restore that was taken back may have cost what there was
 	}
 	t.slots[slot].load(memory, resume, prompt)
+	t.slots[slot].short = l.explain(resume, prompt, cut)
 	t.slots[slot].beside = t.host.Ahead()
 	return resume
 }
@@ -106,7 +97,7 @@ func (t *Tier) Finished(slot int, tokens []int32, prefill time.Duration) {
 	ts := &t.slots[slot]
 	ts.note(tokens, t.host.Running())
 	ts.lineage.finished = true
-	t.work.add(ts.lineage)
+	t.work.add(ts.lineage) // before it is counted: see report
 	t.stats.request(ts, prefill)
 }
 

@@ -1,52 +1,63 @@
 package tier
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 )
 
-// restore copies rows [memory, f.rows) into free cells of the slot and returns the position to resume from. The caller
-// holds the Host's lock. A row is in the cache afterwards in all layers or in none; rows from a damaged block on are not.
-func (t *Tier) restore(f *fetch, slot, memory int) int {
-	if memory < f.from || memory >= f.rows {
-		return memory
-	}
-	if memory > t.slots[slot].taint {
-		return memory // what is in memory is not what the tokens alone would give: stay with it, as stock does
+// restore copies rows [memory, fetch.rows) into free cells of the slot and returns the position to resume from, and what
+// kept it from the end of those rows. The caller holds the Host's lock. A row is in the cache afterwards in all layers or in
+// none; rows from a damaged block on are not.
+func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) {
+	f := l.fetch
+	switch {
+	case memory < f.from || memory >= f.rows: // memory has shrunk, or grown, since the look-up
+		return memory, shortfall{}
+	case memory > t.slots[slot].taint:
+		// What is in memory is not what the tokens alone would give: stay with it, as stock does.
+		return memory, shortfall{reason: shifted}
 	}
 	start := time.Now()
 	defer func() { t.stats.spent(time.Since(start)) }()
 	t.host.BeforeRestore()
 	cells := t.rows.Find(slot, memory, f.rows-memory, t.host.Avoid())
-	if len(cells) < t.config.MinTokens || !t.windowsFit(f, slot) {
-		return memory
+	if len(cells) < f.rows-memory {
+		cut.reason = noCells
+	}
+	if len(cells) < t.config.MinTokens { // or memory has grown, so that little is left
+		return memory, cmp.Or(cut, l.short, shortfall{reason: tooShort})
+	}
+	if !t.windowsFit(f, slot) {
+		return memory, shortfall{reason: noCells}
 	}
 	copying := time.Now()
 	rows, err := t.copyIn(f, memory, cells)
 	if err != nil {
 		slog.Warn("kv restore failed, recomputing", "error", err)
-		return memory
+		return memory, shortfall{reason: restoreFailed}
 	}
 	if rows < len(cells) {
+		cut.reason = damaged
 		cells = cells[:rows]
 		f.report.Bytes = uint64(rows) * t.rowBytes()
 	}
 	if rows < t.config.MinTokens || (len(f.windows) > 0 && memory+rows < f.rows) {
-		return memory
+		return memory, cut
 	}
 	t.putWindows(f, slot)
 	f.report.CopySeconds = time.Since(copying).Seconds()
 	t.rows.Occupy(slot, memory, cells)
-	resume := memory + len(cells)
+	resume = memory + len(cells)
 	if t.rows.Cells(slot, 0, resume) == nil || !t.windowsHold(slot, resume) {
 		slog.Error("kv restore left a gap, recomputing", "slot", slot, "from", memory, "to", resume)
-		return t.undo(slot, memory)
+		return t.undo(slot, memory), shortfall{reason: restoreFailed}
 	}
 	f.report.Tokens = uint64(len(cells))
 	t.stats.restored(f)
 	slog.Info("kv restored", "slot", slot, "from", memory, "tokens", len(cells), "bytes", f.report.Bytes,
 		"fetch", seconds(f.report.FetchSeconds), "copy", seconds(f.report.CopySeconds), "locked", time.Since(start))
-	return resume
+	return resume, cut
 }
 
 // undo takes away what a restore added, and returns the position to go on from. What there was of windows is gone.

@@ -187,8 +187,8 @@ func TestRestoreAvoidsPendingCells(t *testing.T) {
 		t.Errorf("pending cells are used: %v", cells[:8])
 	}
 	holds(t, tier, 0, 0, 64+10)
-	if len(tier.fetches) != 0 {
-		t.Error("the fetch is kept")
+	if len(tier.lookUps.of) != 0 {
+		t.Error("the look-up is kept")
 	}
 }
 

@@ -2,6 +2,7 @@ package tier
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
@@ -24,11 +25,17 @@ type sidecar struct {
 	read tierpb.Tier // where the blocks are found then
 	dir  string
 
+	seconds float64                     // that a block is said to take
+	has     func(context.Context) error // what a look-up does before it answers, if it is not nil
+	get     func(context.Context) error // what a Get does before it answers to its last key, likewise
+	gone    bool                        // there is no block of that key any more
+
 	mu      sync.Mutex
 	blocks  []sidecarBlock
 	asked   int      // keys of the last Get
 	damaged [][]byte // keys that were reported
 	put     []string // files that were reserved
+	reports []*tierpb.RunnerReport
 }
 
 type sidecarBlock struct {
@@ -44,7 +51,7 @@ func withSidecar(t *testing.T, slots, tokens int, where tierpb.Tier) (*Tier, *si
 	t.Helper()
 	tier := fake(t, slots)
 	tier.stats.prefillRate = 1 // a look-up may take its time, however busy the machine is
-	s := &sidecar{tier: where, read: where, dir: t.TempDir()}
+	s := &sidecar{tier: where, read: where, dir: t.TempDir(), seconds: 0.001}
 	s.store(t, tier, tokens)
 	dir, err := os.MkdirTemp("", "kv") // a socket's path is short
 	if err != nil {
@@ -127,12 +134,26 @@ func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatRespon
 	return &tierpb.StatResponse{}, nil
 }
 
-func (s *sidecar) Has(context.Context, *tierpb.HasRequest) (*tierpb.HasResponse, error) {
+func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.HasResponse, error) {
+	if s.has != nil {
+		if err := s.has(ctx); err != nil {
+			return nil, err
+		}
+	}
+	left := 0 // tokens that match
+	for left < len(request.Tokens)/4 && binary.LittleEndian.Uint32(request.Tokens[4*left:]) == uint32(left) {
+		left++
+	}
 	r := &tierpb.HasResponse{}
 	for _, b := range s.blocks {
+		rows := min(b.rows, left)
+		if rows == 0 {
+			break
+		}
+		left -= rows
 		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
-			Key: b.key[:], Rows: uint32(b.rows), BlockRows: uint32(b.rows), Tier: s.tier,
-			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: 0.001,
+			Key: b.key[:], Rows: uint32(rows), BlockRows: uint32(b.rows), Tier: s.tier,
+			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: s.seconds,
 		})
 	}
 	return r, nil
@@ -142,7 +163,17 @@ func (s *sidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) 
 	s.mu.Lock()
 	s.asked = len(r.Keys)
 	s.mu.Unlock()
-	for _, key := range r.Keys {
+	for n, key := range r.Keys {
+		if n == len(r.Keys)-1 {
+			if s.get != nil {
+				if err := s.get(stream.Context()); err != nil {
+					return err
+				}
+			}
+			if s.gone {
+				return stream.Send(&tierpb.GetResponse{Key: key, LeaseId: 1})
+			}
+		}
 		i := slices.IndexFunc(s.blocks, func(b sidecarBlock) bool { return string(b.key[:]) == string(key) })
 		answer := &tierpb.GetResponse{
 			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: s.blocks[i].path, FileBytes: uint64(s.blocks[i].size),
@@ -163,6 +194,30 @@ func (s *sidecar) ReportCorrupt(_ context.Context, r *tierpb.ReportCorruptReques
 	defer s.mu.Unlock()
 	s.damaged = append(s.damaged, r.Key)
 	return &tierpb.ReportCorruptResponse{}, nil
+}
+
+func (s *sidecar) ReportRunner(_ context.Context, r *tierpb.RunnerReport) (*tierpb.ReportRunnerResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reports = append(s.reports, r)
+	return &tierpb.ReportRunnerResponse{}, nil
+}
+
+// reported waits for a report that is as asked for.
+func (s *sidecar) reported(t *testing.T, what string, wanted func(*tierpb.RunnerReport) bool) *tierpb.RunnerReport {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		i := slices.IndexFunc(s.reports, wanted)
+		if i >= 0 {
+			defer s.mu.Unlock()
+			return s.reports[i]
+		}
+		s.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatalf("no report: %s", what)
+		}
+	}
 }
 
 // Put reserves whatever is claimed and takes it.
@@ -222,9 +277,9 @@ func (s *sidecar) wasReported(t *testing.T, block int) {
 // prefetchFor does what a request does before it has a slot: the first one holds its first tokens, or nothing.
 func (t *Tier) prefetchFor(ctx context.Context, prompt []int32) *fetch {
 	t.Prefetch(ctx, &prompt[0], prompt, len(prompt), t.held0)
-	t.host.Lock()
-	defer t.host.Unlock()
-	return t.fetches[&prompt[0]]
+	t.lookUps.mu.Lock()
+	defer t.lookUps.mu.Unlock()
+	return t.lookUps.of[&prompt[0]].fetch
 }
 
 // held0 is how many rows the first slot holds from the first position on.

@@ -38,6 +38,8 @@ type slot struct {
 	resumed  int
 	prompt   int
 
+	short shortfall // why no more of the current request's prompt came back
+
 	// beside counts the rows, of every sequence, that are computed between the current request's load and its first token.
 	beside int
 }

@@ -23,11 +23,13 @@ func (t *Tier) snapshotLoop() {
 	for {
 		l := t.work.take()
 		if active.Load() != t {
+			t.work.done()
 			continue
 		}
 		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) {
 			slog.Warn("kv snapshot skipped", "slot", l.slot, "error", err)
 		}
+		t.work.done() // before the report, which says how many are left
 		t.stats.report(t)
 	}
 }

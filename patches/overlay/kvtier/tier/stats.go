@@ -1,9 +1,12 @@
 package tier
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,8 +15,12 @@ import (
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
+const failedReason = "the tiering has failed, and is off until the model is loaded again: Ollama's log says where"
+
 // stats counts, measures the two speeds that the gate compares, and reports to the sidecar.
 type stats struct {
+	reporting sync.Mutex // of two reports the later one says more
+
 	mu     sync.Mutex
 	gate   string
 	counts tierpb.RunnerReport
@@ -29,17 +36,44 @@ func (s *stats) init(t *Tier) {
 		Pid: int64(os.Getpid()), Engine: t.model.Engine,
 		Model: filepath.Base(t.model.Path), Tiered: true, Namespace: t.namespace[:],
 		StartedUnixSeconds: float64(time.Now().UnixMicro()) / 1e6,
+		Caches:             t.model.caches(), MinTokens: uint32(t.config.MinTokens),
 	}
 	if info, err := os.Stat(t.model.Path); err == nil && t.model.OnHost {
 		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
 	}
 }
 
+// caches says what kinds of caches the model has, and of which type: "plain f16", "plain + sliding window (512) f16". Empty
+// where its layers are not known.
+func (m Model) caches() string {
+	var kinds []string
+	layers := slices.Clone(m.Layers)
+	for _, w := range m.Windows {
+		layers = append(layers, w.Layers...)
+	}
+	for _, l := range layers {
+		kind := l.Kind
+		switch kind {
+		case "full":
+			kind = "plain"
+		case "swa":
+			kind = "sliding window"
+		}
+		if l.Window > 0 {
+			kind += fmt.Sprintf(" (%d)", l.Window)
+		}
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return strings.TrimSpace(strings.Join(kinds, " + ") + " " + m.DType)
+}
+
 // unsupported is the report of a runner whose model can't be tiered.
 func (s *stats) unsupported(model Model, reason string) *tierpb.RunnerReport {
 	return &tierpb.RunnerReport{
 		Pid: int64(os.Getpid()), Engine: model.Engine,
-		Model: filepath.Base(model.Path), Reason: reason, CpuAttention: model.Attention(),
+		Model: filepath.Base(model.Path), Reason: reason, CpuAttention: model.Attention(), Caches: model.caches(),
 	}
 }
 
@@ -59,6 +93,13 @@ func (s *stats) request(ts *slot, prefill time.Duration) {
 	s.counts.MemoryTokens += uint64(ts.memory)
 	s.counts.RestoredTokens += uint64(ts.resumed - ts.memory)
 	s.counts.RecomputedTokens += uint64(recomputed)
+	s.counts.LastRequest = &tierpb.LastRequest{
+		PromptTokens: uint64(ts.prompt), MemoryTokens: uint64(ts.memory), RestoredTokens: uint64(ts.resumed - ts.memory),
+		Shortfall: ts.short.reason, AtToken: uint64(ts.short.at),
+	}
+	if recomputed > 1 {
+		s.shortOf(ts.short.reason, recomputed)
+	}
 	if seconds := prefill.Seconds(); recomputed >= rateTokens && seconds > 0 {
 		rate := float64(recomputed) / seconds
 		if s.prefillRate == 0 {
@@ -72,6 +113,18 @@ func (s *stats) request(ts *slot, prefill time.Duration) {
 			s.counts.PrefillSeconds += seconds
 		}
 	}
+}
+
+// shortOf counts a request that computed so many tokens for this reason. The caller holds mu.
+func (s *stats) shortOf(reason tierpb.Shortfall, tokens int) {
+	same := func(c *tierpb.ShortfallCount) bool { return c.Reason == reason }
+	i := slices.IndexFunc(s.counts.Shortfalls, same)
+	if i < 0 {
+		i = len(s.counts.Shortfalls)
+		s.counts.Shortfalls = append(s.counts.Shortfalls, &tierpb.ShortfallCount{Reason: reason})
+	}
+	s.counts.Shortfalls[i].Requests++
+	s.counts.Shortfalls[i].Tokens += uint64(tokens)
 }
 
 // spent counts time that a request waited for its rows from the store.
@@ -112,9 +165,15 @@ func (s *stats) stored(blocks int) {
 
 // report sends the counters to the sidecar. Called without the Host's lock.
 func (s *stats) report(t *Tier) {
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	counts := proto.Clone(&s.counts).(*tierpb.RunnerReport)
 	s.mu.Unlock()
+	counts.ToStore = uint64(t.work.length()) // after the counts: what was counted has been queued before
+	if t.failed.Load() {
+		counts.Tiered, counts.Reason, counts.ToStore = false, failedReason, 0
+	}
 	counts.Failures = t.client.Failures()
 	counts.CpuAttention = t.model.Attention()
 	_ = t.client.Report(counts)

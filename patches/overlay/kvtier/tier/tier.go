@@ -15,8 +15,8 @@ import (
 
 // Tier is the tiering of the one model that a runner process holds.
 //
-// Locks, outermost first: the Host's lock, then those that its own methods take. K/V is read and written, and every field
-// below "guarded by the Host's lock" is used, only while it is held. No call to the sidecar and no file access happens
+// Locks, outermost first: the Host's lock, then those that its own methods take. K/V is read and written, and a field
+// "guarded by the Host's lock" is used, only while it is held. No call to the sidecar and no file access happens
 // under it.
 type Tier struct {
 	config      kvtier.Config
@@ -31,14 +31,14 @@ type Tier struct {
 
 	stats   stats
 	memory  memoryBound
+	lookUps lookUps
+	failed  atomic.Bool  // it has panicked, and is off
 	reports atomic.Int32 // reports of damage on their way
 	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
 	staging []byte       // what is copied out of the cells at once; the snapshot loop's
 	refusal string       // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
 
-	// guarded by the Host's lock
-	slots   []slot
-	fetches map[any]*fetch // by the request they were made for
+	slots []slot // guarded by the Host's lock
 
 	layouts sync.Map // rows of a block -> *kvtier.Layout
 	work    *queue
@@ -71,8 +71,18 @@ func Guard(hook string) {
 }
 
 func fail(hook string, panicked any) {
-	active.Store(nil)
+	t := active.Swap(nil)
 	slog.Error("kv tiering failed and is now off for this model", "hook", hook, "panic", panicked)
+	if t != nil {
+		t.failed.Store(true)
+		go t.reportFailure()
+	}
+}
+
+// reportFailure tells the sidecar that the model runs as in stock Ollama from now on.
+func (t *Tier) reportFailure() {
+	defer func() { _ = recover() }() // it has failed, and said so
+	t.stats.report(t)
 }
 
 // Connect begins to look for the sidecar. Called when the loading of weights begins, so that the first request, which often
@@ -82,7 +92,7 @@ func Connect(host Host) *Tier {
 	if !ok {
 		return nil
 	}
-	t := &Tier{config: config, host: host, attached: make(chan struct{}), fetches: make(map[any]*fetch), work: newQueue()}
+	t := &Tier{config: config, host: host, attached: make(chan struct{}), work: newQueue()}
 	client, err := kvtier.NewClient(config.Socket, t.onSidecarUp)
 	if err != nil {
 		slog.Warn("kv tiering is off", "error", err)
@@ -144,7 +154,14 @@ func (t *Tier) onSidecarUp() {
 		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
 		return
 	}
-	t.stats.report(t)
+	if !t.failed.Load() {
+		t.storeAgain()
+	}
+	t.stats.report(t) // after that, so that it says how much is to be stored
+}
+
+// storeAgain queues what the slots hold, from its first block on.
+func (t *Tier) storeAgain() {
 	t.host.Lock()
 	defer t.host.Unlock()
 	for i := range t.slots {

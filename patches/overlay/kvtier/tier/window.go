@@ -2,6 +2,7 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"slices"
@@ -156,8 +157,8 @@ func (t *Tier) windowBytes(end int) (bytes uint64) {
 	return bytes
 }
 
-// fetchWindows reads the windows that end where the plan does, and reports whether all of them are there.
-func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) bool {
+// fetchWindows reads the windows that end where the plan does, and says why not all of them are there; unexplained: they are.
+func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) tierpb.Shortfall {
 	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows, plan.seconds))
 	defer cancel()
 	on := func(number int) kvtier.Key {
@@ -169,32 +170,37 @@ func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain
 	for i := range t.model.Windows {
 		parts := windowParts(&t.model.Windows[i], tokens[:4*plan.rows], on)
 		before, last := parts[:len(parts)-1], parts[len(parts)-1:]
-		found := t.getWindow(ctx, last, []kvtier.Key{last[0].block.Key()})
+		found, cut := t.getWindow(ctx, last, []kvtier.Key{last[0].block.Key()})
 		f.windows = append(f.windows, found...)
-		if len(found) == 0 || len(found[0].block.Others) != len(before) {
-			return false
+		switch {
+		case cut != unexplained:
+			return cut
+		case len(found[0].block.Others) != len(before):
+			return unreadable
 		}
 		if len(before) > 0 {
-			found = t.getWindow(ctx, before, found[0].block.Others)
+			found, cut = t.getWindow(ctx, before, found[0].block.Others)
 			f.windows = append(f.windows, found...)
-			if len(found) < len(before) {
-				return false
+			if cut != unexplained {
+				return cut
 			}
 		}
 	}
 	for i := range f.windows {
 		f.report.Bytes += uint64(f.windows[i].block.Rows()) * layerBytes(f.windows[i].window.Layers)
 	}
-	return true
+	return unexplained
 }
 
-// getWindow reads window blocks by their keys, up to the first that can't be used.
-func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.Key) (found []fetchedWindow) {
+// getWindow reads window blocks by their keys, up to the first that can't be used, and says why it can't.
+func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.Key) (found []fetchedWindow, cut tierpb.Shortfall) {
+	var bad error
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
 		n := len(found)
 		opened, err := t.openWindow(r, parts[n], keys[n])
 		if err != nil {
 			t.reportDamage(keys[n], err)
+			bad = err
 			return err
 		}
 		found = append(found, opened)
@@ -204,7 +210,17 @@ func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.
 	if err != nil {
 		slog.Debug("kv tiering: get window", "error", err)
 	}
-	return found
+	switch {
+	case errors.Is(bad, errMemory):
+		return found, noMemory
+	case bad != nil:
+		return found, blockReason(bad)
+	case err != nil:
+		return found, callReason(err, filesLate)
+	case len(found) < len(keys):
+		return found, windowMissing
+	}
+	return found, unexplained
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.

@@ -1,0 +1,109 @@
+"""What `tiering status` says of a runner's last request, of why less of prompts came back than all
+but the last token, and of what is still to be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from ollama_tiering.sidecar.shortfalls import name
+from ollama_tiering.store.pb import block_store_pb2 as pb
+
+# What to do about each: docs/operations.md.
+WORDS: Final[dict[int, str]] = {
+    pb.SHORTFALL_UNSPECIFIED: "no reason is known, which is a fault of the tiering",
+    pb.SHORTFALL_NOTHING_STORED: "nothing stored begins like this prompt",
+    pb.SHORTFALL_ENDS: "what is stored of the prompt ends",
+    pb.SHORTFALL_DIFFERS: "prompt differs from the stored one",
+    pb.SHORTFALL_TOO_SHORT: "shorter than min_tokens",
+    pb.SHORTFALL_GATE: "gate: recomputing is faster",
+    pb.SHORTFALL_RECOMPUTE: "set to recompute (OLLAMA_KV_TIER_GATE)",
+    pb.SHORTFALL_SIDECAR_AWAY: "sidecar was away, tiering paused",
+    pb.SHORTFALL_SIDECAR_LATE: "sidecar did not answer in time",
+    pb.SHORTFALL_SIDECAR_ERROR: "sidecar answered with an error",
+    pb.SHORTFALL_NO_MEMORY: "no memory to read it into",
+    pb.SHORTFALL_DAMAGED: "stored blocks damaged",
+    pb.SHORTFALL_UNREADABLE: "stored blocks could not be opened",
+    pb.SHORTFALL_BLOCKS_GONE: "stored blocks went before they were read",
+    pb.SHORTFALL_FILES_LATE: "the files were not read in time",
+    pb.SHORTFALL_HANGING: "a fetch from before still hangs",
+    pb.SHORTFALL_NO_CELLS: "free cells are missing",
+    pb.SHORTFALL_SHIFTED: "what is in memory is not exact any more (context shift)",
+    pb.SHORTFALL_MEMORY_GONE: "what was in memory was gone when its turn came",
+    pb.SHORTFALL_NOT_LOOKED_UP: "not looked up (an image in it, or its client had gone)",
+    pb.SHORTFALL_NOT_TEXT: "only what comes before an image is looked up, which is",
+    pb.SHORTFALL_FAILED: "restoring failed, Ollama's log says how",
+    pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored where the match ends, which is",
+}
+_OTHER: Final = "another reason, which this version does not know"
+_AT: Final = (
+    pb.SHORTFALL_ENDS,
+    pb.SHORTFALL_DIFFERS,
+    pb.SHORTFALL_NOT_TEXT,
+    pb.SHORTFALL_WINDOW_MISSING,
+)
+
+
+def lines(runner: pb.RunnerReport) -> Iterator[str]:
+    """Nothing of what a runner of an older version does not say."""
+    if runner.shortfalls:
+        yield "  recomputed, by reason:"
+        for one in sorted(runner.shortfalls, key=lambda one: -one.tokens):
+            requests = f"{one.requests:,} request{'' if one.requests == 1 else 's'}"
+            yield f"    {one.tokens:,} tokens of {requests}: {_words(one.reason, runner)}"
+    if runner.HasField("last_request"):
+        last = runner.last_request
+        yield (
+            f"  last request: {last.prompt_tokens:,} prompt tokens = "
+            f"{last.memory_tokens:,} in memory + {last.restored_tokens:,} restored + "
+            f"{_recomputed(last):,} recomputed"
+        )
+        if why := _why(runner):
+            yield f"    {why}"
+    if runner.to_store:
+        waiting = "conversation is" if runner.to_store == 1 else "conversations are"
+        yield f"  {runner.to_store} {waiting} still to be stored"
+
+
+def documents(counts: Iterable[pb.ShortfallCount]) -> list[dict[str, Any]]:
+    return [
+        {"reason": name(one.reason), "requests": one.requests, "tokens": one.tokens}
+        for one in counts
+    ]
+
+
+def last_document(runner: pb.RunnerReport) -> dict[str, Any] | None:
+    """None where no request has ended. `reason` and `why` are null when nothing was missing."""
+    if not runner.HasField("last_request"):
+        return None
+    last, why = runner.last_request, _why(runner)
+    return {
+        "prompt_tokens": last.prompt_tokens,
+        "memory_tokens": last.memory_tokens,
+        "restored_tokens": last.restored_tokens,
+        "recomputed_tokens": _recomputed(last),
+        "reason": name(last.shortfall) if why else None,
+        "at_token": last.at_token if why and last.shortfall in _AT else None,
+        "why": why,
+    }
+
+
+def _recomputed(last: pb.LastRequest) -> int:
+    return max(0, last.prompt_tokens - last.memory_tokens - last.restored_tokens)
+
+
+def _why(runner: pb.RunnerReport) -> str | None:
+    """Why the last request computed more than the last token, which is always computed."""
+    last = runner.last_request
+    if _recomputed(last) <= 1:
+        return None
+    words = _words(last.shortfall, runner)
+    return f"{words} at token {last.at_token:,}" if last.shortfall in _AT else words
+
+
+def _words(reason: int, runner: pb.RunnerReport) -> str:
+    words = WORDS.get(reason, _OTHER)
+    if reason == pb.SHORTFALL_TOO_SHORT and runner.min_tokens:
+        return f"{words} ({runner.min_tokens})"
+    return words

@@ -1,0 +1,155 @@
+package tier
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// lookUp is what came of looking up the first tokens of a prompt.
+type lookUp struct {
+	tokens int       // that were looked up: all of the prompt, or those before its first image
+	memory int       // rows of them that the best slot held then
+	short  shortfall // why no more of them can be restored than the fetch holds
+	fetch  *fetch    // nil: none can
+}
+
+// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
+// It holds no lock while it waits for the sidecar or for a file. Where less than all can be restored it says why.
+func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemory func() int) *lookUp {
+	l := &lookUp{tokens: len(tokens)}
+	// The last input is always computed: sampling needs its logits.
+	most := min(len(tokens), inputs-1)
+	if reason := t.notAsked(most); reason != unexplained {
+		return l.without(reason)
+	}
+	l.memory = inMemory()
+	if most-l.memory < t.config.MinTokens {
+		return l.without(tooShort)
+	}
+	encoded := kvtier.TokenBytes(tokens)
+	start := time.Now()
+	chain := kvtier.Chain(t.namespace, encoded)
+	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-l.memory))
+	if err != nil {
+		return l.without(callReason(err, sidecarLate))
+	}
+	plan := planFetch(has.Blocks, l.memory, most)
+	l.short = plan.end(most)
+	if plan.rows-l.memory < t.config.MinTokens {
+		return l
+	}
+	windows := len(t.model.Windows) > 0
+	if windows && !endsContent(has.Blocks, plan.rows) {
+		l.short = shortfall{windowMissing, plan.rows}
+		return l
+	}
+	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds) {
+		return l.without(gateSaysNo)
+	}
+	f := &fetch{from: plan.from, rows: plan.from, release: func() {}}
+	f.report.LookupSeconds = time.Since(start).Seconds()
+	began, reason := time.Now(), unexplained
+	if windows {
+		reason = t.fetchWindows(ctx, f, plan, chain, encoded)
+	}
+	if reason == unexplained {
+		reading := time.Since(began).Seconds()
+		reason = t.fetch(ctx, f, plan, chain, encoded)
+		f.report.FetchSeconds += reading
+	}
+	if reason != unexplained {
+		l.short = shortfall{reason: reason}
+	}
+	t.stats.spent(time.Since(start))
+	if f.rows-l.memory < t.config.MinTokens || (windows && f.rows < plan.rows) {
+		f.close()
+		return l
+	}
+	if t.config.Measure {
+		f.report.MemcpySeconds, f.report.MemcpyAllSeconds = measureMemcpy(f)
+	}
+	t.host.Settle()
+	l.fetch = f
+	return l
+}
+
+// notAsked is why the sidecar is not asked for a prompt of which so many rows could be restored; unexplained: it is.
+func (t *Tier) notAsked(most int) tierpb.Shortfall {
+	switch {
+	case most < t.config.MinTokens:
+		return tooShort
+	case t.config.Gate == kvtier.GateRecompute:
+		return recomputeOnly
+	case t.late.Load() > 0:
+		return readHangs
+	case !t.client.Up():
+		return sidecarAway
+	}
+	return unexplained
+}
+
+// without is the look-up of which nothing can be restored, and why.
+func (l *lookUp) without(reason tierpb.Shortfall) *lookUp {
+	l.short = shortfall{reason: reason}
+	return l
+}
+
+// explain says why a prompt of so many tokens is computed from resume on. cut is what kept the restore from using all of the
+// fetch. A nil look-up was never made, or let go of.
+func (l *lookUp) explain(resume, prompt int, cut shortfall) shortfall {
+	switch {
+	case resume >= prompt-1: // the last token is always computed
+		return shortfall{}
+	case l == nil:
+		return shortfall{reason: notLookedUp}
+	case cut.reason != unexplained:
+		return cut
+	case resume < l.memory:
+		return shortfall{reason: memoryGone}
+	case l.short.reason != unexplained:
+		short := l.short
+		if short.at > 0 {
+			short.at = max(short.at, resume) // memory may have more, and may have been added to
+		}
+		return short
+	case l.tokens < prompt:
+		return shortfall{notText, l.tokens}
+	}
+	return shortfall{}
+}
+
+// close lets go of the fetch, if there is one.
+func (l *lookUp) close() {
+	if l != nil && l.fetch != nil {
+		l.fetch.close()
+	}
+}
+
+// lookUps are those of the requests that have no slot yet. They have a lock of their own, so that a request of which nothing
+// can be restored does not wait for the runner's, which may be held for a batch. The zero value is ready.
+type lookUps struct {
+	mu sync.Mutex
+	of map[any]*lookUp
+}
+
+func (s *lookUps) add(request any, l *lookUp) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == nil {
+		s.of = make(map[any]*lookUp)
+	}
+	s.of[request] = l
+}
+
+// take returns a request's look-up, or nil if there is none any more. Whoever takes it closes it.
+func (s *lookUps) take(request any) *lookUp {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.of[request]
+	delete(s.of, request)
+	return l
+}
