@@ -1,0 +1,226 @@
+"""One turn of a conversation through each API that Ollama serves, with its vendor's own package
+where there is one here, and what the answer says of its prompt.
+
+Every API counts the whole prompt and the tokens of it that were found, and each in its own way:
+OpenAI's and Ollama's prompt has the tokens found among it, Anthropic's `input_tokens` has not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import ollama
+import openai
+
+from tests.engine.harness import ANSWER_SECONDS, Server, SlotLoad, wait_until
+from tests.engine.test_restore import LookupTooSlow
+
+PREDICT = 16
+Message = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    text: str
+    prompt_tokens: int  # all of the prompt's, as the API defines the sum
+    cached: int | None  # how many of them were found; None: not said
+    calls: tuple[str, ...] = ()  # names of the tools that the model wants called
+
+
+class Asked(NamedTuple):
+    url: str
+    messages: list[Message]
+    stream: bool
+    model: str = "chat"
+    more: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+
+
+Api = Callable[[Asked], Answer]
+
+
+class _Copied(httpx.SyncByteStream):
+    def __init__(self, stream: Any, copy: bytearray) -> None:
+        self.stream, self.copy = stream, copy
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self.stream:
+            self.copy += part
+            yield part
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class _Wire(httpx.HTTPTransport):
+    """Keeps what was answered: Ollama's package drops the keys that it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = bytearray()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        response.stream = _Copied(response.stream, self.answered)
+        return response
+
+    def last(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.answered.splitlines()[-1])
+        return message
+
+
+def _options(**more: Any) -> dict[str, Any]:
+    return {"temperature": 0, "seed": 1, "num_predict": PREDICT, **more}
+
+
+def _native(last: dict[str, Any], said: str, calls: tuple[str, ...] = ()) -> Answer:
+    return Answer(said, last["prompt_eval_count"], last.get("prompt_eval_cached_count"), calls)
+
+
+def ollama_chat(asked: Asked) -> Answer:
+    wire, more = _Wire(), dict(asked.more)
+    client = ollama.Client(host=asked.url, trust_env=False, transport=wire)
+    options = _options(**more.pop("options", {}))
+    got = client.chat(asked.model, asked.messages, stream=asked.stream, options=options, **more)
+    parts = list(got) if asked.stream else [got]
+    client.close()  # type: ignore[no-untyped-call]
+    calls = [call.function.name for part in parts for call in part.message.tool_calls or ()]
+    assert not asked.stream or len(parts) > 2 or calls, "not streamed"
+    return _native(wire.last(), "".join(p.message.content or "" for p in parts), tuple(calls))
+
+
+def ollama_generate(asked: Asked) -> Answer:
+    wire = _Wire()
+    client = ollama.Client(host=asked.url, trust_env=False, transport=wire)
+    prompt = "".join(message["content"] for message in asked.messages)
+    got = client.generate(asked.model, prompt, stream=asked.stream, options=_options())
+    parts = list(got) if asked.stream else [got]
+    client.close()  # type: ignore[no-untyped-call]
+    assert not asked.stream or len(parts) > 2, "not streamed"
+    return _native(wire.last(), "".join(part.response for part in parts))
+
+
+def _openai(asked: Asked) -> openai.OpenAI:
+    return openai.OpenAI(base_url=asked.url + "/v1", api_key="none", max_retries=0)
+
+
+def _usage(usage: Any) -> tuple[int, int | None]:
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    details = usage.prompt_tokens_details
+    return usage.prompt_tokens, None if details is None else details.cached_tokens
+
+
+def openai_chat(asked: Asked) -> Answer:
+    settings = {"model": asked.model, "messages": asked.messages, "temperature": 0, "seed": 1}
+    settings |= {"max_tokens": PREDICT} | asked.more
+    with _openai(asked) as client:
+        create: Any = client.chat.completions.create
+        if not asked.stream:
+            whole = create(**settings)
+            message = whole.choices[0].message
+            names = tuple(call.function.name for call in message.tool_calls or ())
+            return Answer(message.content or "", *_usage(whole.usage), names)
+        parts = list(create(**settings, stream=True, stream_options={"include_usage": True}))
+    deltas = [part.choices[0].delta for part in parts if part.choices]
+    names = tuple(call.function.name for delta in deltas for call in delta.tool_calls or ())
+    assert len(deltas) > 2 or names, "not streamed"
+    return Answer("".join(d.content or "" for d in deltas), *_usage(parts[-1].usage), names)
+
+
+def openai_completions(asked: Asked) -> Answer:
+    prompt = "".join(message["content"] for message in asked.messages)
+    settings = {"model": asked.model, "prompt": prompt, "temperature": 0, "seed": 1}
+    settings["max_tokens"] = PREDICT
+    with _openai(asked) as client:
+        create: Any = client.completions.create
+        if not asked.stream:
+            whole = create(**settings)
+            return Answer(whole.choices[0].text, *_usage(whole.usage))
+        parts = list(create(**settings, stream=True, stream_options={"include_usage": True}))
+    said = [part.choices[0].text for part in parts if part.choices]
+    assert len(said) > 2, "not streamed"
+    return Answer("".join(said), *_usage(parts[-1].usage))
+
+
+def openai_responses(asked: Asked) -> Answer:
+    settings = {"model": asked.model, "input": asked.messages, "temperature": 0}
+    settings |= {"max_output_tokens": PREDICT} | asked.more
+    with _openai(asked) as client:
+        create: Any = client.responses.create
+        if asked.stream:
+            events = list(create(**settings, stream=True))
+            deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+            assert len(deltas) > 2, "not streamed"
+            said, whole = "".join(deltas), events[-1].response
+        else:
+            whole = create(**settings)
+            said = whole.output_text
+    usage = whole.usage
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    return Answer(said, usage.input_tokens, usage.input_tokens_details.cached_tokens)
+
+
+def anthropic_messages(asked: Asked) -> Answer:
+    """Over plain HTTP, read as Anthropic's packages read it: the last event's usage counts."""
+    body = {"model": asked.model, "messages": asked.messages, "max_tokens": PREDICT}
+    body |= {"temperature": 0, "stream": asked.stream} | asked.more
+    if asked.messages[0]["role"] == "system":
+        body |= {"system": asked.messages[0]["content"], "messages": asked.messages[1:]}
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
+    with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False, headers=headers) as client:
+        answer = client.post(asked.url + "/v1/messages", json=body).raise_for_status()
+    if asked.stream:
+        events = [json.loads(data) for data in sse_data(answer.text)]
+        deltas = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
+        assert len(deltas) > 2, "not streamed"
+        usage, said = events[0]["message"]["usage"], "".join(deltas)
+        usage |= next(e["usage"] for e in events if e["type"] == "message_delta")
+    else:
+        usage = answer.json()["usage"]
+        said = "".join(block["text"] for block in answer.json()["content"])
+    cached = usage.get("cache_read_input_tokens")
+    assert "cache_creation_input_tokens" not in usage
+    return Answer(said, usage["input_tokens"] + (cached or 0), cached)
+
+
+def sse_data(stream: str) -> list[str]:
+    """The data of the events of a text/event-stream, without OpenAI's mark of the end."""
+    data = [line[6:] for line in stream.split("\n") if line.startswith("data: ")]
+    return [one for one in data if one != "[DONE]"]
+
+
+APIS: dict[str, Api] = {
+    "ollama-chat": ollama_chat,
+    "ollama-generate": ollama_generate,
+    "openai-chat": openai_chat,
+    "openai-completions": openai_completions,
+    "openai-responses": openai_responses,
+    "anthropic-messages": anthropic_messages,
+}
+
+
+class Turn(NamedTuple):
+    answer: Answer
+    load: SlotLoad
+
+
+def ask(server: Server, api: Api, messages: list[Message], stream: bool, **more: Any) -> Turn:
+    """One turn, and the runner's own line about it, which the answer must agree with."""
+    before = len(server.loads())
+    answer = api(Asked(server.url, list(messages), stream, **more))
+    (load,) = wait_until("the runner's line", lambda: server.loads()[before:])
+    assert answer.prompt_tokens == load.prompt
+    return Turn(answer, load)
+
+
+def assert_as_stocks(server: Server, turns: list[Turn], expected: list[Turn]) -> None:
+    """What was found is counted; but for that the same is said, from the same place on."""
+    assert [turn.answer.cached for turn in turns] == [turn.load.used for turn in turns]
+    assert {turn.answer.cached for turn in expected} <= {None, 0}, "stock counts nothing"
+    places = [[turn.load.used for turn in which] for which in (turns, expected)]
+    if places[0] != places[1] and server.pauses():
+        raise LookupTooSlow
+    assert places[0] == places[1]
+    for turn, reference in zip(turns, expected, strict=True):
+        assert turn.answer._replace(cached=None) == reference.answer._replace(cached=None)
