@@ -210,17 +210,19 @@ def ask(server: Server, api: Api, messages: list[Message], stream: bool, **more:
     before = len(server.loads())
     answer = api(Asked(server.url, list(messages), stream, **more))
     (load,) = wait_until("the runner's line", lambda: server.loads()[before:])
-    assert answer.prompt_tokens == load.prompt
+    assert answer.prompt_tokens == load.prompt, f"{answer} of {load.prompt} tokens"
     return Turn(answer, load)
 
 
 def assert_as_stocks(server: Server, turns: list[Turn], expected: list[Turn]) -> None:
     """What was found is counted; but for that the same is said, from the same place on."""
-    assert [turn.answer.cached for turn in turns] == [turn.load.used for turn in turns]
+    for turn in turns:
+        assert turn.answer.cached == turn.load.used, f"{turn.answer} of {turn.load.used} tokens"
     assert {turn.answer.cached for turn in expected} <= {None, 0}, "stock counts nothing"
     places = [[turn.load.used for turn in which] for which in (turns, expected)]
     if places[0] != places[1] and server.pauses():
         raise LookupTooSlow
-    assert places[0] == places[1]
+    assert places[0] == places[1], f"resumed at {places[0]}, stock at {places[1]}"
     for turn, reference in zip(turns, expected, strict=True):
-        assert turn.answer._replace(cached=None) == reference.answer._replace(cached=None)
+        mine, theirs = turn.answer._replace(cached=None), reference.answer._replace(cached=None)
+        assert mine == theirs, f"{mine} instead of {theirs}"
