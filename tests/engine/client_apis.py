@@ -1,5 +1,5 @@
-"""One turn of a conversation through each API that Ollama serves, with its vendor's own package
-where there is one here, and what the answer says of its prompt.
+"""One turn of a conversation through each API that Ollama serves, with its vendor's own package,
+and what the answer says of its prompt.
 
 Every API counts the whole prompt and the tokens of it that were found, and each in its own way:
 OpenAI's and Ollama's prompt has the tokens found among it, Anthropic's `input_tokens` has not.
@@ -11,11 +11,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import anthropic
 import httpx
 import ollama
 import openai
 
-from tests.engine.harness import ANSWER_SECONDS, Server, SlotLoad, wait_until
+from tests.engine.harness import Server, SlotLoad, wait_until
 from tests.engine.test_restore import LookupTooSlow
 
 PREDICT = 16
@@ -162,26 +163,22 @@ def openai_responses(asked: Asked) -> Answer:
 
 
 def anthropic_messages(asked: Asked) -> Answer:
-    """Over plain HTTP, read as Anthropic's packages read it: the last event's usage counts."""
-    body = {"model": asked.model, "messages": asked.messages, "max_tokens": PREDICT}
-    body |= {"temperature": 0, "stream": asked.stream} | asked.more
+    settings = {"model": asked.model, "messages": asked.messages, "max_tokens": PREDICT}
+    settings |= {"extra_body": {"temperature": 0}} | asked.more  # the package no longer has it
     if asked.messages[0]["role"] == "system":
-        body |= {"system": asked.messages[0]["content"], "messages": asked.messages[1:]}
-    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
-    with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False, headers=headers) as client:
-        answer = client.post(asked.url + "/v1/messages", json=body).raise_for_status()
-    if asked.stream:
-        events = [json.loads(data) for data in sse_data(answer.text)]
-        deltas = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
-        assert len(deltas) > 2, "not streamed"
-        usage, said = events[0]["message"]["usage"], "".join(deltas)
-        usage |= next(e["usage"] for e in events if e["type"] == "message_delta")
-    else:
-        usage = answer.json()["usage"]
-        said = "".join(block["text"] for block in answer.json()["content"])
-    cached = usage.get("cache_read_input_tokens")
-    assert "cache_creation_input_tokens" not in usage
-    return Answer(said, usage["input_tokens"] + (cached or 0), cached)
+        settings |= {"system": asked.messages[0]["content"], "messages": asked.messages[1:]}
+    with anthropic.Anthropic(base_url=asked.url, api_key="none", max_retries=0) as client:
+        messages: Any = client.messages
+        if asked.stream:
+            with messages.stream(**settings) as stream:
+                assert len(list(stream.text_stream)) > 2, "not streamed"
+                whole = stream.get_final_message()
+        else:
+            whole = messages.create(**settings)
+    said, usage = "".join(block.text for block in whole.content), whole.usage
+    assert usage.cache_creation_input_tokens is None
+    cached = usage.cache_read_input_tokens
+    return Answer(said, usage.input_tokens + (cached or 0), cached)
 
 
 def sse_data(stream: str) -> list[str]:
