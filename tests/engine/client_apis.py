@@ -83,7 +83,8 @@ def ollama_chat(asked: Asked) -> Answer:
     wire, more = _Wire(), dict(asked.more)
     client = ollama.Client(host=asked.url, trust_env=False, transport=wire)
     options = _options(**more.pop("options", {}))
-    got = client.chat(asked.model, asked.messages, stream=asked.stream, options=options, **more)
+    chat: Any = client.chat
+    got = chat(asked.model, asked.messages, stream=asked.stream, options=options, **more)
     parts = list(got) if asked.stream else [got]
     client.close()  # type: ignore[no-untyped-call]
     calls = [call.function.name for part in parts for call in part.message.tool_calls or ()]
@@ -95,7 +96,8 @@ def ollama_generate(asked: Asked) -> Answer:
     wire = _Wire()
     client = ollama.Client(host=asked.url, trust_env=False, transport=wire)
     prompt = "".join(message["content"] for message in asked.messages)
-    got = client.generate(asked.model, prompt, stream=asked.stream, options=_options())
+    generate: Any = client.generate
+    got = generate(asked.model, prompt, stream=asked.stream, options=_options())
     parts = list(got) if asked.stream else [got]
     client.close()  # type: ignore[no-untyped-call]
     assert not asked.stream or len(parts) > 2, "not streamed"

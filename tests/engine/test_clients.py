@@ -156,6 +156,6 @@ def test_answers_are_stocks_byte_for_byte_or_have_the_counts_besides(
             assert json.dumps(lasting(got)) == json.dumps(lasting(expected[case])), case
     with Server(binary, tmp_path / "on", models, socket=sidecar.socket) as server:
         for path, stream in cases:
-            got, theirs = keys(documents(server, path, stream)), keys(expected[path, stream])
-            assert got - theirs == REQUESTS[path][2], (path, stream)
-            assert theirs - got == set(), (path, stream)
+            mine, theirs = keys(documents(server, path, stream)), keys(expected[path, stream])
+            assert mine - theirs == REQUESTS[path][2], (path, stream)
+            assert theirs - mine == set(), (path, stream)
