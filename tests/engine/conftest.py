@@ -123,6 +123,15 @@ def models(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
+@pytest.fixture(scope="module")
+def stock(
+    stock_binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of stock's, for a whole file of tests."""
+    with Server(stock_binary, tmp_path_factory.mktemp("stock"), models) as server:
+        yield server
+
+
 def make_fast() -> Path:
     """A short path on tmpfs, for the RAM tier and the socket."""
     shm = Path("/dev/shm")

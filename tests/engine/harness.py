@@ -80,6 +80,7 @@ class Result:
     resumed: int
     seconds: float  # as the client saw it
     prompt_seconds: float  # as the runner says
+    cached: int | None  # of the prompt's tokens, as the answer says; None where it does not
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -412,6 +413,7 @@ def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result
         resumed=resumed,
         seconds=seconds,
         prompt_seconds=answer.get("prompt_eval_duration", 0) / 1e9,
+        cached=answer.get("prompt_eval_cached_count"),
     )
 
 

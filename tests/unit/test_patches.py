@@ -43,6 +43,16 @@ def test_all_hooks_together_stay_within_the_budget() -> None:
     assert PATCHSET.added_hook_lines <= HOOK_LINES_BUDGET
 
 
+def test_the_design_counts_the_hooks_as_they_are() -> None:
+    counted = re.search(
+        r"hooks add (\d+) lines in (\d+) files, .* the same (\d+) diffs apply",
+        (PATCHSET.root.parent / "docs" / "design.md").read_text(encoding="utf-8"),
+    )
+    assert counted
+    true = PATCHSET.added_hook_lines, len(PATCHSET.hooked), len(PATCHSET.hooks)
+    assert tuple(map(int, counted.groups())) == true
+
+
 def test_everything_touched_is_pinned_for_every_tag() -> None:
     """A folder that is new with us (overlay only) has no upstream name to pin."""
     for pin in PATCHSET.pins.values():

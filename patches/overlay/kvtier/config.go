@@ -47,13 +47,15 @@ func RoundedTwice(dtype string) string {
 	return fmt.Sprintf("OLLAMA_KV_TIER_ENCODING rounds rows of f16, and this cache is %s already", dtype)
 }
 
-// FromEnv reads the configuration; ok is false when tiering is off, which is the default.
-func FromEnv() (Config, bool) {
+// On says whether the tiering is on. It is off unless the environment says otherwise.
+func On() bool {
 	on, err := strconv.ParseBool(value("OLLAMA_KV_TIERING"))
-	if err != nil {
-		on = value("OLLAMA_KV_TIERING") != ""
-	}
-	if !on {
+	return on || err != nil && value("OLLAMA_KV_TIERING") != ""
+}
+
+// FromEnv reads the configuration; ok is false when the tiering is off.
+func FromEnv() (Config, bool) {
+	if !On() {
 		return Config{}, false
 	}
 	c := Config{Socket: value("OLLAMA_KV_TIER_SOCKET"), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto, Progress: defaultProgress}

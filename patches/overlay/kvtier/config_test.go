@@ -13,6 +13,15 @@ func TestEncodingIsNoneUnlessAskedForByItsName(t *testing.T) {
 	}
 }
 
+func TestTieringIsOffUnlessAskedFor(t *testing.T) {
+	for value, want := range map[string]bool{"": false, "0": false, "false": false, `"0"`: false, "1": true, "true": true, ` "1" `: true, "on": true} {
+		t.Setenv("OLLAMA_KV_TIERING", value)
+		if _, on := FromEnv(); on != want || On() != want {
+			t.Errorf("%q: on %v, %v, want %v", value, on, On(), want)
+		}
+	}
+}
+
 func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
 	for value, want := range map[string]bool{"": false, "stock": false, "exact": true, ` "exact" `: true, "Exact": false, "1": false} {
 		t.Setenv("OLLAMA_CPU_ATTENTION", value)
