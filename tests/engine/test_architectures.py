@@ -5,31 +5,20 @@ in-memory hit, bit for bit, and so is a prompt that parts from a stored one long
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.harness import PREDICT, Server, Sidecar, assert_same, in_memory, text
-from tests.engine.test_restore import Rig, running, until_heard
+from tests.engine.test_restore import Rig, rigs, settings, until_heard
 
 MODELS = ("gemma2", "cohere2", "qwen2", "phi", "granite", "mixtral")
 PARTED = 200  # where a prompt leaves a stored one
 WINDOWS = {"gemma2": (0, 2), "cohere2": (0, 1, 2)}  # layers that see 128 positions
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    """request.param: flash attention ("" leaves it to llama.cpp), attention on the CPU."""
-    flash_attention, attention = request.param
-    env = {"OLLAMA_FLASH_ATTENTION": flash_attention, "OLLAMA_CPU_ATTENTION": attention}
-    with running(binary, models, tmp_path_factory.mktemp("architectures"), env) as found:
-        yield found
+# flash attention ("" leaves it to llama.cpp), attention on the CPU
+rig = rigs(lambda flash_attention, attention: settings(flash_attention, 1, attention))
 
 
 RIGS = [

@@ -5,12 +5,9 @@ everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.engine.test_restore import EXCHANGES, Rig, running, until_heard
+from tests.engine.test_restore import Rig, come_back, rigs, settings
 
 # Prompts are longer than the window of "sinks"; what its layers no longer see is kept up to 4,096.
 MODELS = ("sinks", "wide", "vision", "mrope", "latent")
@@ -32,42 +29,14 @@ PRODUCT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    flash_attention, slots, attention, cache_type = request.param
-    env = {
-        "OLLAMA_FLASH_ATTENTION": flash_attention,
-        "OLLAMA_NUM_PARALLEL": slots,
-        "OLLAMA_CPU_ATTENTION": attention,
-        "OLLAMA_KV_CACHE_TYPE": cache_type,
-    }
-    with running(binary, models, tmp_path_factory.mktemp("caches"), env) as found:
-        yield found
+rig = rigs(settings)
 
 
 @pytest.mark.parametrize(("rig", "model"), PRODUCT, indirect=["rig"])
 def test_it_comes_back_as_it_was_after_a_restart_of_everything(rig: Rig, model: str) -> None:
-    left = list(EXCHANGES)
-
-    def exchanges(attempt: int) -> None:
-        prompts, expected = [], []
-        for exchange in left:
-            seed = f"{exchange.name} {model} {attempt}"
-            prompt, _ = exchange.run(rig.reference, model, seed)
-            expected.append(rig.reference.generate(model, prompt, **exchange.options))
-            assert exchange.run(rig.server, model, seed)[0] == prompt
-            prompts.append(prompt)
-        rig.displace(model, attempt)
+    def restart() -> None:
         rig.server.stop()
         rig.sidecar.restart()
         rig.server.start()
-        for exchange, prompt, reference in zip(list(left), prompts, expected, strict=True):
-            rig.check(exchange.name, reference, model, prompt, **exchange.options)
-            left.remove(exchange)
 
-    until_heard(exchanges)
+    come_back(rig, model, restart)

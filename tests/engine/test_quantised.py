@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,29 +16,14 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
-from tests.engine.test_restore import EXCHANGES, LookupTooSlow, Rig, running, until_heard
+from tests.engine.test_restore import LookupTooSlow, Rig, come_back, rigs, settings, until_heard
 
 MODELS = ("g2", "llama", "cohere2")
 SHIFT = "context limit hit - shifting"
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    """request.param: type of the cache, slots, attention on the CPU."""
-    cache_type, slots, attention = request.param
-    env = {
-        "OLLAMA_FLASH_ATTENTION": 1,
-        "OLLAMA_KV_CACHE_TYPE": cache_type,
-        "OLLAMA_NUM_PARALLEL": slots,
-        "OLLAMA_CPU_ATTENTION": attention,
-    }
-    with running(binary, models, tmp_path_factory.mktemp("quantised"), env) as found:
-        yield found
+# type of the cache, slots, attention on the CPU
+rig = rigs(lambda cache_type, slots, attention: settings(1, slots, attention, cache_type))
 
 
 RIGS = [("q8_0", 1, "stock"), ("q4_0", 1, "stock"), ("q8_0", 1, "exact")]
@@ -56,23 +40,7 @@ QUANTISED = [
 
 @pytest.mark.parametrize(("rig", "model"), QUANTISED, indirect=["rig"], ids=str)
 def test_a_quantised_cache_comes_back_as_it_was(rig: Rig, model: str) -> None:
-    left = list(EXCHANGES)
-
-    def exchanges(attempt: int) -> None:
-        prompts, expected = [], []
-        for exchange in left:
-            seed = f"{exchange.name} {model} {attempt}"
-            prompt, _ = exchange.run(rig.reference, model, seed)
-            expected.append(rig.reference.generate(model, prompt, **exchange.options))
-            assert exchange.run(rig.server, model, seed)[0] == prompt
-            prompts.append(prompt)
-        rig.displace(model, attempt)
-        rig.server.restart()
-        for exchange, prompt, reference in zip(list(left), prompts, expected, strict=True):
-            rig.check(exchange.name, reference, model, prompt, **exchange.options)
-            left.remove(exchange)
-
-    until_heard(exchanges)
+    come_back(rig, model, rig.server.restart)
 
 
 SHIFTS = [

@@ -127,22 +127,57 @@ def running(binary: Path, models: Path, folder: Path, env: dict[str, Any]) -> It
         shutil.rmtree(fast)
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    flash_attention, slots, attention = request.param
-    env = {
+def rigs(env: Callable[..., dict[str, Any]]) -> Any:
+    """A fixture `rig`: what a test's parameter, a tuple, makes of `env` is both servers' own."""
+
+    @pytest.fixture(scope="module")
+    def rig(
+        request: pytest.FixtureRequest,
+        binary: Path,
+        models: Path,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> Iterator[Rig]:
+        folder = tmp_path_factory.mktemp("rig")
+        with running(binary, models, folder, env(*request.param)) as found:
+            yield found
+
+    return rig
+
+
+def settings(
+    flash_attention: int | str, slots: int, attention: str, cache_type: str = "f16"
+) -> dict[str, Any]:
+    return {
         "OLLAMA_FLASH_ATTENTION": flash_attention,
         "OLLAMA_NUM_PARALLEL": slots,
         "OLLAMA_CPU_ATTENTION": attention,
+        "OLLAMA_KV_CACHE_TYPE": cache_type,
         "OLLAMA_MAX_LOADED_MODELS": 2,
     }
-    with running(binary, models, tmp_path_factory.mktemp("restore"), env) as found:
-        yield found
+
+
+rig = rigs(settings)
+
+
+def come_back(rig: Rig, model: str, event: Callable[[], None]) -> None:
+    """All of EXCHANGES, whose beginnings are stored, are as in memory after the event."""
+    left = list(EXCHANGES)
+
+    def exchanges(attempt: int) -> None:
+        prompts, expected = [], []
+        for exchange in left:
+            seed = f"{exchange.name} {model} {attempt}"
+            prompt, _ = exchange.run(rig.reference, model, seed)
+            expected.append(rig.reference.generate(model, prompt, **exchange.options))
+            assert exchange.run(rig.server, model, seed)[0] == prompt
+            prompts.append(prompt)
+        rig.displace(model, attempt)
+        event()
+        for exchange, prompt, reference in zip(list(left), prompts, expected, strict=True):
+            rig.check(exchange.name, reference, model, prompt, **exchange.options)
+            left.remove(exchange)
+
+    until_heard(exchanges)
 
 
 def keep_alive_0(rig: Rig, model: str) -> None:

@@ -4,13 +4,13 @@ where stock would have gone on in memory, which is where its last answer ended, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.engine.harness import BLOCK_TOKENS, PREDICT, Server, Sidecar, assert_same, text
-from tests.engine.test_restore import LookupTooSlow, Rig, running, until_heard
+from tests.engine.test_restore import LookupTooSlow, Rig, rigs, settings, until_heard
 
 # A window of 128 both. Stock keeps 128 rows of gemma3's, 4,096 of gpt-oss's; with no more context
 # than that it drops none. num_batch is 512.
@@ -34,22 +34,7 @@ PRODUCT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rig(
-    request: pytest.FixtureRequest,
-    binary: Path,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    flash_attention, slots, attention, cache_type = request.param
-    env = {
-        "OLLAMA_FLASH_ATTENTION": flash_attention,
-        "OLLAMA_NUM_PARALLEL": slots,
-        "OLLAMA_CPU_ATTENTION": attention,
-        "OLLAMA_KV_CACHE_TYPE": cache_type,
-    }
-    with running(binary, models, tmp_path_factory.mktemp("windows"), env) as found:
-        yield found
+rig = rigs(settings)
 
 
 def restart_everything(rig: Rig, model: str) -> None:
