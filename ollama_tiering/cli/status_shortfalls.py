@@ -32,9 +32,9 @@ WORDS: Final[dict[int, str]] = {
     pb.SHORTFALL_SHIFTED: "what is in memory is not exact any more (context shift)",
     pb.SHORTFALL_MEMORY_GONE: "what was in memory was gone when its turn came",
     pb.SHORTFALL_NOT_LOOKED_UP: "not looked up (an image in it, or its client had gone)",
-    pb.SHORTFALL_NOT_TEXT: "only what comes before an image is looked up, which is",
+    pb.SHORTFALL_NOT_TEXT: "only what comes before an image is looked up: up to the first",
     pb.SHORTFALL_FAILED: "restoring failed, Ollama's log says how",
-    pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored where the match ends, which is",
+    pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored for where the match ends",
 }
 _OTHER: Final = "another reason, which this version does not know"
 _AT: Final = (
