@@ -85,7 +85,9 @@ class Census:
         return digits
 
     def resolve(self, prefix: str) -> BlockRecord:
-        """The one block whose id starts so. UsageError, UnknownId, AmbiguousId."""
+        """The one block whose id starts so; a window block is the one it hangs on. UsageError,
+        UnknownId, AmbiguousId.
+        """
         text = prefix.strip().lower()
         if not _ID.fullmatch(text):
             raise UsageError(
@@ -104,7 +106,8 @@ class Census:
                 f"id {text} is that of {len(found)} blocks: {', '.join(sorted(names))}{more}",
                 hint="give more digits",
             )
-        return found[0]
+        above = self._state.tree.get(BlockKey(found[0].parent)) if found[0].window else None
+        return above or found[0]
 
     def ends(self, selection: Selection) -> list[BlockRecord]:
         """Last blocks of the selected chains: leaves, or whatever an id names."""
@@ -228,7 +231,7 @@ class Census:
         else:
             total = _Sum(len(state.levels), complete=self._starts(path[-1]))
         for block in reversed(path):
-            total.tokens += 0 if block.window else block.rows
+            total.tokens += block.rows
             for one in self._with_windows(block):
                 total.blocks += 1
                 total.file_bytes += one.file_bytes
