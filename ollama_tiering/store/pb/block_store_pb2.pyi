@@ -174,7 +174,7 @@ class HasRequest(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockInfo(_message.Message):
-    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes")
+    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes", "attached")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class BlockInfo(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     rows: int
     block_rows: int
@@ -189,7 +190,20 @@ class BlockInfo(_message.Message):
     stored_bytes: int
     expected_seconds: float
     raw_bytes: int
-    def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
+    attached: _containers.RepeatedCompositeFieldContainer[AttachedBlock]
+    def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., attached: _Optional[_Iterable[_Union[AttachedBlock, _Mapping[str, object]]]] = ...) -> None: ...
+
+class AttachedBlock(_message.Message):
+    __slots__ = ("key", "stored_bytes", "expected_seconds", "raw_bytes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    stored_bytes: int
+    expected_seconds: float
+    raw_bytes: int
+    def __init__(self, key: _Optional[bytes] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
 class HasResponse(_message.Message):
     __slots__ = ("blocks", "matched_tokens")
