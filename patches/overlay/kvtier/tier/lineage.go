@@ -15,7 +15,7 @@ type lineage struct {
 	keys          []kvtier.Key
 	saved         int       // rows of whole blocks that are stored or in blocks
 	tail          int       // rows, when a tail block has been added
-	windowsAt     int       // rows, when window blocks have been added
+	windowsAt     int       // rows, up to where window blocks have been added
 	progressAt    int       // rows from which on a snapshot in progress is due
 	progressSince time.Time // when the last one was, or the computing began
 	present       int       // rows still in the slot's cells
@@ -66,7 +66,7 @@ func (b *block) losesRows(keep int) bool {
 
 // plan adds the blocks that are complete and not yet planned, and the tail if the lineage has ended.
 func (l *lineage) plan(t *Tier) {
-	rows := len(l.tokens) / 4
+	rows := t.storable(l.slot, len(l.tokens)/4)
 	if l.closed || rows < t.config.MinTokens || !t.config.Snapshot {
 		return
 	}
@@ -82,7 +82,7 @@ func (l *lineage) plan(t *Tier) {
 		l.add(t, l.saved, tail)
 		l.tail = tail
 	}
-	l.planWindows(t)
+	l.planWindows(t, rows)
 }
 
 func (l *lineage) parent(t *Tier, block int) kvtier.Key {

@@ -43,11 +43,17 @@ func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemor
 		return l
 	}
 	windows := len(t.model.Windows) > 0
-	if windows && !endsContent(has.Blocks, plan.rows) {
-		l.short = shortfall{windowMissing, plan.rows}
-		return l
+	if windows {
+		matched := plan.rows
+		end, seconds := t.resumable(has.Blocks, encoded, matched)
+		if plan = planFetch(has.Blocks, l.memory, end); end < matched {
+			l.short = t.windowShortfall(matched, end)
+		}
+		if plan.windowSeconds = seconds; end-l.memory < t.config.MinTokens {
+			return l
+		}
 	}
-	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds) {
+	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds+plan.windowSeconds) {
 		return l.without(gateSaysNo)
 	}
 	f := &fetch{from: plan.from, rows: plan.from, release: func() {}}

@@ -12,7 +12,9 @@ type fetchPlan struct {
 	rows    int
 	bytes   uint64
 	seconds float64
-	differs bool // the last of the matching blocks goes on, otherwise than the prompt
+
+	windowSeconds float64 // for the windows that end at rows
+	differs       bool    // the last of the matching blocks goes on, otherwise than the prompt
 }
 
 func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {

@@ -211,6 +211,12 @@ func TestEveryRequestThatFallsShortHasOneReason(t *testing.T) {
 			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.model.Windows = []Window{{Size: 32}} },
 		},
 		{
+			name: "states of no checkpoint", reason: stateMissing, stored: 192, asked: asked{prompt: whole},
+			before: func(_ *testing.T, tier *Tier, _ *sidecar) {
+				tier.model.Windows = []Window{{Size: 1, Checkpoints: func(int) []int { return nil }}}
+			},
+		},
+		{
 			name: "cells that are not as they should be", reason: restoreFailed, stored: 192, asked: asked{prompt: whole},
 			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.rows = gapped{tier.rows.(*fakeRows)} },
 		},

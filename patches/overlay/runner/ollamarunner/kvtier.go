@@ -87,7 +87,9 @@ func tierInMemory(s *Server, inputs []*input.Input) int {
 		}
 		held := countCommonPrefix(slot.Inputs, inputs)
 		from := min(held, int32(len(inputs))-1) // the last input is computed
-		if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
+		if states, ok := s.cache.cache.(tierResumes); ok {
+			best = max(best, states.KVTierResume(slot.Id, from))
+		} else if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
 			best = held
 		}
 	}
@@ -100,6 +102,7 @@ func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
 	if t := tier.Active(); t != nil {
 		defer tier.Guard("discard")
 		t.BeforeDiscard(slot.Id, int(numPast))
+		engineHost.Load().noteStale(numPast)
 	}
 }
 
@@ -114,7 +117,7 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 		request = prompt[0]
 	}
 	resume := int32(t.Restore(slot.Id, request, int(numPast), len(prompt)))
-	if host := engineHost.Load(); host != nil && host.positions.strange {
+	if host := engineHost.Load(); host != nil && (host.positions.strange || host.stale && resume == numPast) {
 		t.Doubt(slot.Id, int(resume)) // also of a prompt with images: one that was cut has others than its own
 	}
 	replayRestored(slot, prompt, numPast, resume)

@@ -34,6 +34,9 @@ func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32
 		for _, w := range h.windows {
 			h.batches.builtWindow(id, w.Child, w.BatchCells())
 		}
+		if h.states > 0 {
+			h.batches.builtWindow(id, h.states, []int32{0}) // it writes the states, whatever its rows
+		}
 	}
 }
 
