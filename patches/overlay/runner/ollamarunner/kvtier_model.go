@@ -56,7 +56,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		CacheDType:     m.DType,
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra: tierComputing(backend, cache.Placement(), layers, s.lastLoad.GPULayers) +
+		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
 			cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) + t.NamespaceExtra(),
 	}.Proto()
 	return cache, m, ""
@@ -112,15 +112,28 @@ func tierWindowsExtra(windows []tier.Window) string {
 	return kvtier.Part("windows", strings.Join(said, ","))
 }
 
-// tierStatesExtra is the child of the states of recurrent layers, how many bytes each has, and where it lies.
+// tierPlaced says what computes the model, where the layers with rows are computed, and then where those with states are.
+func tierPlaced(backend tierBackend, cache *kvcache.KVTierCache, assigned ml.GPULayersList) string {
+	hosts, layers := cache.Placement(), tierLayers(cache.Layers())
+	if states, child := cache.States(); states != nil {
+		hosts += states.Placement()
+		for _, l := range tierLayers(states.Layers(child)) {
+			l.Layer /= 2 // a layer may have two states
+			layers = append(layers, l)
+		}
+	}
+	return tierComputing(backend, hosts, layers, assigned)
+}
+
+// tierStatesExtra is the child of the states of recurrent layers, and how many bytes each has.
 func tierStatesExtra(cache *kvcache.KVTierCache) string {
 	states, child := cache.States()
 	if states == nil {
 		return ""
 	}
 	said := []string{fmt.Sprint(child)}
-	for i, l := range states.Layers(child) {
-		said = append(said, fmt.Sprintf("%d:%d%c", l.Layer, l.KRowBytes+l.VRowBytes, states.Placement()[i]))
+	for _, l := range states.Layers(child) {
+		said = append(said, fmt.Sprintf("%d:%d", l.Layer, l.KRowBytes+l.VRowBytes))
 	}
 	return kvtier.Part("states", strings.Join(said, ","))
 }
