@@ -81,7 +81,7 @@ func (l *lineage) planWindows(t *Tier) {
 		if number < len(l.keys) {
 			return l.keys[number]
 		}
-		return kvtier.BlockKey(l.parent(t, number), l.tokens[4*number*kvtier.BlockTokens:], nil)
+		return l.key(t, number*kvtier.BlockTokens, end-number*kvtier.BlockTokens)
 	}
 	for i := range t.model.Windows {
 		w := &t.model.Windows[i]
