@@ -12,6 +12,7 @@ import (
 type lineage struct {
 	slot          int
 	tokens        []byte // of the rows that may be published
+	extras        []kvtier.Extra
 	keys          []kvtier.Key
 	saved         int       // rows of whole blocks that are stored or in blocks
 	tail          int       // rows, when a tail block has been added
@@ -30,6 +31,7 @@ type lineage struct {
 type block struct {
 	first, rows int
 	tokens      []byte
+	extras      []kvtier.Extra
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
 	part        *windowPart // of a window block, whose rows are not all of those of the block at first
@@ -71,8 +73,7 @@ func (l *lineage) plan(t *Tier) {
 		return
 	}
 	for len(l.keys) < rows/kvtier.BlockTokens {
-		at := 4 * len(l.keys) * kvtier.BlockTokens
-		l.keys = append(l.keys, kvtier.BlockKey(l.parent(t, len(l.keys)), l.tokens[at:at+4*kvtier.BlockTokens], nil))
+		l.keys = append(l.keys, l.key(t, len(l.keys)*kvtier.BlockTokens, kvtier.BlockTokens))
 	}
 	for ; l.saved+kvtier.BlockTokens <= rows; l.saved += kvtier.BlockTokens {
 		l.add(t, l.saved, kvtier.BlockTokens)
@@ -92,16 +93,24 @@ func (l *lineage) parent(t *Tier, block int) kvtier.Key {
 	return l.keys[block-1]
 }
 
+// key is that of the block that has so many rows from first on.
+func (l *lineage) key(t *Tier, first, rows int) kvtier.Key {
+	return kvtier.BlockKey(
+		l.parent(t, first/kvtier.BlockTokens), l.tokens[4*first:4*(first+rows)], kvtier.ExtrasOf(l.extras, first, rows),
+	)
+}
+
 func (l *lineage) add(t *Tier, first, rows int) {
+	extras := kvtier.ExtrasOf(l.extras, first, rows)
 	b := &block{
-		first: first, rows: rows, layout: t.layout(rows),
+		first: first, rows: rows, extras: extras, layout: t.layout(rows, len(extras)),
 		tokens: l.tokens[4*first : 4*(first+rows) : 4*(first+rows)],
 		parent: l.parent(t, first/kvtier.BlockTokens),
 	}
 	if rows == kvtier.BlockTokens {
 		b.key = l.keys[first/kvtier.BlockTokens]
 	} else {
-		b.key = kvtier.BlockKey(b.parent, b.tokens, nil)
+		b.key = l.key(t, first, rows)
 	}
 	l.blocks = append(l.blocks, b)
 }

@@ -39,6 +39,15 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 	return p
 }
 
+// until is the plan for the rows before a position.
+func (p fetchPlan) until(end int) fetchPlan {
+	if end < p.rows {
+		p = p.first(max(0, end-p.from+kvtier.BlockTokens-1) / kvtier.BlockTokens)
+		p.rows = end
+	}
+	return p
+}
+
 // end is why what is stored of a prompt ends before all the rows that could be restored; nothing where it does not.
 func (p fetchPlan) end(most int) shortfall {
 	switch {

@@ -130,7 +130,7 @@ func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
 		if number < len(l.keys) {
 			return l.keys[number]
 		}
-		return kvtier.BlockKey(l.parent(t, number), l.tokens[4*number*kvtier.BlockTokens:4*rows], nil)
+		return l.key(t, number*kvtier.BlockTokens, rows-number*kvtier.BlockTokens)
 	}
 	from := max(0, end-w.Size)
 	cells := w.Rows.Cells(l.slot, from, end)

@@ -28,16 +28,16 @@ func (f *fetchedWindow) close() {
 	f.file, f.own = nil, 0
 }
 
-// resumable returns the last position up to end at which all windows are stored, going by what the sidecar says of the blocks, and
+// lastWindows returns the last position up to end at which all windows are stored, going by what the sidecar says of the blocks, and
 // how long it expects reading them to take. 0: there is none. tokens are the prompt's.
-func (t *Tier) resumable(blocks []*tierpb.BlockInfo, tokens []byte, end int) (at int, seconds float64) {
+func (t *Tier) lastWindows(p Prompt, blocks []*tierpb.BlockInfo, tokens []byte, end int) (at int, seconds float64) {
 	for number := (end - 1) / kvtier.BlockTokens; number >= 0; number-- {
 		if len(blocks[number].Attached) == 0 || len(blocks[number].Key) != len(kvtier.Key{}) {
 			continue
 		}
 		first := number * kvtier.BlockTokens
 		for at := min(end, first+kvtier.BlockTokens); at > first; at-- {
-			if seconds, ok := t.windowsAt(blocks[number], tokens[:4*at]); ok {
+			if seconds, ok := t.windowsAt(blocks[number], tokens[:4*at]); ok && p.resumable(at) == at {
 				return at, seconds
 			}
 		}
