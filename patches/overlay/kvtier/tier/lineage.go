@@ -19,12 +19,13 @@ type lineage struct {
 	windowsAt     int       // rows, up to where window blocks have been added
 	progressAt    int       // rows from which on a snapshot in progress is due
 	progressSince time.Time // when the last one was, or the computing began
-	present       int       // rows still in the slot's cells
-	refused       bool      // a finished content that the store did not take
-	finished      bool      // no more rows will come: the tail may be stored
-	closed        bool      // it is no longer the slot's content: blocks is all that is left to do
-	after         []int     // batches that must have been computed before the rows are read
-	blocks        []*block  // to be stored, in order
+	promptEnd     *promptEnd
+	present       int      // rows still in the slot's cells
+	refused       bool     // a finished content that the store did not take
+	finished      bool     // no more rows will come: the tail may be stored
+	closed        bool     // it is no longer the slot's content: blocks is all that is left to do
+	after         []int    // batches that must have been computed before the rows are read
+	blocks        []*block // to be stored, in order
 }
 
 // block is one block on its way from the cells to a file. Guarded by the Host's lock until copied or lost.
@@ -84,6 +85,7 @@ func (l *lineage) plan(t *Tier) {
 		l.tail = tail
 	}
 	l.planWindows(t, rows)
+	l.planPromptEnd(t, rows)
 }
 
 func (l *lineage) parent(t *Tier, block int) kvtier.Key {

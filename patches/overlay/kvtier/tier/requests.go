@@ -75,6 +75,12 @@ func (t *Tier) Doubt(slot, from int) {
 	t.slots[slot].taint = min(t.slots[slot].taint, from)
 }
 
+// BeforeLaunch is called when a batch is about to be launched, after which the slot will hold held rows. What was launched before
+// is complete, but for what a device still does. The caller holds the lock.
+func (t *Tier) BeforeLaunch(slot, held int) {
+	t.slots[slot].beforeLaunch(t, held)
+}
+
 // Launched is called when a batch of so many rows, of every sequence in it, is about to be launched, after which the slot
 // holds held rows. It returns how many tokens of the slot are worth a snapshot while the request goes on, for Progress, or 0.
 // The caller holds the lock.
@@ -96,6 +102,7 @@ func (t *Tier) Progress(slot int, p Prompt, after []int) {
 // can't be told from others; prefill is how long computing the prompt took. The caller holds the lock.
 func (t *Tier) Finished(slot int, p Prompt, prefill time.Duration) {
 	ts := &t.slots[slot]
+	ts.keepPromptEnd(t) // of an answer of one token
 	ts.note(p, t.host.Running())
 	ts.lineage.finished = true
 	t.work.add(ts.lineage) // before it is counted: see report

@@ -129,6 +129,7 @@ func (ts *slot) discard(t *Tier, keep int) {
 // held is the memory of copies that still wait to be stored.
 func (t *Tier) held() (bytes int) {
 	for i := range t.slots {
+		bytes += t.slots[i].lineage.promptEnd.held()
 		for _, l := range t.slots[i].older {
 			for _, b := range l.blocks {
 				if b.copied {

@@ -124,21 +124,25 @@ func (l *lineage) planWindows(t *Tier, rows int) {
 	l.windowsAt = planned
 }
 
-// planWindow adds the blocks of a window that ends at a position of a content of so many rows.
-func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
-	on := func(number int) kvtier.Key {
+// on names the blocks of a content of so many rows; the last one may be a tail.
+func (l *lineage) on(t *Tier, rows int) func(number int) kvtier.Key {
+	return func(number int) kvtier.Key {
 		if number < len(l.keys) {
 			return l.keys[number]
 		}
 		return l.key(t, number*kvtier.BlockTokens, rows-number*kvtier.BlockTokens)
 	}
+}
+
+// planWindow adds the blocks of a window that ends at a position of a content of so many rows.
+func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
 	from := max(0, end-w.Size)
 	cells := w.Rows.Cells(l.slot, from, end)
 	if cells == nil {
 		return
 	}
 	var keys []kvtier.Key
-	for _, part := range windowParts(w, l.tokens[:4*end], on) {
+	for _, part := range windowParts(w, l.tokens[:4*end], l.on(t, rows)) {
 		at := part.block.Position - from
 		part.block.Cells = cells[at : at+part.block.Rows()]
 		if part.block.Last {

@@ -54,6 +54,11 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	}
 	defer tier.Guard("begin")
 	h := engineHost.Load()
+	for i, seq := range s.seqs {
+		if seq != nil && seqs[i] == seq {
+			t.BeforeLaunch(seq.cache.Id, len(seq.cache.Inputs))
+		}
+	}
 	batches := &h.batches
 	after := batches.running()
 	rows := batches.begin(id)
