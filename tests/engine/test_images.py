@@ -134,16 +134,26 @@ def test_of_two_images_each_has_to_be_the_same(rig: Rig) -> None:
         comes_back(rig, prompt, images, expected)
 
 
-def test_an_image_in_a_block_that_is_not_whole_is_computed_again(rig: Rig) -> None:
-    """Of such a block only what comes before the image is found. Text is as in any other model."""
-    start, images = text(5 * BLOCK_TOKENS, "tail"), [picture("tail")]
+@pytest.mark.parametrize("into", [0, 10])
+def test_an_image_in_a_block_that_is_not_whole(rig: Rig, into: int) -> None:
+    """It is found by who goes on after all of that block, not where the block begins with the
+    image. Text is as in any other model.
+    """
+    start, images = text(5 * BLOCK_TOKENS + into, ("tail", into)), [picture(("tail", into))]
     short = start + "[img-0]" + text(20, "few")
-    longer, other = short + text(BEHIND, "more"), start + text(60, "no image")
-    assert_same(*both(rig, short, images))
-    without = rig.reference.generate(MODEL, other)
-    expected = rig.reference.generate(MODEL, longer, images=images)
-    assert (without.resumed, expected.resumed) == (len(start), len(start))
+    answer, expected = both(rig, short, images)
+    assert_same(answer, expected)
+    further, other = short + answer.text + text(BEHIND, "more"), start + text(60, "no image")
+    if into:
+        expected = rig.reference.generate(MODEL, further, images=images)
+        assert expected.resumed == expected.prompt_tokens - BEHIND - 1
+        without = rig.reference.generate(MODEL, other)
+    else:
+        without = rig.reference.generate(MODEL, other)
+        expected = rig.reference.generate(MODEL, further, images=images)
+        assert expected.resumed == len(start)
+    assert without.resumed == len(start)
     restart_everything(rig)
-    comes_back(rig, longer, images, expected)
+    comes_back(rig, further, images, expected)
     restart_everything(rig)
     comes_back(rig, other, [], without)

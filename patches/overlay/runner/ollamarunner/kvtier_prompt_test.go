@@ -220,6 +220,37 @@ func TestTierWhatFollowsAnImageIsRestoredForTheSameImageOnly(t *testing.T) {
 	}
 }
 
+// The last block of what is stored has the image, and a prompt that goes on after all of it finds it.
+func TestTierABlockThatIsNotWholeIsFoundWithItsImage(t *testing.T) {
+	f := newTierFakeWithSidecar(t)
+	prompt := func(pictures tierPictures, image string, end int) []*input.Input {
+		inputs := append(tierInputs(0, 80), pictures.of(image, 5, 5))
+		return tierArranged(t, &mistral3.Model{}, append(inputs, tierInputs(500, end)...)...)
+	}
+	pictures := tierPictures{newMultimodalStore()}
+	f.fill(0, prompt(pictures, "cat", 510), 3)
+	f.finishOf(0, pictures)
+	f.drop(0, 0)
+	for _, c := range []struct {
+		image string
+		end   int
+		want  int
+	}{
+		{"cat", 511, 80 + 12 + 10},
+		{"cat", 700, 80 + 12 + 10},
+		{"cat", 510, 80 + 12 + 9},
+		{"cat", 509, 80}, // less than all of the block
+		{"cau", 700, 80},
+	} {
+		pictures := tierPictures{newMultimodalStore()}
+		if got := f.askFor(t, 1, pictures, prompt(pictures, c.image, c.end)); got != c.want {
+			t.Errorf("%q, %d: resumes at %d, want %d", c.image, c.end, got, c.want)
+		}
+		f.holds(t, 1, 0, c.want, 3)
+		f.drop(1, 0)
+	}
+}
+
 // An image of gemma3 is computed without a mask: its rows see what comes after them in their batch.
 func TestTierRowsThatSeeWhatComesAfterThemAreNeverStored(t *testing.T) {
 	for _, unmasked := range []bool{false, true} {
