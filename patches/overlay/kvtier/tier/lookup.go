@@ -40,7 +40,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if err != nil {
 		return l.without(callReason(err, sidecarLate))
 	}
-	has.Blocks = p.matched(has.Blocks, chain)
+	has.Blocks = p.matched(has.Blocks, t.namespace, chain)
 	plan := planFetch(has.Blocks, l.memory, most)
 	plan = plan.until(p.resumable(plan.rows))
 	l.short = plan.end(most)

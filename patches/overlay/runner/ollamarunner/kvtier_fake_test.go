@@ -251,14 +251,18 @@ func (f tierFake) drop(slot int, keep int32) {
 
 // ask does what a request does until its first batch, in a slot that holds nothing of it: it returns where it resumes.
 func (f tierFake) ask(t *testing.T, slot int, prompt []*input.Input) int {
+	return f.askOf(t, slot, &Sequence{inputs: prompt})
+}
+
+func (f tierFake) askOf(t *testing.T, slot int, seq *Sequence) int {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tierPrefetch(ctx, f.server, &Sequence{inputs: prompt})
+	tierPrefetch(ctx, f.server, seq)
 	f.Lock()
 	defer f.Unlock()
 	s := &f.server.cache.slots[slot]
-	resume := tierRestore(s, prompt, 0, true)
-	s.Inputs = prompt[:resume]
+	resume := tierRestore(s, seq.inputs, 0, true)
+	s.Inputs = seq.inputs[:resume]
 	return int(resume)
 }
 
