@@ -67,6 +67,12 @@ func (f *fetch) whole(from, rows int) int {
 	return max(0, f.prompt.resumable(from+rows)-from)
 }
 
+// StartOver takes everything away that a slot holds, and returns the position to go on from. The caller holds the lock.
+func (t *Tier) StartOver(slot int) (resume int) {
+	defer Guard("start over")
+	return t.undo(slot, 0)
+}
+
 // undo takes away what a restore added, and returns the position to go on from. What there was of windows is gone.
 func (t *Tier) undo(slot, memory int) int {
 	if len(t.model.Windows) > 0 {

@@ -102,8 +102,12 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 	if cachePrompt && len(prompt) > 0 {
 		request = prompt[0]
 	}
+	host := engineHost.Load()
+	if host != nil && host.stale {
+		numPast = int32(t.StartOver(slot.Id))
+	}
 	resume := int32(t.Restore(slot.Id, request, int(numPast), len(prompt)))
-	if host := engineHost.Load(); host != nil && (host.positions.strange || host.stale && resume == numPast) {
+	if host != nil && host.positions.strange {
 		t.Doubt(slot.Id, int(resume)) // also of a prompt with images: one that was cut has others than its own
 	}
 	if first, cut := tierCut(prompt, int(resume)); cut {

@@ -21,7 +21,7 @@ type tierHost struct {
 	sharedPositions bool // a request with images changes the positions of the others (kvtier_images.go)
 	positions       tierPositions
 
-	stale bool // the states that the slot is gone on with may be written by a batch that was built before
+	stale bool // the states that stock goes back to will be changed by a batch that was built before
 }
 
 // engineHost is the host whose batches are followed. It is never cleared, not even when the tiering fails: who waits for a
