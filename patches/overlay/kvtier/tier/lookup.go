@@ -50,7 +50,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	windows := len(t.model.Windows) > 0
 	if windows {
 		matched := plan.rows
-		end, seconds := t.lastWindows(p, has.Blocks, encoded, matched)
+		end, seconds := t.lastWindows(p, has.Blocks, encoded, l.memory+t.config.MinTokens, matched)
 		if plan = planFetch(has.Blocks, l.memory, end); end < matched {
 			l.short = t.windowShortfall(matched, end)
 		}

@@ -51,15 +51,21 @@ type windowPart struct {
 func windowParts(w *Window, tokens []byte, on func(block int) kvtier.Key) (parts []windowPart) {
 	end := len(tokens) / 4
 	for at := max(0, end-w.Size); at < end; {
-		number := at / kvtier.BlockTokens
-		to := min(end, (number+1)*kvtier.BlockTokens)
-		parts = append(parts, windowPart{w, kvtier.WindowBlock{
-			On: on(number), Child: w.Child, First: at % kvtier.BlockTokens, Position: at,
-			Tokens: tokens[4*at : 4*to : 4*to], Last: to == end,
-		}})
-		at = to
+		part := w.part(tokens, at, on)
+		parts = append(parts, part)
+		at += part.block.Rows()
 	}
 	return parts
+}
+
+// part is the block, without cells, that begins at a position of a window that ends at the end of tokens.
+func (w *Window) part(tokens []byte, at int, on func(block int) kvtier.Key) windowPart {
+	number := at / kvtier.BlockTokens
+	to := min(4*(number+1)*kvtier.BlockTokens, len(tokens))
+	return windowPart{w, kvtier.WindowBlock{
+		On: on(number), Child: w.Child, First: at % kvtier.BlockTokens, Position: at,
+		Tokens: tokens[4*at : to : to], Last: to == len(tokens),
+	}}
 }
 
 func (t *Tier) windowLayout(part windowPart) *kvtier.Layout {

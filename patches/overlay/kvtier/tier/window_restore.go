@@ -28,10 +28,10 @@ func (f *fetchedWindow) close() {
 	f.file, f.own = nil, 0
 }
 
-// lastWindows returns the last position up to end at which all windows are stored, going by what the sidecar says of the blocks, and
-// how long it expects reading them to take. 0: there is none. tokens are the prompt's.
-func (t *Tier) lastWindows(p Prompt, blocks []*tierpb.BlockInfo, tokens []byte, end int) (at int, seconds float64) {
-	for number := (end - 1) / kvtier.BlockTokens; number >= 0; number-- {
+// lastWindows returns the last position from least to end at which all windows are stored, going by what the sidecar says of the
+// blocks, and how long it expects reading them to take. 0: there is none. tokens are the prompt's.
+func (t *Tier) lastWindows(p Prompt, blocks []*tierpb.BlockInfo, tokens []byte, least, end int) (at int, seconds float64) {
+	for number := (end - 1) / kvtier.BlockTokens; number >= 0 && (number+1)*kvtier.BlockTokens >= least; number-- {
 		if len(blocks[number].Attached) == 0 || len(blocks[number].Key) != len(kvtier.Key{}) {
 			continue
 		}
@@ -56,16 +56,17 @@ func (t *Tier) windowShortfall(matched, end int) shortfall {
 // windowsAt reports whether all windows that end at the end of tokens hang on the block which that is in.
 func (t *Tier) windowsAt(b *tierpb.BlockInfo, tokens []byte) (seconds float64, ok bool) {
 	on := func(int) kvtier.Key { return kvtier.Key(b.Key) }
+	end := len(tokens) / 4
 	for i := range t.model.Windows {
-		parts := windowParts(&t.model.Windows[i], tokens, on)
-		last := parts[len(parts)-1].block
+		w := &t.model.Windows[i]
+		last := w.part(tokens, max(end-w.Size, wholeRows(end-1), 0), on).block
 		key := last.Key()
 		found := slices.IndexFunc(b.Attached, func(a *tierpb.AttachedBlock) bool { return bytes.Equal(a.Key, key[:]) })
 		if found < 0 {
 			return 0, false
 		}
 		// The others are known when the last is read; they lie where it does, as a rule.
-		rows := min(len(tokens)/4, t.model.Windows[i].Size)
+		rows := min(end, w.Size)
 		seconds += b.Attached[found].ExpectedSeconds * float64(rows) / float64(last.Rows())
 	}
 	return seconds, true
