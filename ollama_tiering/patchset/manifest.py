@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
-from ollama_tiering.patchset import kernels
+from ollama_tiering.patchset import condition, kernels
 from ollama_tiering.patchset.diff import Diff, parse
 
 FOR_TESTS = b"//go:build kvtier_"  # files of builds with a tag of ours; the tag is in their name
@@ -72,7 +72,8 @@ class Patchset:
             {
                 name: content
                 for name, content in self.overlay.items()
-                if not name.endswith("_test.go") and not content.startswith(FOR_TESTS)
+                if not name.endswith("_test.go")
+                and not condition.body(content).startswith(FOR_TESTS)
             }
         )
 
@@ -92,6 +93,14 @@ class Patchset:
         for name, value in sorted(self.go_ldflags.items()):
             _feed(state, "ldflag", name, value.encode())
         return state.hexdigest()
+
+    @cached_property
+    def conditions(self) -> dict[str, condition.Condition]:
+        """Of the overlay files that are not copied everywhere. PatchConflict where one is not in
+        form.
+        """
+        found = {name: condition.parse(name, content) for name, content in self.overlay.items()}
+        return {name: one for name, one in found.items() if one is not None}
 
     @cached_property
     def hooked(self) -> tuple[str, ...]:
@@ -121,12 +130,13 @@ class Patchset:
         return pin
 
     def touched_pins(self, pin: TagPin) -> dict[str, str]:
-        """The pinned folders (and single files) that hold something this patch set touches; all
-        where it is empty.
+        """The pinned folders (and single files) that hold something this patch set touches or
+        asks for; all where it is empty.
         """
+        asked = (one.path for one in self.conditions.values())
         touched = {
             place
-            for path in (*self.hooked, *self.overlay)
+            for path in (*self.hooked, *self.overlay, *asked)
             if (place := _place_of(path, pin)) is not None
         }
         everything = pin.folders | pin.files
@@ -160,7 +170,7 @@ def load(root: Path | None = None) -> Patchset:
     overlay = _overlay(root / "overlay")
     if kernels.ADAPTER in overlay:
         overlay |= kernels.overlay(kernels.default_include(root))
-    return Patchset(
+    patchset = Patchset(
         root=root,
         url=str(document.get("url", "")),
         pins=_pins(document),
@@ -172,6 +182,8 @@ def load(root: Path | None = None) -> Patchset:
         ),
         go_ldflags=dict(go.get("ldflags", {})),
     )
+    _ = patchset.conditions  # read now: what is wrong with them is wrong with the patch set
+    return patchset
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

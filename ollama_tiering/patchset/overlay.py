@@ -1,4 +1,6 @@
-"""Overlay: new files at their upstream path. Refuses to overwrite anything upstream has."""
+"""Overlay: new files at their upstream path, those with a condition (condition.py) where it holds.
+Refuses to overwrite anything upstream has.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,18 @@ Kind = Callable[[str], str | None]  # path -> "file", "dir" or None where upstre
 
 
 def render(patchset: Patchset, upstream_kind: Kind) -> dict[str, bytes]:
-    """Content of every overlay file. PatchConflict names the first that upstream has too."""
-    for path in patchset.overlay:
+    """Content of every overlay file for this upstream. PatchConflict names the first that upstream
+    has too.
+    """
+    left_out = {
+        path
+        for path, one in patchset.conditions.items()
+        if (upstream_kind(one.path) == "file") != one.present
+    }
+    chosen = {path: text for path, text in patchset.overlay.items() if path not in left_out}
+    for path in chosen:
         _refuse_collision(path, upstream_kind)
-    return dict(patchset.overlay)
+    return chosen
 
 
 def _refuse_collision(path: str, upstream_kind: Kind) -> None:
