@@ -27,6 +27,7 @@ from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.launch.address import free_address
 
 REPO = Path(__file__).resolve().parent.parent
+_OURS = ("OLLAMA_", "XDG_", "GO", "PYTHON")  # of whoever measures; the clone has its own
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class FirstRun:
         self.clone, self.home = root / "clone", root / "home"
         self.home.mkdir()
         (self.home / "run").mkdir(mode=0o700)
-        own = {n: v for n, v in os.environ.items() if not n.startswith(("OLLAMA_", "XDG_", "GO"))}
+        own = {n: v for n, v in os.environ.items() if not n.startswith(_OURS)}
         pip_cache = os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache/pip"))
         self.env = own | {
             "HOME": str(self.home),

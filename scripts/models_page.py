@@ -20,11 +20,13 @@ of Ollama registers. A model's is in `ollama show`, as "architecture". Stock cho
 Go engine for what it must run there, the llama.cpp engine for the rest and for models with a
 separate projector file.
 
-**yes**: every text conversation, in f16, q8_0 and q4_0 where stock allows it. Of a prompt with
-images that is what comes before the first. **part**: as said. **no**: runs as in stock;
-`tiering status` and the log give the reason. "Shown by" is a test on the real engine, which
-compares tokens, log probabilities and top-5 with stock's own in-memory hit; "as NAME" means that
-the same code serves it and no model of its own was made for a test.
+**yes**: every text conversation, in f16, q8_0 and q4_0 where stock allows it. In the Go engine what
+follows an image comes back for the same image, and its encoder does not run; where "text before an
+image" is said, and in the llama.cpp engine, only what comes before the first of a prompt.
+**part**: as said. **no**: runs as in stock; `tiering status` and the log give the reason. "Shown
+by" is a test on the real engine, which compares tokens, log probabilities and top-5 with stock's
+own in-memory hit; "as NAME" means that the same code serves it and no model of its own was made for
+a test.
 """
 
 

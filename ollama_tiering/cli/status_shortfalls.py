@@ -35,6 +35,7 @@ WORDS: Final[dict[int, str]] = {
     pb.SHORTFALL_NOT_TEXT: "only what comes before an image is looked up: up to the first",
     pb.SHORTFALL_FAILED: "restoring failed, Ollama's log says how",
     pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored for where the match ends",
+    pb.SHORTFALL_STATE_MISSING: "recurrent layers go on from the last stored checkpoint only",
 }
 _OTHER: Final = "another reason, which this version does not know"
 _AT: Final = (
@@ -42,6 +43,7 @@ _AT: Final = (
     pb.SHORTFALL_DIFFERS,
     pb.SHORTFALL_NOT_TEXT,
     pb.SHORTFALL_WINDOW_MISSING,
+    pb.SHORTFALL_STATE_MISSING,
 )
 
 

@@ -93,15 +93,21 @@ class OllamaDriver:
         """A runner reports when it has stored what it computed; that is the moment to go on."""
         deadline = time.monotonic() + _REPORT_SECONDS
         while True:
+            storing = False
             for report in self._runners():
                 if not report.tiered:
                     raise ServiceError(f"the runner does not tier this model: {report.reason}")
                 if report.requests >= self._asked:
-                    self.last_report = report
-                    return report
+                    storing = report.to_store > 0
+                    if not storing:
+                        self.last_report = report
+                        return report
             if time.monotonic() > deadline:
                 raise ServiceError(
-                    "the runner has reported nothing to the sidecar; is the binary a patched one?",
+                    f"the runner is still storing after {_REPORT_SECONDS:.0f} s"
+                    if storing
+                    else "the runner has reported nothing to the sidecar; is the binary a patched "
+                    "one?",
                     hint=f"read {self._log}",
                 )
             time.sleep(_POLL_SECONDS)

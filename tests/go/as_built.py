@@ -1,4 +1,5 @@
-"""Runs a command with the C compilers' flags of the product's native build.
+"""Runs a command with the C compilers' flags of the product's native build, of TIERING_TEST_TAG or
+the default version.
 
     as_built.py COMMAND...
 
@@ -18,7 +19,8 @@ from ollama_tiering.patchset.build import BuildOptions, compiler_environment, pl
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 
-native = plan(BuildOptions(tag=DEFAULT_TAG, cpu="native", cuda="off"))
+tag = os.environ.get("TIERING_TEST_TAG", DEFAULT_TAG)
+native = plan(BuildOptions(tag=tag, cpu="native", cuda="off"))
 go = Path(shutil.which("go") or "go")
 with (
     locked(native.folder / "lock", "a build is at work", Report()),

@@ -52,6 +52,7 @@ class Shortfall(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHORTFALL_NOT_TEXT: _ClassVar[Shortfall]
     SHORTFALL_FAILED: _ClassVar[Shortfall]
     SHORTFALL_WINDOW_MISSING: _ClassVar[Shortfall]
+    SHORTFALL_STATE_MISSING: _ClassVar[Shortfall]
 SEGMENT_KIND_UNSPECIFIED: SegmentKind
 SEGMENT_KIND_K: SegmentKind
 SEGMENT_KIND_V: SegmentKind
@@ -86,6 +87,7 @@ SHORTFALL_NOT_LOOKED_UP: Shortfall
 SHORTFALL_NOT_TEXT: Shortfall
 SHORTFALL_FAILED: Shortfall
 SHORTFALL_WINDOW_MISSING: Shortfall
+SHORTFALL_STATE_MISSING: Shortfall
 
 class Segment(_message.Message):
     __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c", "raw_crc32c", "plane_bytes")

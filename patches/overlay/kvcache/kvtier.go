@@ -13,9 +13,36 @@ import (
 // KVTierCache is the K/V cache of a model as the KV tiering sees it: one causal cache, or several, each for other layers. Those
 // that keep every row go through the same StartForward, Remove and CopyPrefix, and free no cell by themselves, so that they
 // hold the same positions in the same cells; where they do not, KVTierRows finds nothing. Those of sliding windows drop rows,
-// and have cells of their own.
+// and have cells of their own. Recurrent layers have states instead of rows.
 type KVTierCache struct {
 	children []*Causal
+	states   KVTierStates // nil where no layer is recurrent
+}
+
+// KVTierStates are the states of recurrent layers, as stock keeps them of some positions (checkpoints). What the runner goes on
+// with at such a position is one row that has all states; which of stock's checkpoints it is, its cell. The rest is as in
+// tier.WindowRows.
+type KVTierStates interface {
+	Layers(child int) []KVTierLayer
+	Places() int // for checkpoints
+	Placement() string
+	OnHost() bool
+
+	// Checkpoints returns the positions that a slot can go on from.
+	Checkpoints(slot int) []int
+
+	Cells(slot, from, to int) []int32
+	Read(segment int, cells []int32, dst []byte)
+	Write(segment int, cells []int32, chunk rows.Chunk)
+	Occupy(slot, from int, cells []int32)
+	Drop(slot, from int)
+	Free(slot int, cells []int32, avoid map[int32]struct{}) bool
+}
+
+// tierHybrid is a cache that has states of recurrent layers beside rows. Upstream has one from v0.17.1 on
+// (kvtier_recurrent.go).
+type tierHybrid interface {
+	tierHybrid() (rows *Causal, states KVTierStates, reason string)
 }
 
 // KVTierCacheOf returns a model's cache, or why its rows can't be tiered.
@@ -34,6 +61,12 @@ func KVTierCacheOf(cache Cache) (c *KVTierCache, reason string) {
 			}
 			c.children = append(c.children, child)
 		}
+	case tierHybrid:
+		child, states, reason := outer.tierHybrid()
+		if reason != "" {
+			return nil, reason
+		}
+		c.children, c.states = []*Causal{child}, states
 	default:
 		return nil, fmt.Sprintf("cache of type %T, not supported yet", cache)
 	}
@@ -165,8 +198,14 @@ func (c *KVTierCache) Placement() string {
 	return s.String()
 }
 
-// OnHost reports whether the CPU can access all rows directly.
+// States returns those of recurrent layers, or nil, and the number of their child: that after the last one's.
+func (c *KVTierCache) States() (states KVTierStates, child int) { return c.states, len(c.children) }
+
+// OnHost reports whether the CPU can access all rows, and states, directly.
 func (c *KVTierCache) OnHost() bool {
+	if c.states != nil && !c.states.OnHost() {
+		return false
+	}
 	for _, child := range c.children {
 		for layer := range child.keys {
 			if child.keys[layer].(rows.Tensor).KVTierHost() == nil || child.values[layer].(rows.Tensor).KVTierHost() == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -52,8 +53,13 @@ type SegmentSpan struct {
 	Bytes        int
 }
 
-// NewLayout lays out the K and V segments of every layer.
-func NewLayout(layers []Layer, rows int) *Layout { return newLayout(layers, rows, 0) }
+// extraBytes is the most that an Extra takes in a header.
+const extraBytes = 48
+
+// NewLayout lays out the K and V segments of every layer of a block with so many extras.
+func NewLayout(layers []Layer, rows, extras int) *Layout {
+	return newLayout(layers, rows, extraBytes*extras)
+}
 
 // newLayout has room for so many bytes more in the header.
 func newLayout(layers []Layer, rows, more int) *Layout {
@@ -76,10 +82,14 @@ func newLayout(layers []Layer, rows, more int) *Layout {
 
 // Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C, and
 // clears what lies between the segments.
-func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, dtype string) error {
-	return l.seal(file, dtype, &tierpb.BlockHeader{
+func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, extras []Extra, dtype string) error {
+	h := &tierpb.BlockHeader{
 		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(firstPosition), Tokens: tokens,
-	})
+	}
+	for _, x := range extras {
+		h.Extras = append(h.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
+	}
+	return l.seal(file, dtype, h)
 }
 
 func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
@@ -164,11 +174,7 @@ func (b *Block) check() error {
 	if len(h.Namespace) != len(Key{}) || len(h.Parent) != len(Key{}) || len(h.Key) != len(Key{}) {
 		return fmt.Errorf("%w: key, parent or namespace of another length", ErrCorrupt)
 	}
-	extras := make([]Extra, len(h.Extras))
-	for i, x := range h.Extras {
-		extras[i] = Extra{Row: x.Row, Digest: x.Digest}
-	}
-	if key := BlockKey(Key(h.Parent), h.Tokens, extras); !bytes.Equal(key[:], h.Key) {
+	if key := BlockKey(Key(h.Parent), h.Tokens, b.extras()); !bytes.Equal(key[:], h.Key) {
 		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
 	}
 	room, end := uint64(len(b.file)-b.base), uint64(0)
@@ -195,15 +201,30 @@ func before(a, b *tierpb.Segment) bool {
 	return cmp.Or(cmp.Compare(a.Child, b.Child), cmp.Compare(a.Layer, b.Layer), cmp.Compare(a.Kind, b.Kind)) < 0
 }
 
-// Matches reports why the block is not the one asked for, or nil. tokens are the prompt's from the block's first
-// position on; the first rows of them must be the block's.
-func (b *Block) Matches(ns Namespace, key, parent Key, firstPosition, rows int, tokens []byte, layers []Layer, dtype string) error {
+// extras are what its header says of them.
+func (b *Block) extras() []Extra {
+	extras := make([]Extra, len(b.Header.Extras))
+	for i, x := range b.Header.Extras {
+		extras[i] = Extra{Row: x.Row, Digest: x.Digest}
+	}
+	return extras
+}
+
+// Matches reports why the block is not the one asked for, or nil. tokens and extras are the prompt's from the block's first
+// position on; at the first rows they must be the block's.
+func (b *Block) Matches(
+	ns Namespace, key, parent Key, firstPosition, rows int, tokens []byte, extras []Extra, layers []Layer, dtype string,
+) error {
 	h := b.Header
 	if !bytes.Equal(h.Namespace, ns[:]) || !bytes.Equal(h.Key, key[:]) || !bytes.Equal(h.Parent, parent[:]) || int(h.FirstPosition) != firstPosition {
 		return fmt.Errorf("%w: another block (key %x, position %d)", ErrCorrupt, h.Key, h.FirstPosition)
 	}
 	if rows > len(h.Tokens)/4 || len(tokens) < 4*rows || !bytes.Equal(h.Tokens[:4*rows], tokens[:4*rows]) {
 		return fmt.Errorf("%w: its tokens are not the prompt's", ErrCorrupt)
+	}
+	same := func(a, b Extra) bool { return a.Row == b.Row && bytes.Equal(a.Digest, b.Digest) }
+	if !slices.EqualFunc(ExtrasOf(b.extras(), 0, rows), ExtrasOf(extras, 0, rows), same) {
+		return fmt.Errorf("%w: what stands beside its tokens is not what the prompt has", ErrCorrupt)
 	}
 	return b.has(layers, dtype)
 }

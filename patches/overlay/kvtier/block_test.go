@@ -16,7 +16,7 @@ var testLayers = []Layer{
 // sealed returns a block file of rows rows, its layout and its tokens.
 func sealed(t *testing.T, rows int) ([]byte, *Layout, Namespace, Key, []byte) {
 	t.Helper()
-	l := NewLayout(testLayers, rows)
+	l := NewLayout(testLayers, rows, 0)
 	file := make([]byte, l.FileBytes)
 	for i, s := range l.Segments {
 		for j := range s.Bytes {
@@ -30,7 +30,7 @@ func sealed(t *testing.T, rows int) ([]byte, *Layout, Namespace, Key, []byte) {
 	}
 	tokens := TokenBytes(ids)
 	key := BlockKey(ns, tokens, nil)
-	if err := l.Seal(file, ns, key, ns, 0, tokens, "f16"); err != nil {
+	if err := l.Seal(file, ns, key, ns, 0, tokens, nil, "f16"); err != nil {
 		t.Fatal(err)
 	}
 	return file, l, ns, key, tokens
@@ -46,7 +46,7 @@ func TestSealedBlockIsReadBack(t *testing.T) {
 		if err := b.Verify(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Matches(ns, key, ns, 0, rows, tokens, testLayers, "f16"); err != nil {
+		if err := b.Matches(ns, key, ns, 0, rows, tokens, nil, testLayers, "f16"); err != nil {
 			t.Fatal(err)
 		}
 		for i, s := range l.Segments {
@@ -63,7 +63,7 @@ func TestASealedFileHasNothingOfTheMemoryItWasMadeIn(t *testing.T) {
 	for _, s := range l.Segments {
 		copy(dirty[s.Offset:s.Offset+s.Bytes], file[s.Offset:])
 	}
-	if err := l.Seal(dirty, ns, key, ns, 0, tokens, "f16"); err != nil {
+	if err := l.Seal(dirty, ns, key, ns, 0, tokens, nil, "f16"); err != nil {
 		t.Fatal(err)
 	}
 	b, err := Open(dirty)
@@ -115,20 +115,20 @@ func TestBlockOfAnotherPromptOrModelDoesNotMatch(t *testing.T) {
 	}
 	other := bytes.Clone(tokens)
 	other[4*5]++
-	if err := b.Matches(ns, key, ns, 0, 5, other, testLayers, "f16"); err != nil {
+	if err := b.Matches(ns, key, ns, 0, 5, other, nil, testLayers, "f16"); err != nil {
 		t.Errorf("the first 5 rows are the prompt's, yet: %v", err)
 	}
 	wide := []Layer{testLayers[0], {Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 8, VHeadDim: 8, KRowBytes: 32, VRowBytes: 32}}
 	for name, err := range map[string]error{
-		"tokens":    b.Matches(ns, key, ns, 0, 6, other, testLayers, "f16"),
-		"rows":      b.Matches(ns, key, ns, 0, 9, append(bytes.Clone(tokens), tokens...), testLayers, "f16"),
-		"position":  b.Matches(ns, key, ns, 64, 8, tokens, testLayers, "f16"),
-		"key":       b.Matches(ns, Key{1}, ns, 0, 8, tokens, testLayers, "f16"),
-		"parent":    b.Matches(ns, key, Key{1}, 0, 8, tokens, testLayers, "f16"),
-		"namespace": b.Matches(Namespace{1}, key, ns, 0, 8, tokens, testLayers, "f16"),
-		"geometry":  b.Matches(ns, key, ns, 0, 8, tokens, wide, "f16"),
-		"layers":    b.Matches(ns, key, ns, 0, 8, tokens, testLayers[:1], "f16"),
-		"dtype":     b.Matches(ns, key, ns, 0, 8, tokens, testLayers, "q8_0"),
+		"tokens":    b.Matches(ns, key, ns, 0, 6, other, nil, testLayers, "f16"),
+		"rows":      b.Matches(ns, key, ns, 0, 9, append(bytes.Clone(tokens), tokens...), nil, testLayers, "f16"),
+		"position":  b.Matches(ns, key, ns, 64, 8, tokens, nil, testLayers, "f16"),
+		"key":       b.Matches(ns, Key{1}, ns, 0, 8, tokens, nil, testLayers, "f16"),
+		"parent":    b.Matches(ns, key, Key{1}, 0, 8, tokens, nil, testLayers, "f16"),
+		"namespace": b.Matches(Namespace{1}, key, ns, 0, 8, tokens, nil, testLayers, "f16"),
+		"geometry":  b.Matches(ns, key, ns, 0, 8, tokens, nil, wide, "f16"),
+		"layers":    b.Matches(ns, key, ns, 0, 8, tokens, nil, testLayers[:1], "f16"),
+		"dtype":     b.Matches(ns, key, ns, 0, 8, tokens, nil, testLayers, "q8_0"),
 	} {
 		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) {
 			t.Errorf("another %s matches: %v", name, err)

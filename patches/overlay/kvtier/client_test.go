@@ -46,7 +46,7 @@ func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
 	parent, encoded := Key(ns), TokenBytes(ids)
 	for first := 0; first < len(ids); first += BlockTokens {
 		rows := min(BlockTokens, len(ids)-first)
-		l, tokens := NewLayout(testLayers, rows), encoded[4*first:4*(first+rows)]
+		l, tokens := NewLayout(testLayers, rows, 0), encoded[4*first:4*(first+rows)]
 		key := BlockKey(parent, tokens, nil)
 		r, err := session.Reserve([]*tierpb.BlockClaim{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
 		if err != nil {
@@ -57,7 +57,7 @@ func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
 			for _, s := range l.Segments {
 				copy(file[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{byte(first), 7}, s.Bytes/2))
 			}
-			if err := l.Seal(file, ns, key, parent, first, tokens, "f16"); err != nil {
+			if err := l.Seal(file, ns, key, parent, first, tokens, nil, "f16"); err != nil {
 				t.Fatal(err)
 			}
 			if err := WriteFile(r[0].Path, file); err != nil {
@@ -88,7 +88,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 	prompt := append([]int32{}, ids...)
 	prompt[len(prompt)-3] = -1 // differs inside the tail
 	encoded := TokenBytes(prompt)
-	has, err := c.Has(context.Background(), ns, Chain(ns, encoded), encoded, time.Second)
+	has, err := c.Has(context.Background(), ns, Chain(ns, encoded, nil), encoded, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 			return err
 		}
 		rows := min(BlockTokens, len(ids)-seen*BlockTokens)
-		if err := b.Matches(ns, keys[seen], parents[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), testLayers, "f16"); err != nil {
+		if err := b.Matches(ns, keys[seen], parents[seen], seen*BlockTokens, rows, TokenBytes(ids[seen*BlockTokens:]), nil, testLayers, "f16"); err != nil {
 			return err
 		}
 		if got := b.Segment(1)[:2]; !bytes.Equal(got, []byte{byte(seen * BlockTokens), 7}) {
@@ -129,7 +129,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 func TestUnknownPromptIsAMissNotAnError(t *testing.T) {
 	c := client(t)
 	tokens := TokenBytes(make([]int32, 200))
-	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens), tokens, time.Second)
+	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens, nil), tokens, time.Second)
 	if err != nil || len(has.Blocks) != 0 {
 		t.Errorf("%v, %v", has, err)
 	}

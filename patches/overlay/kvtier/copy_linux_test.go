@@ -68,12 +68,12 @@ func TestCopiedSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
 func TestWhatIsCheckedIsTheCopyNotTheSource(t *testing.T) {
 	// segments of 128 KiB
 	layers := []Layer{{Layer: 0, Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128, KRowBytes: 2048, VRowBytes: 2048}}
-	l := NewLayout(layers, 64)
+	l := NewLayout(layers, 64, 0)
 	file := make([]byte, l.FileBytes)
 	rand.New(rand.NewSource(1)).Read(file)
 	ns := NamespaceOf(Description{Model: "m", Layers: layers}.Proto())
 	tokens := TokenBytes(make([]int32, 64))
-	if err := l.Seal(file, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, "f16"); err != nil {
+	if err := l.Seal(file, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, nil, "f16"); err != nil {
 		t.Fatal(err)
 	}
 	b, err := Open(file)

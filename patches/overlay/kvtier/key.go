@@ -83,10 +83,20 @@ func NamespaceOf(d *tierpb.Namespace) Namespace {
 	return Namespace(h.Sum(nil))
 }
 
-// Extra is what else than a token stands at a row of a block, such as an image.
+// Extra is what else than a token stands at a row, such as an image. Rows count from the start of a block, or of a prompt.
 type Extra struct {
 	Row    uint32
 	Digest []byte
+}
+
+// ExtrasOf are those of so many rows from first on, counted from there.
+func ExtrasOf(extras []Extra, first, rows int) (inside []Extra) {
+	for _, x := range extras {
+		if at := int(x.Row) - first; at >= 0 && at < rows {
+			inside = append(inside, Extra{Row: uint32(at), Digest: x.Digest})
+		}
+	}
+	return inside
 }
 
 // BlockKey returns the key of the block that holds tokens and follows parent.
@@ -114,13 +124,13 @@ func TokenBytes(tokens []int32) []byte {
 	return b
 }
 
-// Chain returns the keys of the whole blocks of tokens (as TokenBytes encodes them), first to last.
-func Chain(ns Namespace, tokens []byte) []Key {
+// Chain returns the keys of the whole blocks of a prompt's tokens (as TokenBytes encodes them) and extras, first to last.
+func Chain(ns Namespace, tokens []byte, extras []Extra) []Key {
 	const size = 4 * BlockTokens
 	keys := make([]Key, 0, len(tokens)/size)
 	parent := Key(ns)
 	for i := 0; i+size <= len(tokens); i += size {
-		parent = BlockKey(parent, tokens[i:i+size], nil)
+		parent = BlockKey(parent, tokens[i:i+size], ExtrasOf(extras, i/4, BlockTokens))
 		keys = append(keys, parent)
 	}
 	return keys

@@ -121,8 +121,12 @@ func TestKeysEqualTheGoldenVectors(t *testing.T) {
 				t.Errorf("%s: key %d is %s, want %s", c.Name, i, keys[i], want[i])
 			}
 		}
-		if c.BlockTokens == BlockTokens && len(c.Extras) == 0 {
-			for i, key := range Chain(namespaces[c.Namespace], encoded) {
+		if c.BlockTokens == BlockTokens {
+			var extras []Extra
+			for _, x := range c.Extras {
+				extras = append(extras, Extra{Row: uint32(x.Row), Digest: unhex(t, x.Digest)})
+			}
+			for i, key := range Chain(namespaces[c.Namespace], encoded, extras) {
 				if hexOf(key) != c.Keys[i] {
 					t.Errorf("%s: Chain's key %d is %s, want %s", c.Name, i, hexOf(key), c.Keys[i])
 				}

@@ -31,6 +31,7 @@ var (
 
 // fetch is a prompt's stored prefix, in memory.
 type fetch struct {
+	prompt   Prompt
 	from     int     // first position of blocks[0]
 	rows     int     // positions [from, rows) can be restored
 	expected float64 // seconds that the tier was expected to take
@@ -104,7 +105,7 @@ func (t *Tier) fetch(ctx context.Context, f *fetch, wanted fetchPlan, chain []kv
 			b := fetchedBlock{
 				key: keys[i], first: first, rows: min(kvtier.BlockTokens, plan.rows-first), memory: &t.memory, own: own,
 			}
-			err := t.openBlock(&b, r, parent, tokens[4*first:])
+			err := t.openBlock(&b, r, parent, tokens[4*first:], kvtier.ExtrasOf(f.prompt.Extras, first, b.rows))
 			<-slots
 			opened <- outcome{i, b, err}
 		}()

@@ -27,7 +27,7 @@ func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
 	if tier.late.Load() != 1 {
 		t.Fatal("a read that hangs is not known to")
 	}
-	if l := tier.prefetch(context.Background(), tokensFrom(0, 200), 200, nil); l.fetch != nil || l.short.reason != readHangs {
+	if l := tier.prefetch(context.Background(), Text(tokensFrom(0, 200)), 200, nil); l.fetch != nil || l.short.reason != readHangs {
 		t.Fatalf("fetched while a read hangs: %+v", l)
 	}
 	opened <- outcome{i: 2}

@@ -24,7 +24,7 @@ func answered(tier *Tier, memory, resumed, prompt, batch, besides int, took time
 		at += rows
 		tier.Launched(0, at, rows+besides)
 	}
-	tier.Finished(0, tokensFrom(0, at), took)
+	tier.Finished(0, Text(tokensFrom(0, at)), took)
 }
 
 func TestThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {

@@ -12,24 +12,27 @@ import (
 type lineage struct {
 	slot          int
 	tokens        []byte // of the rows that may be published
+	extras        []kvtier.Extra
 	keys          []kvtier.Key
 	saved         int       // rows of whole blocks that are stored or in blocks
 	tail          int       // rows, when a tail block has been added
-	windowsAt     int       // rows, when window blocks have been added
+	windowsAt     int       // rows, up to where window blocks have been added
 	progressAt    int       // rows from which on a snapshot in progress is due
 	progressSince time.Time // when the last one was, or the computing began
-	present       int       // rows still in the slot's cells
-	refused       bool      // a finished content that the store did not take
-	finished      bool      // no more rows will come: the tail may be stored
-	closed        bool      // it is no longer the slot's content: blocks is all that is left to do
-	after         []int     // batches that must have been computed before the rows are read
-	blocks        []*block  // to be stored, in order
+	promptEnd     *promptEnd
+	present       int      // rows still in the slot's cells
+	refused       bool     // a finished content that the store did not take
+	finished      bool     // no more rows will come: the tail may be stored
+	closed        bool     // it is no longer the slot's content: blocks is all that is left to do
+	after         []int    // batches that must have been computed before the rows are read
+	blocks        []*block // to be stored, in order
 }
 
 // block is one block on its way from the cells to a file. Guarded by the Host's lock until copied or lost.
 type block struct {
 	first, rows int
 	tokens      []byte
+	extras      []kvtier.Extra
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
 	part        *windowPart // of a window block, whose rows are not all of those of the block at first
@@ -66,13 +69,12 @@ func (b *block) losesRows(keep int) bool {
 
 // plan adds the blocks that are complete and not yet planned, and the tail if the lineage has ended.
 func (l *lineage) plan(t *Tier) {
-	rows := len(l.tokens) / 4
+	rows := t.storable(l.slot, len(l.tokens)/4)
 	if l.closed || rows < t.config.MinTokens || !t.config.Snapshot {
 		return
 	}
 	for len(l.keys) < rows/kvtier.BlockTokens {
-		at := 4 * len(l.keys) * kvtier.BlockTokens
-		l.keys = append(l.keys, kvtier.BlockKey(l.parent(t, len(l.keys)), l.tokens[at:at+4*kvtier.BlockTokens], nil))
+		l.keys = append(l.keys, l.key(t, len(l.keys)*kvtier.BlockTokens, kvtier.BlockTokens))
 	}
 	for ; l.saved+kvtier.BlockTokens <= rows; l.saved += kvtier.BlockTokens {
 		l.add(t, l.saved, kvtier.BlockTokens)
@@ -82,7 +84,8 @@ func (l *lineage) plan(t *Tier) {
 		l.add(t, l.saved, tail)
 		l.tail = tail
 	}
-	l.planWindows(t)
+	l.planWindows(t, rows)
+	l.planPromptEnd(t, rows)
 }
 
 func (l *lineage) parent(t *Tier, block int) kvtier.Key {
@@ -92,16 +95,24 @@ func (l *lineage) parent(t *Tier, block int) kvtier.Key {
 	return l.keys[block-1]
 }
 
+// key is that of the block that has so many rows from first on.
+func (l *lineage) key(t *Tier, first, rows int) kvtier.Key {
+	return kvtier.BlockKey(
+		l.parent(t, first/kvtier.BlockTokens), l.tokens[4*first:4*(first+rows)], kvtier.ExtrasOf(l.extras, first, rows),
+	)
+}
+
 func (l *lineage) add(t *Tier, first, rows int) {
+	extras := kvtier.ExtrasOf(l.extras, first, rows)
 	b := &block{
-		first: first, rows: rows, layout: t.layout(rows),
+		first: first, rows: rows, extras: extras, layout: t.layout(rows, len(extras)),
 		tokens: l.tokens[4*first : 4*(first+rows) : 4*(first+rows)],
 		parent: l.parent(t, first/kvtier.BlockTokens),
 	}
 	if rows == kvtier.BlockTokens {
 		b.key = l.keys[first/kvtier.BlockTokens]
 	} else {
-		b.key = kvtier.BlockKey(b.parent, b.tokens, nil)
+		b.key = l.key(t, first, rows)
 	}
 	l.blocks = append(l.blocks, b)
 }

@@ -11,7 +11,7 @@ import (
 
 // lookUp is what came of looking up the first tokens of a prompt.
 type lookUp struct {
-	tokens int       // that were looked up: all of the prompt, or those before its first image
+	tokens int       // that were looked up: all of the prompt, or those before an image that can't be restored
 	memory int       // rows of them that the best slot held then
 	short  shortfall // why no more of them can be restored than the fetch holds
 	fetch  *fetch    // nil: none can
@@ -19,10 +19,13 @@ type lookUp struct {
 
 // prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
 // It holds no lock while it waits for the sidecar or for a file. Where less than all can be restored it says why.
-func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemory func() int) *lookUp {
-	l := &lookUp{tokens: len(tokens)}
-	// The last input is always computed: sampling needs its logits.
-	most := min(len(tokens), inputs-1)
+func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func() int) *lookUp {
+	l := &lookUp{tokens: len(p.Tokens)}
+	// The last input is always computed: sampling needs its logits. So is all of a span that has it.
+	most := min(len(p.Tokens), inputs-1)
+	if whole := p.resumable(most); whole < most {
+		most, l.tokens = whole, whole
+	}
 	if reason := t.notAsked(most); reason != unexplained {
 		return l.without(reason)
 	}
@@ -30,27 +33,35 @@ func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemor
 	if most-l.memory < t.config.MinTokens {
 		return l.without(tooShort)
 	}
-	encoded := kvtier.TokenBytes(tokens)
+	encoded := kvtier.TokenBytes(p.Tokens)
 	start := time.Now()
-	chain := kvtier.Chain(t.namespace, encoded)
+	chain := kvtier.Chain(t.namespace, encoded, p.Extras)
 	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-l.memory))
 	if err != nil {
 		return l.without(callReason(err, sidecarLate))
 	}
+	has.Blocks = p.matched(has.Blocks, t.namespace, chain)
 	plan := planFetch(has.Blocks, l.memory, most)
+	plan = plan.until(p.resumable(plan.rows))
 	l.short = plan.end(most)
 	if plan.rows-l.memory < t.config.MinTokens {
 		return l
 	}
 	windows := len(t.model.Windows) > 0
-	if windows && !endsContent(has.Blocks, plan.rows) {
-		l.short = shortfall{windowMissing, plan.rows}
-		return l
+	if windows {
+		matched := plan.rows
+		end, seconds := t.lastWindows(p, has.Blocks, encoded, l.memory+t.config.MinTokens, matched)
+		if plan = planFetch(has.Blocks, l.memory, end); end < matched {
+			l.short = t.windowShortfall(matched, end)
+		}
+		if plan.windowSeconds = seconds; end-l.memory < t.config.MinTokens {
+			return l
+		}
 	}
-	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds) {
+	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds+plan.windowSeconds) {
 		return l.without(gateSaysNo)
 	}
-	f := &fetch{from: plan.from, rows: plan.from, release: func() {}}
+	f := &fetch{prompt: p, from: plan.from, rows: plan.from, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
 	began, reason := time.Now(), unexplained
 	if windows {
@@ -64,6 +75,7 @@ func (t *Tier) prefetch(ctx context.Context, tokens []int32, inputs int, inMemor
 	if reason != unexplained {
 		l.short = shortfall{reason: reason}
 	}
+	f.rows = p.resumable(f.rows)
 	t.stats.spent(time.Since(start))
 	if f.rows-l.memory < t.config.MinTokens || (windows && f.rows < plan.rows) {
 		f.close()

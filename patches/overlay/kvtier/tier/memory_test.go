@@ -91,7 +91,7 @@ func TestSeveralRestoresAtOnceStayWithinTheMemory(t *testing.T) {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			f := tier.prefetch(t.Context(), tokensFrom(0, 1000), 1000, tier.held0).fetch
+			f := tier.prefetch(t.Context(), Text(tokensFrom(0, 1000)), 1000, tier.held0).fetch
 			mu.Lock()
 			defer mu.Unlock()
 			fetches = append(fetches, f)
@@ -131,7 +131,7 @@ func TestSeveralRestoresAtOnceStayWithinTheMemory(t *testing.T) {
 	if tier.memory.held != 0 {
 		t.Errorf("%d bytes are held by nobody", tier.memory.held)
 	}
-	if f := tier.prefetch(t.Context(), tokensFrom(0, 1000), 1000, tier.held0).fetch; f == nil || f.rows != 64*blocks {
+	if f := tier.prefetch(t.Context(), Text(tokensFrom(0, 1000)), 1000, tier.held0).fetch; f == nil || f.rows != 64*blocks {
 		t.Errorf("fetched %+v when all memory was back", f)
 	}
 }
@@ -174,7 +174,7 @@ func TestABlockThatWasMovedToTheDiskNeedsMemoryToo(t *testing.T) {
 	tier, store := withSidecar(t, 1, 64*4, tierpb.Tier_TIER_RAM)
 	store.read = tierpb.Tier_TIER_LOCAL
 	tier.memory.available = func() int { return memoryShare * 2 * store.blocks[0].size }
-	f := tier.prefetch(t.Context(), tokensFrom(0, 1000), 1000, tier.held0).fetch
+	f := tier.prefetch(t.Context(), Text(tokensFrom(0, 1000)), 1000, tier.held0).fetch
 	if f == nil || f.rows != 128 || privateBytes(f) != 2*store.blocks[0].size {
 		t.Fatalf("fetched %+v", f)
 	}

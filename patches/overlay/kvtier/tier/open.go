@@ -32,7 +32,9 @@ func (b *fetchedBlock) close() {
 
 // openBlock maps or reads one block and checks everything about it before a byte of it is used; the rows of a mapped one,
 // which may still change, are checked when they are copied.
-func (t *Tier) openBlock(b *fetchedBlock, r *tierpb.GetResponse, parent kvtier.Key, tokens []byte) (err error) {
+func (t *Tier) openBlock(
+	b *fetchedBlock, r *tierpb.GetResponse, parent kvtier.Key, tokens []byte, extras []kvtier.Extra,
+) (err error) {
 	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -55,7 +57,8 @@ func (t *Tier) openBlock(b *fetchedBlock, r *tierpb.GetResponse, parent kvtier.K
 	if b.block, err = kvtier.Open(b.file.Data); err != nil {
 		return err
 	}
-	if err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, t.model.Layers, t.model.DType); err != nil {
+	err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, extras, t.model.Layers, t.model.DType)
+	if err != nil {
 		return err
 	}
 	if b.private {

@@ -12,7 +12,9 @@ type fetchPlan struct {
 	rows    int
 	bytes   uint64
 	seconds float64
-	differs bool // the last of the matching blocks goes on, otherwise than the prompt
+
+	windowSeconds float64 // for the windows that end at rows
+	differs       bool    // the last of the matching blocks goes on, otherwise than the prompt
 }
 
 func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
@@ -33,6 +35,15 @@ func planFetch(blocks []*tierpb.BlockInfo, memory, most int) fetchPlan {
 			break
 		}
 		first += kvtier.BlockTokens
+	}
+	return p
+}
+
+// until is the plan for the rows before a position.
+func (p fetchPlan) until(end int) fetchPlan {
+	if end < p.rows {
+		p = p.first(max(0, end-p.from+kvtier.BlockTokens-1) / kvtier.BlockTokens)
+		p.rows = end
 	}
 	return p
 }

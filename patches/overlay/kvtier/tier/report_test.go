@@ -15,7 +15,7 @@ func TestAReportTellsHowMuchIsStillToBeStored(t *testing.T) {
 		tier.host.Lock()
 		defer tier.host.Unlock()
 		tier.Restore(slot, nil, 0, 64)
-		tier.Finished(slot, tokensFrom(1000*(slot+1), 1000*(slot+1)+64), time.Second)
+		tier.Finished(slot, Text(tokensFrom(1000*(slot+1), 1000*(slot+1)+64)), time.Second)
 	}
 	finish(0)
 	tier.fakeHost().begin(7) // computes what is in slot 1

@@ -12,11 +12,11 @@ import (
 const flushTimeout = 10 * time.Second
 
 // Prefetch looks a prompt up and has what should be restored in memory before the runner's lock is taken. request is any
-// value that Restore is called with later; tokens are those of the prompt's inputs that come before the first that is none;
-// inMemory says how many of the first inputs the best slot holds, to avoid needless reading. What nobody has restored when ctx
-// ends is let go of.
-func (t *Tier) Prefetch(ctx context.Context, request any, tokens []int32, inputs int, inMemory func() int) {
-	t.lookUps.add(request, t.prefetch(ctx, tokens, inputs, inMemory))
+// value that Restore is called with later; p is its inputs, of which there are so many, up to the first that can't be told from
+// others; inMemory says how many of the first inputs the best slot holds, to avoid needless reading. What nobody has restored
+// when ctx ends is let go of.
+func (t *Tier) Prefetch(ctx context.Context, request any, p Prompt, inputs int, inMemory func() int) {
+	t.lookUps.add(request, t.prefetch(ctx, p, inputs, inMemory))
 	// The request's context ends with its handler, whichever way it returns.
 	context.AfterFunc(ctx, func() { t.lookUps.take(request).close() })
 }
@@ -55,12 +55,14 @@ func (t *Tier) BeforeFork(src, dst, rows int) {
 	t.slots[dst].fork(&t.slots[src], rows)
 }
 
-// BeforeShift saves what is still exact of a slot that holds tokens; after the shift only the first keep positions are. The
-// caller holds the lock.
-func (t *Tier) BeforeShift(slot int, tokens []int32, keep int) {
+// BeforeShift saves what is still exact of a slot; after the shift only the first keep positions are. It holds p, or, where
+// that is nil, what it was last said to hold. The caller holds the lock.
+func (t *Tier) BeforeShift(slot int, p *Prompt, keep int) {
 	t.host.Quiesce()
 	ts := &t.slots[slot]
-	ts.note(tokens, nil)
+	if p != nil {
+		ts.note(*p, nil)
+	}
 	// Not keep: when the shift turns out not to be possible, stock empties the slot and computes all of it again, in other
 	// cells.
 	ts.discard(t, 0)
@@ -73,6 +75,12 @@ func (t *Tier) Doubt(slot, from int) {
 	t.slots[slot].taint = min(t.slots[slot].taint, from)
 }
 
+// BeforeLaunch is called when a batch is about to be launched, after which the slot will hold held rows. What was launched before
+// is complete, but for what a device still does. The caller holds the lock.
+func (t *Tier) BeforeLaunch(slot, held int) {
+	t.slots[slot].beforeLaunch(t, held)
+}
+
 // Launched is called when a batch of so many rows, of every sequence in it, is about to be launched, after which the slot
 // holds held rows. It returns how many tokens of the slot are worth a snapshot while the request goes on, for Progress, or 0.
 // The caller holds the lock.
@@ -82,20 +90,20 @@ func (t *Tier) Launched(slot, held, batch int) (worth int) {
 	return ts.launched(t, held)
 }
 
-// Progress queues a snapshot of as many of the slot's first tokens as Launched said, or of those before the first input that
-// is none; their rows are complete when the batches in after are. The caller
-// holds the lock.
-func (t *Tier) Progress(slot int, tokens []int32, after []int) {
+// Progress queues a snapshot of as many of the slot's first inputs as Launched said, or of those before the first that can't be
+// told from others; their rows are complete when the batches in after are. The caller holds the lock.
+func (t *Tier) Progress(slot int, p Prompt, after []int) {
 	ts := &t.slots[slot]
-	ts.note(tokens, after)
+	ts.note(p, after)
 	t.work.add(ts.lineage)
 }
 
-// Finished queues the snapshot of a sequence that has ended and counts it. tokens are the slot's, those before the first
-// input that is none; prefill is how long computing the prompt took. The caller holds the lock.
-func (t *Tier) Finished(slot int, tokens []int32, prefill time.Duration) {
+// Finished queues the snapshot of a sequence that has ended and counts it. p is the slot's inputs, those before the first that
+// can't be told from others; prefill is how long computing the prompt took. The caller holds the lock.
+func (t *Tier) Finished(slot int, p Prompt, prefill time.Duration) {
 	ts := &t.slots[slot]
-	ts.note(tokens, t.host.Running())
+	ts.keepPromptEnd(t) // of an answer of one token
+	ts.note(p, t.host.Running())
 	ts.lineage.finished = true
 	t.work.add(ts.lineage) // before it is counted: see report
 	t.stats.request(ts, prefill)

@@ -11,7 +11,7 @@ func TestAnEndedSequenceIsStoredToItsLastRow(t *testing.T) {
 	tier, store := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
 	tier.fillCells(0, 74, 0)
 	tier.host.Lock()
-	tier.Finished(0, tokensFrom(1000, 1074), time.Second)
+	tier.Finished(0, Text(tokensFrom(1000, 1074)), time.Second)
 	tier.host.Unlock()
 	if err := tier.snapshot(tier.work.take()); err != nil {
 		t.Fatal(err)

@@ -24,6 +24,7 @@ func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) 
 	cells := t.rows.Find(slot, memory, f.rows-memory, t.host.Avoid())
 	if len(cells) < f.rows-memory {
 		cut.reason = noCells
+		cells = cells[:f.whole(memory, len(cells))]
 	}
 	if len(cells) < t.config.MinTokens { // or memory has grown, so that little is left
 		return memory, cmp.Or(cut, l.short, shortfall{reason: tooShort})
@@ -39,6 +40,7 @@ func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) 
 	}
 	if rows < len(cells) {
 		cut.reason = damaged
+		rows = f.whole(memory, rows)
 		cells = cells[:rows]
 		f.report.Bytes = uint64(rows) * t.rowBytes()
 	}
@@ -58,6 +60,17 @@ func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) 
 	slog.Info("kv restored", "slot", slot, "from", memory, "tokens", len(cells), "bytes", f.report.Bytes,
 		"fetch", seconds(f.report.FetchSeconds), "copy", seconds(f.report.CopySeconds), "locked", time.Since(start))
 	return resume, cut
+}
+
+// whole is how many of so many rows from a position on may be restored: up to where a runner may go on.
+func (f *fetch) whole(from, rows int) int {
+	return max(0, f.prompt.resumable(from+rows)-from)
+}
+
+// StartOver takes everything away that a slot holds, and returns the position to go on from. The caller holds the lock.
+func (t *Tier) StartOver(slot int) (resume int) {
+	defer Guard("start over")
+	return t.undo(slot, 0)
 }
 
 // undo takes away what a restore added, and returns the position to go on from. What there was of windows is gone.

@@ -37,6 +37,7 @@ const (
 	notText       = tierpb.Shortfall_SHORTFALL_NOT_TEXT
 	restoreFailed = tierpb.Shortfall_SHORTFALL_FAILED
 	windowMissing = tierpb.Shortfall_SHORTFALL_WINDOW_MISSING
+	stateMissing  = tierpb.Shortfall_SHORTFALL_STATE_MISSING
 )
 
 // shortfall is why more of a prompt is computed than its last token. The zero value: nothing is missing, as far as is known.

@@ -32,7 +32,7 @@ func (a asked) end(t *testing.T, tier *Tier) *tierpb.RunnerReport {
 		tier.fillCells(0, a.memory, 0)
 	}
 	if a.looked >= 0 {
-		tier.Prefetch(t.Context(), &a.prompt[0], a.prompt[:a.looked], len(a.prompt), tier.held0)
+		tier.Prefetch(t.Context(), &a.prompt[0], Text(a.prompt[:a.looked]), len(a.prompt), tier.held0)
 	}
 	if a.found > a.memory {
 		tier.rows.Occupy(0, a.memory, tier.rows.Find(0, a.memory, a.found-a.memory, nil))
@@ -43,7 +43,7 @@ func (a asked) end(t *testing.T, tier *Tier) *tierpb.RunnerReport {
 	}
 	tier.restoreFor(0, a.prompt, a.found)
 	tier.host.Lock()
-	tier.Finished(0, a.prompt, time.Second)
+	tier.Finished(0, Text(a.prompt), time.Second)
 	tier.host.Unlock()
 	tier.stats.mu.Lock()
 	defer tier.stats.mu.Unlock()
@@ -209,6 +209,12 @@ func TestEveryRequestThatFallsShortHasOneReason(t *testing.T) {
 		{
 			name: "a window in the middle of a content", reason: windowMissing, stored: 192, asked: asked{prompt: changed(100, 200)}, at: 100,
 			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.model.Windows = []Window{{Size: 32}} },
+		},
+		{
+			name: "states of no checkpoint", reason: stateMissing, stored: 192, asked: asked{prompt: whole},
+			before: func(_ *testing.T, tier *Tier, _ *sidecar) {
+				tier.model.Windows = []Window{{Size: 1, Checkpoints: func(int) []int { return nil }}}
+			},
 		},
 		{
 			name: "cells that are not as they should be", reason: restoreFailed, stored: 192, asked: asked{prompt: whole},

@@ -95,7 +95,7 @@ func (s *sidecar) store(t *testing.T, tier *Tier, tokens int) {
 	encoded, parent := kvtier.TokenBytes(tokensFrom(0, tokens)), tier.namespace
 	for first := 0; first < tokens; first += kvtier.BlockTokens {
 		rows := min(kvtier.BlockTokens, tokens-first)
-		l, part := tier.layout(rows), encoded[4*first:4*(first+rows)]
+		l, part := tier.layout(rows, 0), encoded[4*first:4*(first+rows)]
 		file := make([]byte, l.FileBytes)
 		for n, seg := range l.Segments {
 			for i := range seg.Bytes {
@@ -103,7 +103,7 @@ func (s *sidecar) store(t *testing.T, tier *Tier, tokens int) {
 			}
 		}
 		key := kvtier.BlockKey(parent, part, nil)
-		if err := l.Seal(file, tier.namespace, key, parent, first, part, "f16"); err != nil {
+		if err := l.Seal(file, tier.namespace, key, parent, first, part, nil, "f16"); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(s.dir, fmt.Sprint(first))
@@ -123,7 +123,7 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	span := tier.layout(s.blocks[block].rows).Segments[segment]
+	span := tier.layout(s.blocks[block].rows, 0).Segments[segment]
 	at := int64(span.Offset + row*span.RowBytes)
 	if _, err := fd.WriteAt([]byte{storedByte(64*block+row, segment) ^ 1}, at); err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func (s *sidecar) wasReported(t *testing.T, block int) {
 
 // prefetchFor does what a request does before it has a slot: the first one holds its first tokens, or nothing.
 func (t *Tier) prefetchFor(ctx context.Context, prompt []int32) *fetch {
-	t.Prefetch(ctx, &prompt[0], prompt, len(prompt), t.held0)
+	t.Prefetch(ctx, &prompt[0], Text(prompt), len(prompt), t.held0)
 	t.lookUps.mu.Lock()
 	defer t.lookUps.mu.Unlock()
 	return t.lookUps.of[&prompt[0]].fetch

@@ -48,19 +48,20 @@ func newSlot(id int) slot {
 	return slot{id: id, taint: noTaint, lineage: newLineage(id)}
 }
 
-// note records that tokens are in the slot, exact up to the taint, and computed once the batches in after are.
-func (ts *slot) note(tokens []int32, after []int) {
+// note records that a prompt is in the slot, exact up to the taint, and computed once the batches in after are.
+func (ts *slot) note(p Prompt, after []int) {
 	l := ts.lineage
-	rows := min(len(tokens), ts.taint)
+	rows := min(len(p.Tokens), ts.taint)
 	if have := len(l.tokens) / 4; rows < have {
 		// A stop string was cut off the end. The blocks already planned stay true: they name the tokens they hold.
 		l.tokens = l.tokens[: 4*rows : 4*rows]
 		l.keys = l.keys[:min(len(l.keys), rows/kvtier.BlockTokens)]
 		l.saved = min(l.saved, wholeRows(rows))
 	}
-	for _, token := range tokens[len(l.tokens)/4 : rows] {
+	for _, token := range p.Tokens[len(l.tokens)/4 : rows] {
 		l.tokens = binary.LittleEndian.AppendUint32(l.tokens, uint32(token))
 	}
+	l.extras = kvtier.ExtrasOf(p.Extras, 0, rows)
 	l.after = after
 }
 
@@ -128,6 +129,7 @@ func (ts *slot) discard(t *Tier, keep int) {
 // held is the memory of copies that still wait to be stored.
 func (t *Tier) held() (bytes int) {
 	for i := range t.slots {
+		bytes += t.slots[i].lineage.promptEnd.held()
 		for _, l := range t.slots[i].older {
 			for _, b := range l.blocks {
 				if b.copied {

@@ -18,12 +18,12 @@ func rowsOf(blocks []*block) [][2]int {
 func TestPlanIsWholeBlocksThenTheTailOfAnEndedSequence(t *testing.T) {
 	tier := fake(t, 1)
 	ts := &tier.slots[0]
-	ts.note(tokensFrom(0, 150), nil)
+	ts.note(Text(tokensFrom(0, 150)), nil)
 	ts.lineage.plan(tier)
 	if got := rowsOf(ts.lineage.blocks); !slices.Equal(got, [][2]int{{0, 64}, {64, 64}}) {
 		t.Fatalf("in progress: %v", got)
 	}
-	ts.note(tokensFrom(0, 200), nil)
+	ts.note(Text(tokensFrom(0, 200)), nil)
 	ts.lineage.finished = true
 	ts.lineage.plan(tier)
 	ts.lineage.plan(tier) // nothing new
@@ -31,7 +31,7 @@ func TestPlanIsWholeBlocksThenTheTailOfAnEndedSequence(t *testing.T) {
 		t.Fatalf("ended: %v", got)
 	}
 	encoded := ts.lineage.tokens
-	for i, key := range kvtier.Chain(tier.namespace, encoded) {
+	for i, key := range kvtier.Chain(tier.namespace, encoded, nil) {
 		if ts.lineage.blocks[i].key != key {
 			t.Errorf("key %d is not the prefix chain hash", i)
 		}
@@ -45,7 +45,8 @@ func TestPlanIsWholeBlocksThenTheTailOfAnEndedSequence(t *testing.T) {
 func TestNothingBeyondNumKeepIsPublishedAfterAShift(t *testing.T) {
 	tier := fake(t, 1)
 	tier.fillCells(0, 300, 0)
-	tier.BeforeShift(0, tokensFrom(0, 300), 70)
+	full := Text(tokensFrom(0, 300))
+	tier.BeforeShift(0, &full, 70)
 	if tier.fakeHost().quiesced == 0 {
 		t.Error("rows were copied beside what computes them")
 	}
@@ -61,7 +62,7 @@ func TestNothingBeyondNumKeepIsPublishedAfterAShift(t *testing.T) {
 	}
 	// the shift: positions from 70 on now hold other tokens, turned in place
 	ts := &tier.slots[0]
-	ts.note(append(tokensFrom(0, 70), tokensFrom(185, 300)...), nil)
+	ts.note(Text(append(tokensFrom(0, 70), tokensFrom(185, 300)...)), nil)
 	ts.lineage.finished = true
 	ts.lineage.plan(tier)
 	for _, b := range ts.lineage.blocks {
@@ -98,7 +99,7 @@ func TestNothingIsCopiedWhenNothingCanBeStored(t *testing.T) {
 	tier.up = func() bool { return false }
 	tier.fillCells(0, 200, 0)
 	ts := &tier.slots[0]
-	ts.note(tokensFrom(0, 200), nil)
+	ts.note(Text(tokensFrom(0, 200)), nil)
 	ts.discard(tier, 0)
 	if len(ts.older) != 0 {
 		t.Errorf("%d contents kept without a sidecar", len(ts.older))
@@ -108,10 +109,10 @@ func TestNothingIsCopiedWhenNothingCanBeStored(t *testing.T) {
 func TestCopiesWaitingToBeStoredAreBoundedInAll(t *testing.T) {
 	tier := fake(t, 1)
 	ts := &tier.slots[0]
-	size := tier.layout(64).FileBytes
-	ts.older = []*lineage{{blocks: []*block{{copied: true, layout: tier.layout(64), file: make([]byte, catchUpBytes-size)}}}}
+	size := tier.layout(64, 0).FileBytes
+	ts.older = []*lineage{{blocks: []*block{{copied: true, layout: tier.layout(64, 0), file: make([]byte, catchUpBytes-size)}}}}
 	tier.fillCells(0, 256, 0)
-	ts.note(tokensFrom(0, 256), nil)
+	ts.note(Text(tokensFrom(0, 256)), nil)
 	current := ts.lineage
 	ts.discard(tier, 0)
 	for i, b := range current.blocks {
@@ -138,7 +139,7 @@ func TestDiscardCopiesWhatIsLostAndLaterContentIsNotMistakenForIt(t *testing.T) 
 	tier := fake(t, 1)
 	tier.fillCells(0, 200, 0)
 	ts := &tier.slots[0]
-	ts.note(tokensFrom(0, 200), nil)
+	ts.note(Text(tokensFrom(0, 200)), nil)
 	ts.lineage.finished = true
 	old := ts.lineage
 
@@ -166,7 +167,7 @@ func TestDiscardCopiesWhatIsLostAndLaterContentIsNotMistakenForIt(t *testing.T) 
 	}
 	tier.rows.Drop(0, 0)
 	tier.fillCells(0, 200, 77)
-	late := &block{first: 0, rows: 64, layout: tier.layout(64), file: make([]byte, tier.layout(64).FileBytes)}
+	late := &block{first: 0, rows: 64, layout: tier.layout(64, 0), file: make([]byte, tier.layout(64, 0).FileBytes)}
 	tier.export(old, late)
 	if late.copied || !late.lost {
 		t.Error("rows of later content were exported under the older content's key")

@@ -162,9 +162,9 @@ func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]
 
 func (t *Tier) seal(b *block) error {
 	if b.part != nil {
-		return b.layout.SealWindow(b.file, t.namespace, b.part.block, t.model.DType)
+		return b.layout.SealWindow(b.file, t.namespace, b.part.block, b.part.window.DType)
 	}
-	return b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, t.model.DType)
+	return b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, b.extras, t.model.DType)
 }
 
 // copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.

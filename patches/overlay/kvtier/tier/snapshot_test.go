@@ -25,7 +25,7 @@ func TestSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
 	cells := tier.rows.Cells(0, 0, 64)
 	tier.fakeHost().begin(7)
 	ts := &tier.slots[0]
-	ts.note(tokensFrom(1000, 1064), []int{7})
+	ts.note(Text(tokensFrom(1000, 1064)), []int{7})
 	done := make(chan error, 1)
 	go func() { done <- tier.snapshot(ts.lineage) }()
 	select {
@@ -64,7 +64,7 @@ func TestWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
 	cells := tier.rows.Cells(0, 0, 64)
 	tier.fakeHost().begin(7)
 	ts := &tier.slots[0]
-	ts.note(tokensFrom(1000, 1064), []int{7})
+	ts.note(Text(tokensFrom(1000, 1064)), []int{7})
 	ts.lineage.plan(tier)
 	block := ts.lineage.blocks[0]
 	done := make(chan struct{})

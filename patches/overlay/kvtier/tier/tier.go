@@ -40,7 +40,7 @@ type Tier struct {
 
 	slots []slot // guarded by the Host's lock
 
-	layouts sync.Map // rows of a block -> *kvtier.Layout
+	layouts sync.Map // rows and extras of a block -> *kvtier.Layout
 	work    *queue
 }
 
@@ -139,11 +139,12 @@ func (t *Tier) Refuse(reason string, model Model) {
 	t.client.WaitFirst()
 }
 
-func (t *Tier) layout(rows int) *kvtier.Layout {
-	if l, ok := t.layouts.Load(rows); ok {
+func (t *Tier) layout(rows, extras int) *kvtier.Layout {
+	key := [2]int{rows, extras}
+	if l, ok := t.layouts.Load(key); ok {
 		return l.(*kvtier.Layout)
 	}
-	l, _ := t.layouts.LoadOrStore(rows, kvtier.NewLayout(t.model.Layers, rows))
+	l, _ := t.layouts.LoadOrStore(key, kvtier.NewLayout(t.model.Layers, rows, extras))
 	return l.(*kvtier.Layout)
 }
 

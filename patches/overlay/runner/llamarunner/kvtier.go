@@ -71,7 +71,7 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	}
 	defer tier.Guard("prefetch")
 	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
-		t.Prefetch(ctx, &seq.inputs[0], tokens, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
+		t.Prefetch(ctx, &seq.inputs[0], tier.Text(tokens), len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
 	}
 }
 
@@ -130,11 +130,13 @@ func tierBeforeShift(c *InputCache, slot *InputCacheSlot, numKeep int) {
 	}
 	defer tier.Guard("shift")
 	if host.rows.exactShift {
-		t.BeforeShift(slot.Id, tierTokens(slot.Inputs), numKeep)
+		held := tier.Text(tierTokens(slot.Inputs))
+		t.BeforeShift(slot.Id, &held, numKeep)
 		return
 	}
 	for i := range c.slots {
-		t.BeforeShift(c.slots[i].Id, tierTokens(c.slots[i].Inputs), 0)
+		held := tier.Text(tierTokens(c.slots[i].Inputs))
+		t.BeforeShift(c.slots[i].Id, &held, 0)
 	}
 }
 
@@ -166,7 +168,7 @@ func tierDecoded(s *Server) {
 			tokens = append(tokens, tierTokens(seq.pendingInputs)...)
 		}
 		if len(tokens) >= worth { // else there is an image before
-			t.Progress(seq.cache.Id, tokens[:worth], nil)
+			t.Progress(seq.cache.Id, tier.Text(tokens[:worth]), nil)
 		}
 	}
 }
@@ -178,7 +180,7 @@ func tierFinished(seq *Sequence) {
 		return
 	}
 	defer tier.Guard("finished")
-	t.Finished(seq.cache.Id, tierTokens(seq.cache.Inputs), seq.processingDuration)
+	t.Finished(seq.cache.Id, tier.Text(tierTokens(seq.cache.Inputs)), seq.processingDuration)
 }
 
 // tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.

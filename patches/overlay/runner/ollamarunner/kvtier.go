@@ -49,30 +49,16 @@ func tierAttach(s *Server) {
 	loading.tier.Attach(cache.Rows(), model)
 }
 
-// tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken. Of a prompt with images
-// that is what comes before the first.
+// tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken.
 func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
-	t := tier.Active()
-	if t == nil || seq.embeddingOnly {
+	t, host := tier.Active(), engineHost.Load()
+	if t == nil || host == nil || seq.embeddingOnly {
 		return
 	}
 	defer tier.Guard("prefetch")
-	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
-		t.Prefetch(ctx, seq.inputs[0], tokens, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
+	if p := tierPrompt(host, seq.inputs, seq.mmStore); len(p.Tokens) > 0 {
+		t.Prefetch(ctx, seq.inputs[0], p, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
 	}
-}
-
-// tierTokens are the tokens of inputs, up to the first that is none, or that begins a part of the prompt which is computed in
-// one batch: such a part has an image, and nobody may resume inside.
-func tierTokens(inputs []*input.Input) []int32 {
-	tokens := make([]int32, 0, len(inputs))
-	for _, in := range inputs {
-		if in.Multimodal != nil || in.MultimodalHash != 0 || in.SameBatch != 0 {
-			break
-		}
-		tokens = append(tokens, in.Token)
-	}
-	return tokens
 }
 
 // tierInMemory returns how many of the prompt's first tokens the best slot holds and could go on from.
@@ -87,7 +73,9 @@ func tierInMemory(s *Server, inputs []*input.Input) int {
 		}
 		held := countCommonPrefix(slot.Inputs, inputs)
 		from := min(held, int32(len(inputs))-1) // the last input is computed
-		if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
+		if states, ok := s.cache.cache.(tierResumes); ok {
+			best = max(best, states.KVTierResume(slot.Id, from))
+		} else if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
 			best = held
 		}
 	}
@@ -100,6 +88,7 @@ func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
 	if t := tier.Active(); t != nil {
 		defer tier.Guard("discard")
 		t.BeforeDiscard(slot.Id, int(numPast))
+		engineHost.Load().noteStale(numPast)
 	}
 }
 
@@ -113,9 +102,16 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 	if cachePrompt && len(prompt) > 0 {
 		request = prompt[0]
 	}
+	host := engineHost.Load()
+	if host != nil && host.stale {
+		numPast = int32(t.StartOver(slot.Id))
+	}
 	resume := int32(t.Restore(slot.Id, request, int(numPast), len(prompt)))
-	if host := engineHost.Load(); host != nil && host.positions.strange {
+	if host != nil && host.positions.strange {
 		t.Doubt(slot.Id, int(resume)) // also of a prompt with images: one that was cut has others than its own
+	}
+	if first, cut := tierCut(prompt, int(resume)); cut {
+		t.Doubt(slot.Id, first)
 	}
 	replayRestored(slot, prompt, numPast, resume)
 	return resume
@@ -141,24 +137,38 @@ func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 	}
 	defer tier.Guard("shift")
 	if host.exactShift {
-		t.BeforeShift(slot.Id, tierTokens(slot.Inputs), int(numKeep))
+		t.BeforeShift(slot.Id, tierHeld(host, slot), int(numKeep))
 		return
 	}
 	slots := host.server.cache.slots
 	for i := range slots {
-		t.BeforeShift(slots[i].Id, tierTokens(slots[i].Inputs), 0)
+		t.BeforeShift(slots[i].Id, tierHeld(host, &slots[i]), 0)
 	}
+}
+
+// tierHeld is what a slot holds. nil: it has images, of a request that is over; that one's end has said what it holds.
+func tierHeld(h *tierHost, slot *InputCacheSlot) *tier.Prompt {
+	for _, seq := range h.server.seqs {
+		if seq != nil && seq.cache == slot {
+			p := tierPrompt(h, slot.Inputs, seq.mmStore)
+			return &p
+		}
+	}
+	if p := tierPrompt(h, slot.Inputs, nil); len(p.Tokens) == len(slot.Inputs) {
+		return &p
+	}
+	return nil
 }
 
 // tierFinished queues the snapshot of a sequence that has ended.
 func tierFinished(seq *Sequence) {
 	replayFinished(seq)
-	t := tier.Active()
-	if t == nil || seq.cache == nil || seq.embeddingOnly {
+	t, host := tier.Active(), engineHost.Load()
+	if t == nil || host == nil || seq.cache == nil || seq.embeddingOnly {
 		return
 	}
 	defer tier.Guard("finished")
-	t.Finished(seq.cache.Id, tierTokens(seq.cache.Inputs), seq.processingDuration)
+	t.Finished(seq.cache.Id, tierPrompt(host, seq.cache.Inputs, seq.mmStore), seq.processingDuration)
 }
 
 // tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.

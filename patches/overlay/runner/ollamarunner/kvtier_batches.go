@@ -27,12 +27,19 @@ func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
 // written although the cache's metadata may call them free.
 func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
 	replayBuilt(id, batch, inputs, outputs)
-	if tier.Active() != nil {
+	if t := tier.Active(); t != nil {
 		defer tier.Guard("built")
 		h := engineHost.Load()
 		h.batches.built(id, h.cache.BatchCells())
 		for _, w := range h.windows {
 			h.batches.builtWindow(id, w.Child, w.BatchCells())
+		}
+		if h.states > 0 {
+			h.batches.builtWindow(id, h.states, []int32{0}) // it writes the states, whatever its rows
+		}
+		// Such a row is another when something else comes after it in its batch.
+		for _, i := range h.cache.Unmasked() {
+			t.Doubt(batch.Sequences[i], int(batch.Positions[tierBegin(batch, inputs, i)]))
 		}
 	}
 }
@@ -46,13 +53,19 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 		return
 	}
 	defer tier.Guard("begin")
-	batches := &engineHost.Load().batches
+	h := engineHost.Load()
+	for i, seq := range s.seqs {
+		if seq != nil && seqs[i] == seq {
+			t.BeforeLaunch(seq.cache.Id, len(seq.cache.Inputs))
+		}
+	}
+	batches := &h.batches
 	after := batches.running()
 	rows := batches.begin(id)
 	for i, seq := range s.seqs {
 		if seq != nil && seqs[i] == seq {
 			if n := t.Launched(seq.cache.Id, len(seq.cache.Inputs), rows); n > 0 {
-				t.Progress(seq.cache.Id, tierTokens(seq.cache.Inputs[:n]), after)
+				t.Progress(seq.cache.Id, tierPrompt(h, seq.cache.Inputs[:n], seq.mmStore), after)
 			}
 		}
 	}

@@ -93,8 +93,8 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 	return newTierFakeOf(t, slots, tierFakeCtx, socket)
 }
 
-// newTierFakeOf is newTierFake with a window of so many positions.
-func newTierFakeOf(t *testing.T, slots int, window int32, socket string) tierFake {
+// newTierFakeOf is newTierFake with a window of so many positions, and with more windows.
+func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ...tier.Window) tierFake {
 	t.Helper()
 	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(window, nil), kvcache.NewCausalCache(nil))
 	cache.Init(tierFakeBackend{}, ml.DTypeF16, slots, tierFakeCtx, 32)
@@ -127,7 +127,7 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string) tierFak
 	layers := tierKept(tiered)
 	engineHost.Store(host)
 	f.tier.Attach(f.rows, tier.Model{
-		Slots: slots, Layers: layers, Windows: tierWindows(tiered), DType: "f16", OnHost: true, Attention: func() string { return "" },
+		Slots: slots, Layers: layers, Windows: append(tierWindows(tiered), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),
 		}.Proto(),
@@ -146,14 +146,14 @@ func newTierFakeWithSidecar(t *testing.T) tierFake {
 	return newTierFakeWithSidecarOf(t, tierFakeCtx)
 }
 
-// newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of so many positions.
-func newTierFakeWithSidecarOf(t *testing.T, window int32) tierFake {
+// newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of so many positions, and with more windows.
+func newTierFakeWithSidecarOf(t *testing.T, window int32, more ...tier.Window) tierFake {
 	t.Helper()
 	socket := os.Getenv("KVTIER_TEST_SOCKET")
 	if socket == "" {
 		t.Skip("KVTIER_TEST_SOCKET does not name the socket of a running sidecar")
 	}
-	f := newTierFakeOf(t, 2, window, socket)
+	f := newTierFakeOf(t, 2, window, socket, more...)
 	prompt := tierInputs(100_000, 100_065)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		f.fill(0, prompt[:64], 0)
@@ -251,14 +251,18 @@ func (f tierFake) drop(slot int, keep int32) {
 
 // ask does what a request does until its first batch, in a slot that holds nothing of it: it returns where it resumes.
 func (f tierFake) ask(t *testing.T, slot int, prompt []*input.Input) int {
+	return f.askOf(t, slot, &Sequence{inputs: prompt})
+}
+
+func (f tierFake) askOf(t *testing.T, slot int, seq *Sequence) int {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tierPrefetch(ctx, f.server, &Sequence{inputs: prompt})
+	tierPrefetch(ctx, f.server, seq)
 	f.Lock()
 	defer f.Unlock()
 	s := &f.server.cache.slots[slot]
-	resume := tierRestore(s, prompt, 0, true)
-	s.Inputs = prompt[:resume]
+	resume := tierRestore(s, seq.inputs, 0, true)
+	s.Inputs = seq.inputs[:resume]
 	return int(resume)
 }
 

@@ -13,12 +13,15 @@ type tierHost struct {
 	server     *Server
 	cache      *kvcache.KVTierCache
 	windows    []kvcache.KVTierWindow
+	states     int    // the child of the states of recurrent layers; 0: there are none
 	exactShift bool   // a rotation by an angle of 0 leaves a row's bits as they are
 	sync       func() // waits for everything that was launched on the devices
 	batches    tierBatches
 
 	sharedPositions bool // a request with images changes the positions of the others (kvtier_images.go)
 	positions       tierPositions
+
+	stale bool // the states that stock goes back to will be changed by a batch that was built before
 }
 
 // engineHost is the host whose batches are followed. It is never cleared, not even when the tiering fails: who waits for a
@@ -38,6 +41,9 @@ func newTierHost(s *Server) *tierHost {
 // bind takes what is known once the model is loaded; tierModel has nothing against it.
 func (h *tierHost) bind(s *Server, cache *kvcache.KVTierCache) {
 	h.cache, h.windows = cache, cache.Windows()
+	if states, child := cache.States(); states != nil {
+		h.states = child
+	}
 	// Quantised rows are rounded anew; scaled RoPE may multiply by a factor whatever the angle: gpt-oss has a factor and
 	// names no type.
 	config := s.model.Backend().Config()

@@ -31,7 +31,7 @@ func TestTierTokensEndBeforeTheFirstImage(t *testing.T) {
 	}
 }
 
-func TestTierWhatComesBeforeAnImageIsStoredAndRestored(t *testing.T) {
+func TestTierWhatComesBeforeAnImageThatNobodyKnowsIsStoredAndRestored(t *testing.T) {
 	f := newTierFakeWithSidecar(t)
 	prompt := append(tierInputs(0, 80), tierImageOf(9))
 	f.fill(0, append(slices.Clone(prompt), tierInputs(500, 600)...), 3)

@@ -46,7 +46,8 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache)
 	cut := kvtier.AttentionExtra(tierAttention(s), s.batchSize)
-	if cut == "" && len(m.Windows) > 0 { // which cells the rows of a window are given follows from how the prompt is cut
+	// Which cells the rows of a window are given follows from how the prompt is cut, and so do the bits of states.
+	if cut == "" && len(m.Windows) > 0 {
 		cut = kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
 	m.Description = kvtier.Description{
@@ -55,8 +56,8 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		CacheDType:     m.DType,
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
-		Extra: tierComputing(backend, cache.Placement(), layers, s.lastLoad.GPULayers) +
-			cut + tierWindowsExtra(m.Windows) + t.NamespaceExtra(),
+		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
+			cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) + t.NamespaceExtra(),
 	}.Proto()
 	return cache, m, ""
 }
@@ -81,9 +82,22 @@ func tierKept(cache *kvcache.KVTierCache) []kvtier.Layer {
 func tierWindows(cache *kvcache.KVTierCache) (windows []tier.Window) {
 	for _, w := range cache.Windows() {
 		of := slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Child != w.Child })
-		windows = append(windows, tier.Window{Child: w.Child, Size: w.Size, Cells: w.Cells, Layers: tierLayers(of), Rows: w.Rows})
+		windows = append(windows, tier.Window{
+			Child: w.Child, Size: w.Size, Cells: w.Cells, DType: cache.Type(), Layers: tierLayers(of), Rows: w.Rows,
+		})
+	}
+	if states, child := cache.States(); states != nil {
+		windows = append(windows, tierStates(states, child))
 	}
 	return windows
+}
+
+// tierStates are the states of recurrent layers as a window.
+func tierStates(states kvcache.KVTierStates, child int) tier.Window {
+	return tier.Window{
+		Child: child, Size: 1, Cells: states.Places(), DType: "f32", Layers: tierLayers(states.Layers(child)), Rows: states,
+		Checkpoints: states.Checkpoints,
+	}
 }
 
 // tierWindowsExtra is what K/V of such a model depends on beside its layers: which cell a row is given follows from how many
@@ -91,9 +105,37 @@ func tierWindows(cache *kvcache.KVTierCache) (windows []tier.Window) {
 func tierWindowsExtra(windows []tier.Window) string {
 	var said []string
 	for _, w := range windows {
-		said = append(said, fmt.Sprintf("%d:%d:%d", w.Child, w.Size, w.Cells))
+		if w.Checkpoints == nil {
+			said = append(said, fmt.Sprintf("%d:%d:%d", w.Child, w.Size, w.Cells))
+		}
 	}
 	return kvtier.Part("windows", strings.Join(said, ","))
+}
+
+// tierPlaced says what computes the model, where the layers with rows are computed, and then where those with states are.
+func tierPlaced(backend tierBackend, cache *kvcache.KVTierCache, assigned ml.GPULayersList) string {
+	hosts, layers := cache.Placement(), tierLayers(cache.Layers())
+	if states, child := cache.States(); states != nil {
+		hosts += states.Placement()
+		for _, l := range tierLayers(states.Layers(child)) {
+			l.Layer /= 2 // a layer may have two states
+			layers = append(layers, l)
+		}
+	}
+	return tierComputing(backend, hosts, layers, assigned)
+}
+
+// tierStatesExtra is the child of the states of recurrent layers, and how many bytes each has.
+func tierStatesExtra(cache *kvcache.KVTierCache) string {
+	states, child := cache.States()
+	if states == nil {
+		return ""
+	}
+	said := []string{fmt.Sprint(child)}
+	for _, l := range states.Layers(child) {
+		said = append(said, fmt.Sprintf("%d:%d", l.Layer, l.KRowBytes+l.VRowBytes))
+	}
+	return kvtier.Part("states", strings.Join(said, ","))
 }
 
 // tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with

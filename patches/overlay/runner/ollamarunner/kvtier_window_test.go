@@ -6,6 +6,7 @@ import (
 
 	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/model/input"
 )
 
 // A model whose second half of layers sees, and keeps, the last 100 positions only: what a real sidecar makes of it.
@@ -144,6 +145,92 @@ func TestTierAWindowTakesThePlaceOfWhatTheSlotHasOfIt(t *testing.T) {
 	}
 	f.holds(t, 1, 0, 400, 3)
 	f.windowHolds(t, 1, 400, 3)
+}
+
+// tierTestPrompt has slot 0 compute a prompt of 300 tokens, up to when its last batch is launched: where the rows lie then that the
+// same prompt would go on from.
+func tierTestPrompt(t *testing.T, f tierFake) (prompt []*input.Input, cells []int32) {
+	t.Helper()
+	prompt = tierInputs(0, 300)
+	f.Lock()
+	defer f.Unlock()
+	tierRestore(&f.server.cache.slots[0], prompt, 0, false)
+	f.fill(0, prompt[:299], 3)
+	cells = f.windowHolds(t, 0, 299, 3)
+	f.tier.BeforeLaunch(0, 200)
+	f.tier.BeforeLaunch(0, 300)
+	return prompt, cells
+}
+
+func TestTierAPromptThatComesAgainGoesOnBeforeItsLastToken(t *testing.T) {
+	for name, goesOn := range map[string]func(f tierFake, answer []*input.Input){
+		"after an answer": func(f tierFake, answer []*input.Input) {
+			f.tier.BeforeLaunch(0, 301)
+			f.rows.Drop(0, 0)
+			f.fill(0, answer, 3)
+			f.fillWindow(f.windows[0], 0, len(answer), 9) // other rows, where some of the prompt's lay
+			f.tier.BeforeLaunch(0, 302)
+		},
+		"after a token": func(f tierFake, answer []*input.Input) {
+			f.rows.Drop(0, 0)
+			cells := f.rows.Find(0, 0, 300, nil)
+			f.write(cells, 3)
+			f.rows.Occupy(0, 0, cells)
+			f.server.cache.slots[0].Inputs = answer[:300]
+		},
+		"after the slot has gone on": func(f tierFake, answer []*input.Input) {
+			f.tier.BeforeLaunch(0, 301)
+			f.rows.Drop(0, 0)
+			f.fill(0, answer, 3)
+			tierFinished(&Sequence{cache: &f.server.cache.slots[0]})
+			tierBeforeDiscard(&f.server.cache.slots[0], 0)
+			f.fillWindow(f.windows[0], 0, len(answer), 9)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newTierFakeWithSidecarOf(t, tierTestWindow)
+			prompt, cells := tierTestPrompt(t, f)
+			f.Lock()
+			goesOn(f, tierInputs(0, 320))
+			f.Unlock()
+			f.finish(0)
+			f.drop(0, 0)
+			if got := f.ask(t, 1, prompt); got != 299 {
+				t.Fatalf("resumes at %d", got)
+			}
+			f.holds(t, 1, 0, 299, 3)
+			if got := f.windowHolds(t, 1, 299, 3); !slices.Equal(got, cells) {
+				t.Errorf("cells %v, want %v", got, cells)
+			}
+			if got := f.ask(t, 1, tierInputs(0, 299)); got != 0 {
+				t.Errorf("a shorter prompt resumes at %d", got)
+			}
+		})
+	}
+}
+
+func TestTierAPromptWhoseAnswerTookItsCellsIsNotKept(t *testing.T) {
+	for name, change := range map[string]func(f tierFake){
+		"rows lost before the last batch": func(f tierFake) { f.windows[0].Rows.Drop(0, 250) },
+		"not exact from the middle on":    func(f tierFake) { f.tier.Doubt(0, 250) },
+	} {
+		f := newTierFakeWithSidecarOf(t, tierTestWindow)
+		prompt := tierInputs(0, 300)
+		f.Lock()
+		tierRestore(&f.server.cache.slots[0], prompt, 0, false)
+		f.fill(0, prompt[:299], 3)
+		change(f)
+		f.tier.BeforeLaunch(0, 300)
+		f.tier.BeforeLaunch(0, 301)
+		f.rows.Drop(0, 0)
+		f.fill(0, tierInputs(0, 320), 3)
+		f.Unlock()
+		f.finish(0)
+		f.drop(0, 0)
+		if got := f.ask(t, 1, prompt); got != 0 {
+			t.Errorf("%s: resumes at %d", name, got)
+		}
+	}
 }
 
 func TestTierAWindowThatHasLostRowsIsNotStored(t *testing.T) {

@@ -1,0 +1,215 @@
+package tier
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/rows"
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// fetchedWindow is a window block in private memory, checked.
+type fetchedWindow struct {
+	windowPart
+	file *kvtier.File
+	data *kvtier.Block
+
+	memory *memoryBound
+	own    int
+}
+
+func (f *fetchedWindow) close() {
+	f.file.Close()
+	f.memory.give(f.own)
+	f.file, f.own = nil, 0
+}
+
+// lastWindows returns the last position from least to end at which all windows are stored, going by what the sidecar says of the
+// blocks, and how long it expects reading them to take. 0: there is none. tokens are the prompt's.
+func (t *Tier) lastWindows(p Prompt, blocks []*tierpb.BlockInfo, tokens []byte, least, end int) (at int, seconds float64) {
+	for number := (end - 1) / kvtier.BlockTokens; number >= 0 && (number+1)*kvtier.BlockTokens >= least; number-- {
+		if len(blocks[number].Attached) == 0 || len(blocks[number].Key) != len(kvtier.Key{}) {
+			continue
+		}
+		first := number * kvtier.BlockTokens
+		for at := min(end, first+kvtier.BlockTokens); at > first; at-- {
+			if seconds, ok := t.windowsAt(blocks[number], tokens[:4*at]); ok && p.resumable(at) == at {
+				return at, seconds
+			}
+		}
+	}
+	return 0, 0
+}
+
+// windowShortfall is why a prompt that is stored up to matched is gone on with from end at most.
+func (t *Tier) windowShortfall(matched, end int) shortfall {
+	if slices.ContainsFunc(t.model.Windows, func(w Window) bool { return w.Checkpoints != nil }) {
+		return shortfall{stateMissing, end}
+	}
+	return shortfall{windowMissing, matched}
+}
+
+// windowsAt reports whether all windows that end at the end of tokens hang on the block which that is in.
+func (t *Tier) windowsAt(b *tierpb.BlockInfo, tokens []byte) (seconds float64, ok bool) {
+	on := func(int) kvtier.Key { return kvtier.Key(b.Key) }
+	end := len(tokens) / 4
+	for i := range t.model.Windows {
+		w := &t.model.Windows[i]
+		last := w.part(tokens, max(end-w.Size, wholeRows(end-1), 0), on).block
+		key := last.Key()
+		found := slices.IndexFunc(b.Attached, func(a *tierpb.AttachedBlock) bool { return bytes.Equal(a.Key, key[:]) })
+		if found < 0 {
+			return 0, false
+		}
+		// The others are known when the last is read; they lie where it does, as a rule.
+		rows := min(end, w.Size)
+		seconds += b.Attached[found].ExpectedSeconds * float64(rows) / float64(last.Rows())
+	}
+	return seconds, true
+}
+
+// windowBytes is what the windows that end at a position take.
+func (t *Tier) windowBytes(end int) (bytes uint64) {
+	for i := range t.model.Windows {
+		w := &t.model.Windows[i]
+		bytes += uint64(min(end, w.Size)) * layerBytes(w.Layers)
+	}
+	return bytes
+}
+
+// fetchWindows reads the windows that end where the plan does, and says why not all of them are there; unexplained: they are.
+func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) tierpb.Shortfall {
+	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows, plan.windowSeconds))
+	defer cancel()
+	on := func(number int) kvtier.Key {
+		if number < len(chain) && (number+1)*kvtier.BlockTokens <= plan.rows {
+			return chain[number]
+		}
+		return kvtier.Key(plan.blocks[len(plan.blocks)-1].Key)
+	}
+	for i := range t.model.Windows {
+		parts := windowParts(&t.model.Windows[i], tokens[:4*plan.rows], on)
+		before, last := parts[:len(parts)-1], parts[len(parts)-1:]
+		found, cut := t.getWindow(ctx, last, []kvtier.Key{last[0].block.Key()})
+		f.windows = append(f.windows, found...)
+		switch {
+		case cut != unexplained:
+			return cut
+		case len(found[0].block.Others) != len(before):
+			return unreadable
+		}
+		if len(before) > 0 {
+			found, cut = t.getWindow(ctx, before, found[0].block.Others)
+			f.windows = append(f.windows, found...)
+			if cut != unexplained {
+				return cut
+			}
+		}
+	}
+	for i := range f.windows {
+		f.report.Bytes += uint64(f.windows[i].block.Rows()) * layerBytes(f.windows[i].window.Layers)
+	}
+	return unexplained
+}
+
+// getWindow reads window blocks by their keys, up to the first that can't be used, and says why it can't.
+func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.Key) (found []fetchedWindow, cut tierpb.Shortfall) {
+	var bad error
+	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
+		n := len(found)
+		opened, err := t.openWindow(r, parts[n], keys[n])
+		if err != nil {
+			t.reportDamage(keys[n], err)
+			bad = err
+			return err
+		}
+		found = append(found, opened)
+		return nil
+	})
+	release() // nothing of them is read from the store any more
+	if err != nil {
+		slog.Debug("kv tiering: get window", "error", err)
+	}
+	switch {
+	case errors.Is(bad, errMemory):
+		return found, noMemory
+	case bad != nil:
+		return found, blockReason(bad)
+	case err != nil:
+		return found, callReason(err, filesLate)
+	case len(found) < len(keys):
+		return found, windowMissing
+	}
+	return found, unexplained
+}
+
+// openWindow reads a window block into memory of its own and checks all of it.
+func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key) (w fetchedWindow, err error) {
+	w = fetchedWindow{windowPart: part, memory: &t.memory, own: int(r.FileBytes)}
+	if taken := t.memory.take(context.Background(), w.own, 0); taken < w.own {
+		t.memory.give(taken)
+		return fetchedWindow{}, errMemory
+	}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	if w.file, err = kvtier.ReadFile(r.Path, int(r.FileBytes)); err != nil {
+		return w, err
+	}
+	if w.data, err = kvtier.Open(w.file.Data); err != nil {
+		return w, err
+	}
+	w.block, err = w.data.WindowOf(t.namespace, part.block, key, part.window.Layers, part.window.DType, part.window.Cells)
+	if err == nil {
+		err = w.data.Verify()
+	}
+	return w, err
+}
+
+// windowsFit reports whether the fetched windows can have the cells they lay in: no other slot, and no batch that is built,
+// has one.
+func (t *Tier) windowsFit(f *fetch, slot int) bool {
+	for i := range t.model.Windows {
+		w := &t.model.Windows[i]
+		if !w.Rows.Free(slot, f.windowCells(w), t.host.AvoidWindow(w.Child)) {
+			return false
+		}
+	}
+	return true
+}
+
+func (f *fetch) windowCells(w *Window) (cells []int32) {
+	for i := range f.windows {
+		if f.windows[i].window == w {
+			cells = append(cells, f.windows[i].block.Cells...)
+		}
+	}
+	return cells
+}
+
+// putWindows gives the slot the fetched windows in place of what it has of them. windowsFit has said that they fit.
+func (t *Tier) putWindows(f *fetch, slot int) {
+	for i := range t.model.Windows {
+		t.model.Windows[i].Rows.Drop(slot, 0)
+	}
+	for i := range f.windows {
+		w := &f.windows[i]
+		for segment := range w.data.Header.Segments {
+			w.window.Rows.Write(segment, w.block.Cells, rows.Chunk{Data: w.data.Segment(segment)})
+		}
+		w.window.Rows.Occupy(slot, w.block.Position, w.block.Cells)
+	}
+}
+
+// windowsHold reports whether the slot has all rows of its windows that end at a position.
+func (t *Tier) windowsHold(slot, end int) bool {
+	return !slices.ContainsFunc(t.model.Windows, func(w Window) bool {
+		return w.Rows.Cells(slot, max(0, end-w.Size), end) == nil
+	})
+}
