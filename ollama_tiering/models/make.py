@@ -26,8 +26,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.models import kquant, vision, vocab
-from ollama_tiering.models.shapes import Shape, Tensor
+from ollama_tiering.models import blocks, kquant, recurrent, vision, vocab
+from ollama_tiering.models.shapes import Shape
+from ollama_tiering.models.tensors import Tensor
 
 ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
 LOGIT_SPREAD = 2.5  # standard deviation of the logits
@@ -39,7 +40,8 @@ UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that sho
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's enum llama_ftype
 _PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o",
-        "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2"}  # fmt: skip
+        "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2", "qwen35": "qwen2",
+        "deepseek2": "deepseek-v3", "gemma4": "gemma4"}  # fmt: skip
 
 Progress = Callable[[Tensor], None]
 Values = Callable[[Tensor], NDArray[np.float32]]
@@ -104,11 +106,15 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.ctx)
     writer.add_embedding_length(shape.embd)
-    writer.add_feed_forward_length(shape.ffn)
+    kinds = [shape.kind(layer) for layer in range(shape.layers)]
+    # That a layer has no attention, or nothing else, the engines tell by these two.
+    ffn = [shape.ffn if kind == "F" else 0 for kind in kinds]
+    kv_heads = [shape.kv_heads if kind == "A" else 0 for kind in kinds]
+    writer.add_feed_forward_length(ffn if "F" in kinds else shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
+    writer.add_head_count_kv(kv_heads if shape.hybrid else shape.kv_heads)
+    writer.add_key_length(shape.key_dim)
+    writer.add_value_length(shape.value_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.rope_dim)
@@ -128,20 +134,46 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
             writer.add_uint32(f"{shape.arch}.{key}", number)
     if shape.arch == "qwen3vl":
         writer.add_uint32("qwen3vl.vision.block_count", 0)
-    for key, value in shape.own.keys.items():
-        if isinstance(value, int):
+    if shape.arch == "gemma4":
+        full = blocks.gemma4_layer(shape, shape.own.full_every - 1)
+        writer.add_uint32("gemma4.attention.key_length_swa", shape.head_dim)
+        writer.add_uint32("gemma4.attention.value_length_swa", shape.head_dim)
+        writer.add_uint32("gemma4.attention.global_head_count_kv", full.kv_heads)
+        shared = max(0, shape.layers - shape.own.full_every)
+        writer.add_uint32("gemma4.attention.shared_kv_layers", shared)
+    if shape.arch == "llama4":
+        writer.add_uint32("llama4.attention.head_dim", shape.head_dim)
+    if every := shape.own.full_every:
+        pattern = [(layer + 1) % every != 0 for layer in range(shape.layers)]
+        writer.add_array(f"{shape.arch}.attention.sliding_window_pattern", pattern)
+    keys: dict[str, int | float | list[int]] = {**shape.own.keys}
+    keys |= recurrent.keys(shape.arch, shape.rope_dim)
+    for key, value in keys.items():
+        if isinstance(value, bool):
+            writer.add_bool(f"{shape.arch}.{key}", value)
+        elif isinstance(value, list):
+            writer.add_array(f"{shape.arch}.{key}", value)
+        elif isinstance(value, int):
             writer.add_uint32(f"{shape.arch}.{key}", value)
         else:
             writer.add_float32(f"{shape.arch}.{key}", value)
+    _add_tokenizer(writer, shape)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_vocab_size(vocab.VOCAB_SIZE)
-    writer.add_tokenizer_model("gpt2")
+    pieces = shape.arch == "gemma4"
+    writer.add_tokenizer_model("llama" if pieces else "gpt2")
     writer.add_tokenizer_pre(_PRE.get(shape.arch, "llama-bpe"))
-    writer.add_token_list(vocab.TOKENS)
-    normal, control = int(gguf.TokenType.NORMAL), int(gguf.TokenType.CONTROL)
-    writer.add_token_types([normal] * 256 + [control] * len(vocab.SPECIALS))
+    writer.add_token_list(vocab.PIECES if pieces else vocab.TOKENS)
+    byte, normal = int(gguf.TokenType.BYTE), int(gguf.TokenType.NORMAL)
+    types = [byte if pieces and name.startswith("<0x") else normal for name in vocab.PIECES[:256]]
+    writer.add_token_types(types + [int(gguf.TokenType.CONTROL)] * len(vocab.SPECIALS))
     writer.add_token_merges(vocab.MERGES)
     writer.add_bos_token_id(vocab.ENDOFTEXT)
     writer.add_eos_token_id(vocab.IM_END)
+    if pieces:
+        writer.add_eot_token_id(vocab.IM_END)
     writer.add_pad_token_id(vocab.ENDOFTEXT)
     writer.add_add_bos_token(False)
     writer.add_chat_template(vocab.CHAT_TEMPLATE)
@@ -150,6 +182,8 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
 def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32]:
     """The f32 values of one tensor before it is stored as its dtype."""
     kind = tensor.name.removesuffix(".weight").rpartition(".")[2]
+    if (given := recurrent.given(tensor.name)) is not None:
+        return np.resize(np.array(given, np.float32), tensor.shape)
     if len(tensor.shape) == 1:
         return _vector_values(shape, tensor, kind, seed)
     unlikely = [t for t in range(vocab.VOCAB_SIZE) if t not in vocab.PRINTABLE]
@@ -161,15 +195,14 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
         if shape.own.tied:
             values[unlikely] = 0
             values[unlikely, 0] = UNLIKELY / LOGIT_SPREAD * scale * math.sqrt(shape.embd)
-    elif kind == "attn_qkv":
+    elif kind == "attn_qkv" and shape.own.fused:
         values[: shape.heads * shape.head_dim] *= np.float32(ATTENTION_SHARPNESS)
-    elif kind in ("attn_output", "ffn_down", "ffn_down_exps"):
+    elif kind in ("attn_output", "ffn_down", "ffn_down_exps", "ssm_out", "out_proj"):
         values[..., 0, :] = 0
     elif kind == "output":
         seen = _unit_noise(replace(tensor, name="token_embd.weight"), seed)
-        # What the layers add to the residual stream, whose embedding has a mean square of 1;
-        # gemma3 normalises every addition to 1.
-        growth = math.sqrt(1 + shape.layers * (2 if shape.arch == "gemma3" else 0.5))
+        # The residual stream's embedding has a mean square of 1.
+        growth = math.sqrt(1 + shape.layers * shape.own.grown)
         values -= np.float32(NO_REPEAT * growth / shape.embd) * seen
         values[:, 0] = 0
         values[unlikely] = 0
@@ -188,6 +221,8 @@ def _vector_values(shape: Shape, tensor: Tensor, kind: str, seed: int) -> NDArra
     if kind == "attn_q_norm":
         # Q and K are normalised per head in qwen3, so the sharpness can only sit here.
         weight = ATTENTION_SHARPNESS
+        if shape.arch == "gemma4":  # which does not divide the scores by their spread
+            weight /= math.sqrt(tensor.elements)
     elif kind == "output_norm" and shape.own.tied:
         weight = -LOGIT_SPREAD
     return np.full(tensor.shape, weight, np.float32)
@@ -200,7 +235,7 @@ def _scale(shape: Shape, kind: str, fan_in: int) -> float:
         return 1 / math.sqrt(shape.embd) if scaled else 1.0
     if kind == "output":
         return LOGIT_SPREAD / math.sqrt(fan_in)
-    if kind == "attn_q" and not shape.qk_norm:
+    if kind == "attn_q" and not (shape.qk_norm or shape.own.qk_norm):
         return ATTENTION_SHARPNESS / math.sqrt(fan_in)
     return 1 / math.sqrt(fan_in)
 

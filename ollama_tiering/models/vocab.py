@@ -36,6 +36,15 @@ BYTE_TOKENS = tuple(_byte_char(byte) for byte in range(256))
 TOKENS = BYTE_TOKENS + SPECIALS
 PRINTABLE = tuple(sorted({ord("\n"), *range(0x20, 0x7F)}))
 
+# The same in SentencePiece's form: a character stands for itself, and a byte that is none has a
+# token of its own kind.
+_SPACE = "\u2581"
+PIECES = tuple(
+    _SPACE if byte == 0x20 else chr(byte) if 0x20 < byte < 0x7F else f"<0x{byte:02X}>"
+    for byte in range(256)
+)
+PIECES += SPECIALS
+
 
 def encode(text: str) -> list[int]:
     """Token ids of a text; specials are recognised where they stand."""

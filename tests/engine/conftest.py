@@ -11,9 +11,11 @@ What is not given is built from the product's source cache; where that is empty,
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,17 @@ MODELS = {
     "phi": make_shape("phi-tiny"),
     "granite": make_shape("granite-tiny"),
     "mixtral": make_shape("mixtral-tiny"),
+    "olmo": make_shape("olmo3-tiny"),
+    "shared": make_shape("gemma4-tiny"),
+    "chunks": make_shape("llama4-tiny"),
+    "heads": make_shape("deepseek2-tiny"),
+    "conv": make_shape("lfm2-tiny"),
+    "delta": make_shape("qwen35-tiny"),
+    "mamba": make_shape("nemotron-h-tiny"),
     "chat": make_shape("qwen3-tiny"),
 }
+# The first version that has their architecture, or the caches by which they are tiered.
+SINCE = {"shared": (0, 20, 0), **dict.fromkeys(("conv", "delta", "mamba"), (0, 17, 1))}
 # What a client cannot say through the API of another vendor.
 PARAMETERS = {"chat": {"num_ctx": 2048, "num_thread": 1}}
 
@@ -89,6 +100,29 @@ def _built(variable: str, what: str, **options: Any) -> Path:
 @pytest.fixture(scope="session")
 def binary() -> Path:
     return _built("OLLAMA_TIERING_TEST_BINARY", "patched ollama")
+
+
+@pytest.fixture(scope="session")
+def version(binary: Path) -> tuple[int, ...]:
+    """Of the Ollama under test, as in (0, 24, 0)."""
+    nobody = {**os.environ, "OLLAMA_HOST": "127.0.0.1:1"}  # else a server that runs is asked
+    done = subprocess.run(
+        [binary, "--version"], env=nobody, capture_output=True, text=True, check=True
+    )
+    said = re.search(r"version is (\d+)\.(\d+)\.(\d+)", done.stdout + done.stderr)
+    assert said, f"{binary} does not say its version: {done.stdout}{done.stderr}"
+    return tuple(map(int, said.groups()))
+
+
+@pytest.fixture(scope="session")
+def need(version: tuple[int, ...]) -> Callable[[str], None]:
+    """Skips the test where this Ollama is too old for the model."""
+
+    def need(model: str) -> None:
+        if version < (since := SINCE.get(model, version)):
+            pytest.skip(f"{MODELS[model].arch} is tiered from v{'.'.join(map(str, since))} on")
+
+    return need
 
 
 @pytest.fixture(scope="session")

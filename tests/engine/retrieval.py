@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ollama_tiering.models import vocab
 from ollama_tiering.models.make import write_model
-from ollama_tiering.models.shapes import Shape, Tensor
+from ollama_tiering.models.shapes import Shape
+from ollama_tiering.models.tensors import Tensor
 
 Array = NDArray[np.float64]
 

@@ -5,12 +5,15 @@ everything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.engine.test_restore import Rig, come_back, rigs, settings
 
-# Prompts are longer than the window of "sinks"; what its layers no longer see is kept up to 4,096.
-MODELS = ("sinks", "wide", "vision", "mrope", "latent")
+# Prompts are longer than the windows of "sinks" and "shared", and than a chunk; what a layer does
+# not see any more is kept up to 4,096 tokens, and of chunks all of it.
+MODELS = ("sinks", "wide", "vision", "mrope", "latent", "heads", "chunks", "shared")
 
 # flash attention, slots, attention on the CPU, type of the cache
 STOCK, OFF, EXACT = (1, 1, "stock", "f16"), (0, 1, "stock", "f16"), (1, 1, "exact", "f16")
@@ -33,7 +36,11 @@ rig = rigs(settings)
 
 
 @pytest.mark.parametrize(("rig", "model"), PRODUCT, indirect=["rig"])
-def test_it_comes_back_as_it_was_after_a_restart_of_everything(rig: Rig, model: str) -> None:
+def test_it_comes_back_as_it_was_after_a_restart_of_everything(
+    need: Callable[[str], None], rig: Rig, model: str
+) -> None:
+    need(model)
+
     def restart() -> None:
         rig.server.stop()
         rig.sidecar.restart()

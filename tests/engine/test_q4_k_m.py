@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ollama_tiering.models import kquant
 from ollama_tiering.models.make import make_model, tensor_values, write_model
-from ollama_tiering.models.shapes import Shape, Tensor, make_shape
+from ollama_tiering.models.shapes import Shape, make_shape
+from ollama_tiering.models.tensors import Tensor
 from tests.engine.harness import Server, Sidecar, assert_same, text
 
 # GGML rounds the activations to 8 bits before it multiplies. Other weights, such as those of

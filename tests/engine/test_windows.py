@@ -13,16 +13,17 @@ import pytest
 from tests.engine.harness import BLOCK_TOKENS, PREDICT, Server, Sidecar, assert_same, text
 from tests.engine.test_restore import LookupTooSlow, Rig, rigs, settings, until_heard
 
-# A window of 128 both. Stock keeps 128 rows of gemma3's, 4,096 of gpt-oss's; with no more context
-# than that it drops none. num_batch is 512.
-CONTEXT = {"sliding": 2048, "sinks": 8192}
-PROMPTS = {"sliding": (100, 128, 129, 700, 1500), "sinks": (100, 700, 4200, 5000)}
+# All have a window of 128. Stock keeps 128 rows of gemma3's and olmo3's, 4,096 of gpt-oss's and
+# gemma4's; with no more context than that it drops none. num_batch is 512.
+CONTEXT = {"sliding": 2048, "olmo": 2048, "sinks": 8192, "shared": 8192}
+FEW, MANY = (100, 128, 129, 700, 1500), (100, 700, 4200, 5000)
+PROMPTS = {"sliding": FEW, "olmo": FEW, "sinks": MANY, "shared": MANY}
 
 # flash attention, slots, attention on the CPU, type of the cache
 STOCK, OFF, EXACT = (1, 1, "stock", "f16"), (0, 1, "stock", "f16"), (1, 1, "exact", "f16")
 SLOTS, QUANTISED = (1, 2, "stock", "f16"), (1, 1, "stock", "q8_0")
 OFTEN = [(STOCK, "sliding"), (STOCK, "sinks"), (EXACT, "sliding"), (OFF, "sliding")]
-OFTEN += [(QUANTISED, "sliding"), (SLOTS, "sliding")]
+OFTEN += [(QUANTISED, "sliding"), (SLOTS, "sliding"), (STOCK, "olmo"), (STOCK, "shared")]
 PRODUCT = [
     pytest.param(
         rig,
@@ -48,7 +49,10 @@ def restart_everything(rig: Rig, model: str) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("rig", "model"), PRODUCT, indirect=["rig"])
-def test_a_conversation_goes_on_where_memory_would(rig: Rig, model: str) -> None:
+def test_a_conversation_goes_on_where_memory_would(
+    need: Callable[[str], None], rig: Rig, model: str
+) -> None:
+    need(model)
     left = list(PROMPTS[model])
     context = {"num_ctx": CONTEXT[model]}
 

@@ -26,6 +26,17 @@ def test_the_patch_set_applies(tag: str) -> None:
     apply.check_tag(PATCHSET, CACHE, tag, shutil.which("go"))
 
 
+@pytest.mark.parametrize("name", PATCHSET.conditions)
+def test_a_condition_tells_versions_apart(name: str) -> None:
+    """One that no version meets, or every one, names a file that never was where it says."""
+    first, *_, last = PATCHSET.pins
+    if not {first, last} <= set(CACHED):
+        pytest.skip(f"not both of {first} and {last} are in the source cache")
+    path = PATCHSET.conditions[name].path
+    there = [CACHE.tree(tag, path) is not None for tag in (first, last)]
+    assert sorted(there) == [False, True], f"overlay/{name}: {path}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tag", dict.fromkeys([CACHED[0], CACHED[-1]]) if CACHED else [])
 def test_apply_is_idempotent_and_revert_restores_every_byte(tag: str, tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_everything_touched_is_pinned_for_every_tag() -> None:
             assert manifest._place_of(path, pin), f"{path} is in no pinned folder: refresh the pins"
 
 
+def test_conditions_look_where_every_tag_is_pinned() -> None:
+    for pin in PATCHSET.pins.values():
+        for name, one in PATCHSET.conditions.items():
+            assert manifest._place_of(one.path, pin), f"overlay/{name}: {one.path} is in no folder"
+
+
+def test_the_client_module_has_no_conditions() -> None:
+    """`scripts/test-go` compiles all of it, without an upstream to look at."""
+    assert not [name for name in PATCHSET.conditions if name.startswith("kvtier/")]
+
+
 def test_pins_are_whole_git_names() -> None:
     for pin in PATCHSET.pins.values():
         names = [pin.commit, pin.tree, *pin.folders.values(), *pin.files.values()]

@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from ollama_tiering.models import kquant
-from ollama_tiering.models.shapes import ShapeError, make_shape, use_more_bits
+from ollama_tiering.models.shapes import ShapeError, make_shape
+from ollama_tiering.models.tensors import use_more_bits
 
 Floats = NDArray[np.float32]
 

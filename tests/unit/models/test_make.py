@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ollama_tiering.models import make as maker
-from ollama_tiering.models import vocab
+from ollama_tiering.models import recurrent, vocab
+from ollama_tiering.models.gguf_words import read_vocabulary
 from ollama_tiering.models.make import make_model
-from ollama_tiering.models.shapes import SHAPES, Shape, Tensor, make_shape
+from ollama_tiering.models.shapes import SHAPES, Shape, make_shape
+from ollama_tiering.models.tensors import Tensor
 
 GOLDEN_NOISE = [
     [-0.8635146617889404, 0.29745838046073914, 1.074735164642334],
@@ -22,7 +24,8 @@ SMALL = {"layers": 1, "embd": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ff
 def small(name: str = "qwen3-tiny", **overrides: int | str) -> Shape:
     dtype = overrides.get("dtype", SHAPES[name].dtype)
     wider = {"embd": 256, "heads": 8, "ffn": 512} if dtype == "q4_k_m" else {}
-    return make_shape(name, **{**SMALL, **wider, **overrides})
+    layers = {"layers": recurrent.least_layers(SHAPES[name].arch)}
+    return make_shape(name, **{**SMALL, **layers, **wider, **overrides})
 
 
 def digest(path: Path) -> str:
@@ -68,25 +71,29 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
     arch = SHAPES[name].arch
     values = {key: field.contents() for key, field in fields.items()}
     assert values["general.architecture"] == arch
+    shape = small(name, dtype="q8_0")
+    counts = {"feed_forward_length": 96, "attention.head_count_kv": 1}
+    for key, value in ({} if shape.hybrid else counts).items():
+        assert values[f"{arch}.{key}"] == value
+        assert [t.name for t in fields[f"{arch}.{key}"].types] == ["UINT32"]
     for key, value in {
-        "block_count": 1,
+        "block_count": shape.layers,
         "context_length": SHAPES[name].ctx,
         "embedding_length": 64,
-        "feed_forward_length": 96,
         "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "attention.key_length": 32,
-        "attention.value_length": 32,
-        "rope.dimension_count": small(name).rope_dim,
+        "attention.key_length": shape.key_dim,
+        "attention.value_length": shape.value_dim,
+        "rope.dimension_count": shape.rope_dim,
         "rope.freq_base": SHAPES[name].rope_base,
     }.items():
         assert values[f"{arch}.{key}"] == value
         # Ollama reads counts as uint32 and nothing else (v0.16.3 fs/ggml/ggml.go keyValue).
         want = "FLOAT32" if key == "rope.freq_base" else "UINT32"
         assert [t.name for t in fields[f"{arch}.{key}"].types] == [want]
-    assert values["tokenizer.ggml.model"] == "gpt2"
-    assert tuple(values["tokenizer.ggml.tokens"]) == vocab.TOKENS
-    assert values["tokenizer.ggml.token_type"] == [1] * 256 + [3] * 3
+    if arch != "gemma4":
+        assert values["tokenizer.ggml.model"] == "gpt2"
+        assert tuple(values["tokenizer.ggml.tokens"]) == vocab.TOKENS
+        assert values["tokenizer.ggml.token_type"] == [1] * 256 + [3] * 3
     assert values["tokenizer.ggml.merges"]
     assert values["tokenizer.ggml.add_bos_token"] is False
     assert values["tokenizer.ggml.eos_token_id"] == vocab.IM_END
@@ -146,6 +153,31 @@ def test_the_vectors_of_an_architecture_are_not_all_ones() -> None:
     assert q.std() > 1.5 * k.std()
 
 
+def test_every_byte_has_a_token_in_either_form(tmp_path: Path) -> None:
+    for name, bytes_alone in (("qwen3-tiny", 0), ("gemma4-tiny", 256 - 95)):
+        make_model(small(name), tmp_path / "m.gguf")
+        words = read_vocabulary(tmp_path / "m.gguf")
+        assert words is not None
+        assert [words.piece(byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+        assert list(words.kinds).count(int(gguf.TokenType.BYTE)) == bytes_alone
+
+
+def test_states_last_and_do_not_grow() -> None:
+    """What a head of a state keeps of itself from token to token."""
+    for name in ("qwen35-tiny", "nemotron-h-tiny"):
+        values = {t.name: maker.tensor_values(small(name), t, 0) for t in small(name).tensors()}
+        step = values.get("blk.0.ssm_dt", values.get("blk.0.ssm_dt.bias"))
+        kept = np.exp(np.log1p(np.exp(step)) * values["blk.0.ssm_a"].ravel())
+        assert (kept < 1).all()
+        assert kept.max() ** 500 > 0.5
+        assert kept.min() ** 100 < 1e-3
+        assert not values["blk.0.ssm_out.weight"][0].any()
+        assert (values["blk.0.ssm_norm.weight"] == 1).all()
+        assert values["blk.0.ssm_conv1d.weight"].std() > 0.1
+    assert values["blk.0.ssm_conv1d.bias"].std() > 0.1
+    assert values["blk.0.ssm_d"].tolist() == [[0.5]] * 4
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
@@ -158,11 +190,51 @@ def test_the_vectors_of_an_architecture_are_not_all_ones() -> None:
         ("cohere2-tiny", {"cohere2.attention.sliding_window": 128, "cohere2.logit_scale": 0.0625}),
         ("phi-tiny", {"phi3.rope.scaling.original_context_length": 1024}),
         ("granite-tiny", {"granite.residual_scale": 0.5}),
+        (
+            "olmo3-tiny",
+            {
+                "olmo3.attention.sliding_window": 128,
+                "olmo3.attention.sliding_window_pattern": [True, True, True, False, True],
+            },
+        ),
+        (
+            "gemma4-tiny",
+            {
+                "gemma4.attention.key_length": 64,
+                "gemma4.attention.key_length_swa": 32,
+                "gemma4.attention.shared_kv_layers": 2,
+                "gemma4.attention.sliding_window_pattern": [True, True, False, True, True],
+                "tokenizer.ggml.eot_token_id": vocab.IM_END,
+            },
+        ),
+        ("llama4-tiny", {"llama4.attention.chunk_size": 512, "llama4.attention.head_dim": 32}),
+        ("deepseek2-tiny", {"deepseek2.attention.key_length": 48}),
+        (
+            "lfm2-tiny",
+            {"lfm2.attention.head_count_kv": [0, 0, 1, 0, 0], "lfm2.shortconv.l_cache": 3},
+        ),
+        (
+            "qwen35-tiny",
+            {
+                "qwen35.attention.head_count_kv": [0, 0, 0, 1, 0],
+                "qwen35.rope.mrope_section": [4, 2, 2],
+                "qwen35.rope.mrope_interleaved": True,
+                "qwen35.ssm.inner_size": 256,
+            },
+        ),
+        (
+            "nemotron-h-tiny",
+            {
+                "nemotron_h.attention.head_count_kv": [0, 0, 0, 1, 0],
+                "nemotron_h.feed_forward_length": [0, 96, 0, 0, 0],
+                "nemotron_h.ssm.conv_kernel": 4,
+            },
+        ),
     ],
 )
 def test_what_sets_a_family_apart_is_in_its_metadata(
-    tmp_path: Path, name: str, keys: dict[str, float]
+    tmp_path: Path, name: str, keys: dict[str, object]
 ) -> None:
-    make_model(small(name), tmp_path / "m.gguf")
+    make_model(small(name, layers=5), tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert {key: fields[key].contents() for key in keys} == keys

@@ -29,6 +29,36 @@ def test_a_shape_no_engine_could_load_is_refused_with_one_line_naming_the_option
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"), [("lfm2-tiny", 2), ("qwen35-tiny", 3), ("nemotron-h-tiny", 3)]
+)
+def test_a_hybrid_has_attention(name: str, layers: int) -> None:
+    assert make_shape(name, layers=layers + 1).kind(layers) == "A"
+    with pytest.raises(UsageError, match=rf"--layers must be at least {layers + 1} for "):
+        make_shape(name, layers=layers)
+
+
+def test_k_and_v_are_counted_as_the_engine_caches_them() -> None:
+    row = 2 * 2 * 64 * 2  # K and V of two heads in f16
+    wanted = {"qwen3-tiny": 4 * row, "lfm2-tiny": 2 * row, "qwen35-tiny": row}
+    wanted |= {"nemotron-h-tiny": row, "deepseek2-tiny": 4 * 4 * (96 + 64) * 2}
+    wanted |= {"gemma4-tiny": 2 * row + 2 * 1 * 128 * 2, "glm4moelite-tiny": 4 * (32 + 64 + 64) * 2}
+    assert {name: make_shape(name).kv_bytes_per_token for name in wanted} == wanted
+
+
+def test_layers_of_a_hybrid_are_of_several_kinds() -> None:
+    kinds = {
+        name: "".join(make_shape(name).kind(layer) for layer in range(8))
+        for name in ("lfm2-tiny", "qwen35-tiny", "nemotron-h-tiny", "qwen3-tiny")
+    }
+    assert kinds == {
+        "lfm2-tiny": "RRARRARR",
+        "qwen35-tiny": "RRRARRRA",
+        "nemotron-h-tiny": "RFRARFRF",
+        "qwen3-tiny": "AAAAAAAA",
+    }
+
+
 def test_an_unknown_shape_names_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"qwen3-tiny, .*, llama-tiny"):
         make_shape("gpt-5")
@@ -62,3 +92,16 @@ def test_each_family_has_the_tensors_its_engine_reads() -> None:
     assert "blk.0.ffn_gate_exps.weight" in names("mixtral-tiny")
     assert {"blk.0.attn_qkv.weight", "rope_factors_long.weight"} < names("phi-tiny")
     assert not any("attn_q." in name or "ffn_gate" in name for name in names("phi-tiny"))
+    assert {"blk.0.shortconv.conv.weight", "blk.2.attn_k_norm.weight"} < names("lfm2-tiny")
+    assert {"blk.0.ssm_dt", "blk.3.attn_k.weight"} < names("qwen35-tiny")
+    assert {"blk.0.ssm_dt.bias", "blk.1.ffn_up.weight"} < names("nemotron-h-tiny")
+    for shape, layer in (("lfm2-tiny", 0), ("qwen35-tiny", 0), ("nemotron-h-tiny", 1)):
+        assert not any(f"blk.{layer}.attn_k" in name for name in names(shape))
+    assert not any("ffn_gate" in name for name in names("nemotron-h-tiny"))
+    assert {"blk.0.attn_q_norm.weight", "blk.0.post_ffw_norm.weight"} < names("olmo3-tiny")
+    assert "blk.0.attn_norm.weight" not in names("olmo3-tiny")
+    assert "blk.0.attn_kv_b.weight" in names("deepseek2-tiny")
+    assert {"blk.2.attn_k.weight", "blk.3.attn_q_norm.weight"} < names("gemma4-tiny")
+    assert not {f"blk.{n}.attn_{kv}.weight" for n in (3, 4, 5) for kv in "kv"} & names(
+        "gemma4-tiny"
+    )
