@@ -113,10 +113,11 @@ class Administration:
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
-        record = self._census().resolve(chain_id)
+        census = self._census()
+        record = census.resolve(chain_id)
         known = record.key in self._state.pins
-        pin, more = self._store.pins.pin(record.key, dry_run=dry_run)
-        return self._pin_result(record, len(pin.chain), more, not known)
+        _, more = self._store.pins.pin(record.key, dry_run=dry_run)
+        return self._pin_result(census.chain(record), more, not known)
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         census = self._census()
@@ -124,7 +125,7 @@ class Administration:
         before = self._store.pins.pinned_bytes()
         changed = self._store.pins.unpin(record.key, dry_run=dry_run)
         less = before - self._store.pins.pinned_bytes()
-        return self._pin_result(record, len(census.path(record)), less, changed)
+        return self._pin_result(census.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
         """See store.verify. With repair the index is written anew after the last step."""
@@ -291,12 +292,15 @@ class Administration:
         lines = census.chains(selection)
         return [record for line in lines if (record := self._state.tree.get(line.key))]
 
-    def _pin_result(
-        self, record: BlockRecord, blocks: int, changed_bytes: int, changed: bool
-    ) -> PinResult:
+    def _pin_result(self, chain: ChainLine, changed_bytes: int, changed: bool) -> PinResult:
         book = self._store.pins
         return PinResult(
-            record.key, blocks, changed_bytes, book.pinned_bytes(), book.limit_bytes, changed
+            chain.key,
+            chain.blocks,
+            changed_bytes,
+            book.pinned_bytes(),
+            book.limit_bytes,
+            changed,
         )
 
     def _census(self) -> Census:
