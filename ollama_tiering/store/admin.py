@@ -15,11 +15,11 @@ from typing import Final
 from ollama_tiering.store import removal, room
 from ollama_tiering.store.archive import Manifest
 from ollama_tiering.store.census import Census
+from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.describe import Fields, read_description
-from ollama_tiering.store.exporting import ChainToExport, chain_to_export
 from ollama_tiering.store.found_files import What, remove_file, walk
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
+from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.inventory import (
     ChainLine,
     Listing,
@@ -200,21 +200,23 @@ class Administration:
         return chain_to_export(listing)
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its blocks, to be read one after the other. Only for a store nobody else uses."""
-        for key, _ in chain.blocks:
+        """Its files, to be read one after the other. Only for a store nobody else uses."""
+        for key, _ in chain.files:
             leased = self._store.lease(chain.namespace, [key])
             self._store.release(leased.lease_id)
             if not leased.blocks:
                 raise FileNotFoundError(errno.ENOENT, "block is gone", key.hex())
             yield self._level(leased.blocks[0].tier).tier.open(chain.namespace, key)
 
-    def present(self, checked: CheckedChain) -> int:
-        """How many of the first blocks of the chain are stored already."""
+    def present(self, checked: CheckedChain) -> Present:
+        """What of the chain is stored already."""
         manifest = checked.manifest
         found = self._store.match(
             manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
         )
-        return count_present(checked, [(b.key, b.rows, b.block_rows) for b in found])
+        return what_is_present(
+            checked, [(b.key, b.rows, b.block_rows, [w.key for w in b.attached]) for b in found]
+        )
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
