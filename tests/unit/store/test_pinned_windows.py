@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.store import samples
 from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.index import INDEX_NAME
 from ollama_tiering.store.inventory import Selection
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.policy import StorePolicy
-from tests.unit.store.support import FILE_BYTES, Bench, keys_of
+from tests.unit.store.support import FILE_BYTES, NS, Bench, keys_of
 from tests.unit.store.test_admin import DAY, Tools
 from tests.unit.store.test_attached import TOKENS, hang, hang_on_all
 from tests.unit.store.test_pins import on_disk, pressure
@@ -139,6 +140,19 @@ def test_the_oldest_windows_are_kept_where_not_all_can_be() -> None:
     bench.store.run_pending()
     kept = {one.key for one in windows if bench.state.pins.keeps(one.key)}
     assert kept == set(sorted(keys_of(windows))[2:])
+
+
+def test_what_is_kept_is_not_given_up_for_one_that_comes_later() -> None:
+    """Not even for an older one, as an import brings it."""
+    bench = Bench(ram=None, local=16, pin_share=3 / 16)
+    chain = bench.put(TOKENS[:8])
+    windows = [samples.window(NS, chain[1], TOKENS[4:8], 4, at) for at in range(4)]
+    windows.sort(key=lambda one: one.key, reverse=True)
+    for window in windows:  # each would go before those that are there
+        assert bench.try_put([window])[0].stored
+        bench.store.pins.pin(chain[-1].key)
+        bench.store.run_pending()
+        assert [one for one in windows if bench.state.pins.keeps(one.key)] == windows[:1]
 
 
 def test_age_does_not_take_a_kept_window() -> None:

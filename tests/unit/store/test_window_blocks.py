@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.blockfile import buffer_reader, pack_head, read_meta
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.inventory import Selection
+from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_admin import Tools, collect
 
@@ -47,19 +48,27 @@ def test_a_window_block_says_which_cells_its_rows_lay_in() -> None:
     assert len({block.key, window.key, *others}) == 4
 
 
-def test_cells_that_are_not_one_for_each_row_are_damage() -> None:
-    from ollama_tiering.store.blockfile import pack_head
-    from ollama_tiering.store.pb import block_store_pb2 as pb
-
+def test_fields_of_a_window_that_no_writer_makes_are_damage() -> None:
     (block,) = samples.sequence(NS, range(4))
-    window = samples.window(NS, block, range(4), 0)
+    window = samples.window(NS, block, range(4), 0, others=[block])
     meta = read_meta(buffer_reader(window.data), len(window.data))
+    assert meta.others == (block.key,)
     length = int.from_bytes(window.data[12:16], "little")
-    header = pb.BlockHeader.FromString(window.data[32 : 32 + length])
-    del header.cells[-1]
-    head = pack_head(header.SerializeToString(), meta.payload_offset)
-    with pytest.raises(CorruptBlock, match="3 cells are not one for each of 4 rows"):
-        read_meta(buffer_reader(head + window.data[len(head) :]), len(window.data))
+
+    def changed(change: Callable[[pb.BlockHeader], object]) -> bytes:
+        header = pb.BlockHeader.FromString(window.data[32 : 32 + length])
+        change(header)
+        head = pack_head(header.SerializeToString(), meta.payload_offset)
+        return head + window.data[len(head) :]
+
+    for change, reason in (
+        (lambda header: header.cells.pop(), "3 cells are not one for each of 4 rows"),
+        (lambda header: header.ClearField("cells"), "without cells names"),
+        (lambda header: header.window.append(b"x"), "a key in window has not 32 bytes"),
+    ):
+        data = changed(change)
+        with pytest.raises(CorruptBlock, match=reason):
+            read_meta(buffer_reader(data), len(data))
 
 
 def test_no_prompt_matches_a_window_block_and_who_names_it_gets_it() -> None:
