@@ -22,6 +22,7 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
+    from ollama_tiering.store.chain_to_export import LeftOut
     from ollama_tiering.store.describe import Fields
 
 _DIGITS = 12
@@ -45,13 +46,19 @@ def export_command(
     """Write a conversation to TARGET: a plain tar, or a directory.
 
     It holds the tokens of the conversation in clear, as the store does. TARGET must not exist yet;
-    it appears only when all of it is written.
+    it appears only when all of it is written. A block that is damaged ends it; one of a sliding
+    window is left out, and whoever imports the rest computes those tokens.
     """
+    from ollama_tiering.store.chain_to_export import with_whole_windows
     from ollama_tiering.store.exporting import export_chain
 
+    left_out: list[LeftOut] = []
     with administration(socket, config_file, purpose="look") as admin:
         chain = admin.chain(chain_id)
-        size = sum(file_bytes for _, file_bytes in chain.blocks)
+        if chain.windows and not dry_run:
+            with _progress("checking", sum(size for _, size in chain.windows)) as advance:
+                chain, left_out = with_whole_windows(chain, admin.opened, advance)
+        size = chain.file_bytes
         if not dry_run:
             with _progress("exporting", size) as advance:
                 export_chain(
@@ -61,7 +68,7 @@ def export_command(
                     as_directory=as_directory,
                     progress=advance,
                 )
-    key, blocks = chain.blocks[-1][0], len(chain.blocks)
+    key, blocks = chain.blocks[-1][0], len(chain.files)
     if as_json:
         document = {
             "version": 1,
@@ -71,12 +78,15 @@ def export_command(
             "blocks": blocks,
             "bytes": size,
             "target": str(target),
+            "left_out": [{"id": one.key.hex(), "reason": one.reason} for one in left_out],
         }
         click.echo(json.dumps(document, indent=1))
         return
     verb = "would export" if dry_run else "exported"
     name = _name(key, chain.namespace, chain.description)
     click.echo(f"{verb} {name}: {count(blocks, 'block')}, {format_size(size)} to {target}")
+    for one in left_out:
+        click.echo(f"left out: window block {short(one.key, _DIGITS)}: {one.reason}")
 
 
 @click.command("import", context_settings=CONTEXT_SETTINGS)
@@ -101,9 +111,10 @@ def import_command(
             checked = check_archive(archive, advance)
         with administration(socket, config_file, purpose="look" if dry_run else "store") as admin:
             present = admin.present(checked)
-            missing = manifest.blocks[present:]
+            missing = present.missing(manifest)
             size = sum(block.file_bytes for block in missing)
-            done = Imported(len(manifest.blocks), present, len(missing), size)
+            total = len(manifest.files)
+            done = Imported(total, total - len(missing), len(missing), size)
             if missing and not dry_run:
                 with _progress("importing", size) as advance, admin.sink(manifest) as sink:
                     done = import_blocks(archive, sink, present, advance)

@@ -179,8 +179,9 @@ def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[
         "USED": lambda line: age(line.last_use),
         "HITS": lambda line: f"{line.hits:,}",
     }
-    if any(map(_marks, lines)):
-        cells["NOTE"] = _marks
+    notes = _notes(lines)
+    if any(notes.values()):
+        cells["NOTE"] = lambda line: notes[line.key]
     return {heading: [cell(line) for line in lines] for heading, cell in cells.items()}
 
 
@@ -212,8 +213,20 @@ def _tiers(line: Line) -> str:
     )
 
 
-def _marks(line: Line) -> str:
-    marks = {"pinned": line.pinned, "in use": line.leased, "broken": not line.complete}
+def _notes(lines: Iterable[Any]) -> dict[bytes, str]:
+    from ollama_tiering.store.inventory import window_keys
+
+    windows = window_keys(line for line in lines if hasattr(line, "parent"))
+    return {line.key: _marks(line, window=line.key in windows) for line in lines}
+
+
+def _marks(line: Line, *, window: bool) -> str:
+    marks = {
+        "window": window,
+        "pinned": line.pinned,
+        "in use": line.leased,
+        "broken": not line.complete,
+    }
     return " ".join(name for name, holds in marks.items() if holds)
 
 

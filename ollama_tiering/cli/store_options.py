@@ -19,8 +19,8 @@ from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
     from ollama_tiering.store.archive import Manifest
-    from ollama_tiering.store.exporting import ChainToExport
-    from ollama_tiering.store.importing import BlockSink, CheckedChain
+    from ollama_tiering.store.chain_to_export import ChainToExport
+    from ollama_tiering.store.importing import BlockSink, CheckedChain, Present
     from ollama_tiering.store.inventory import (
         Listing,
         PinResult,
@@ -58,7 +58,7 @@ class Admin(Protocol):
     ) -> list[Waste]: ...
     def chain(self, chain_id: str) -> ChainToExport: ...
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]: ...
-    def present(self, checked: CheckedChain) -> int: ...
+    def present(self, checked: CheckedChain) -> Present: ...
     def sink(self, manifest: Manifest) -> AbstractContextManager[BlockSink]: ...
 
 

@@ -21,10 +21,10 @@ from ollama_tiering.sidecar.administration import HINT_KEY
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.stream import Exchange
 from ollama_tiering.store.archive import Manifest
+from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.exporting import ChainToExport, chain_to_export
 from ollama_tiering.store.file_io import fd_reader, fill
-from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
+from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.inventory import (
     Listing,
     PinResult,
@@ -126,16 +126,15 @@ class SidecarAdministration:
         return chain_to_export(self.listing(Selection(ids=(chain_id,)), blocks=True))
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its blocks from their files. What is still to be read is leased, again and again."""
-        keys = [key for key, _ in chain.blocks]
+        """Its files. What is still to be read is leased, again and again."""
         lease = _Lease(self._stub, chain)
         try:
-            for index in range(len(keys)):
+            for index in range(len(chain.files)):
                 yield _opened(lease.path(index))
         finally:
             lease.release()
 
-    def present(self, checked: CheckedChain) -> int:
+    def present(self, checked: CheckedChain) -> Present:
         manifest = checked.manifest
         request = pb.HasRequest(
             namespace=manifest.namespace,
@@ -144,8 +143,16 @@ class SidecarAdministration:
             block_tokens=manifest.block_tokens,
         )
         answer = _call(lambda: self._stub.Has(request, timeout=_ANSWER_SECONDS))
-        found = [(BlockKey(info.key), info.rows, info.block_rows) for info in answer.blocks]
-        return count_present(checked, found)
+        found = [
+            (
+                BlockKey(info.key),
+                info.rows,
+                info.block_rows,
+                [BlockKey(window.key) for window in info.attached],
+            )
+            for info in answer.blocks
+        ]
+        return what_is_present(checked, found)
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
@@ -191,7 +198,7 @@ class _Lease:
         self._ids = []
 
     def _take(self, index: int) -> None:
-        keys = [key for key, _ in self._chain.blocks[index:]]
+        keys = [key for key, _ in self._chain.files[index:]]
         request = pb.GetRequest(namespace=self._chain.namespace, keys=keys)
         answers: Sequence[pb.GetResponse] = _call(
             lambda: list(self._stub.Get(request, timeout=_ANSWER_SECONDS))

@@ -15,11 +15,11 @@ from typing import Final
 from ollama_tiering.store import removal, room
 from ollama_tiering.store.archive import Manifest
 from ollama_tiering.store.census import Census
+from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.describe import Fields, read_description
-from ollama_tiering.store.exporting import ChainToExport, chain_to_export
 from ollama_tiering.store.found_files import What, remove_file, walk
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import BlockSink, CheckedChain, count_present
+from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.inventory import (
     ChainLine,
     Listing,
@@ -113,10 +113,11 @@ class Administration:
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
-        record = self._census().resolve(chain_id)
+        census = self._census()
+        record = census.resolve(chain_id)
         known = record.key in self._state.pins
-        pin, more = self._store.pins.pin(record.key, dry_run=dry_run)
-        return self._pin_result(record, len(pin.chain), more, not known)
+        _, more = self._store.pins.pin(record.key, dry_run=dry_run)
+        return self._pin_result(census.chain(record), more, not known)
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         census = self._census()
@@ -124,7 +125,7 @@ class Administration:
         before = self._store.pins.pinned_bytes()
         changed = self._store.pins.unpin(record.key, dry_run=dry_run)
         less = before - self._store.pins.pinned_bytes()
-        return self._pin_result(record, len(census.path(record)), less, changed)
+        return self._pin_result(census.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
         """See store.verify. With repair the index is written anew after the last step."""
@@ -199,21 +200,23 @@ class Administration:
         return chain_to_export(listing)
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its blocks, to be read one after the other. Only for a store nobody else uses."""
-        for key, _ in chain.blocks:
+        """Its files, to be read one after the other. Only for a store nobody else uses."""
+        for key, _ in chain.files:
             leased = self._store.lease(chain.namespace, [key])
             self._store.release(leased.lease_id)
             if not leased.blocks:
                 raise FileNotFoundError(errno.ENOENT, "block is gone", key.hex())
             yield self._level(leased.blocks[0].tier).tier.open(chain.namespace, key)
 
-    def present(self, checked: CheckedChain) -> int:
-        """How many of the first blocks of the chain are stored already."""
+    def present(self, checked: CheckedChain) -> Present:
+        """What of the chain is stored already."""
         manifest = checked.manifest
         found = self._store.match(
             manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
         )
-        return count_present(checked, [(b.key, b.rows, b.block_rows) for b in found])
+        return what_is_present(
+            checked, [(b.key, b.rows, b.block_rows, [w.key for w in b.attached]) for b in found]
+        )
 
     @contextmanager
     def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
@@ -291,12 +294,15 @@ class Administration:
         lines = census.chains(selection)
         return [record for line in lines if (record := self._state.tree.get(line.key))]
 
-    def _pin_result(
-        self, record: BlockRecord, blocks: int, changed_bytes: int, changed: bool
-    ) -> PinResult:
+    def _pin_result(self, chain: ChainLine, changed_bytes: int, changed: bool) -> PinResult:
         book = self._store.pins
         return PinResult(
-            record.key, blocks, changed_bytes, book.pinned_bytes(), book.limit_bytes, changed
+            chain.key,
+            chain.blocks,
+            changed_bytes,
+            book.pinned_bytes(),
+            book.limit_bytes,
+            changed,
         )
 
     def _census(self) -> Census:

@@ -1,10 +1,12 @@
 """A chain outside of a store: a plain tar, or a directory, of block files and a manifest.
 
     manifest.json          first in a tar
-    blocks/<key hex>.kvb   block files as they are, first to last
+    blocks/<key hex>.kvb   block files as they are, first to last, then window blocks
 
     {"format": "ollama-tiering chain", "version": 1, "namespace": hex,
      "description": [[name, value], …], "blocks": [{"key": hex, "file_bytes": n, "sha256": hex}, …]}
+
+With window blocks it is version 2, and they are in a list "windows" like "blocks".
 
 Written by store.exporting. `open_archive` trusts nothing: no name from the archive is ever used as
 a path; names are compared with those made from the manifest's keys, and in a directory opened below
@@ -41,7 +43,8 @@ MANIFEST_NAME: Final = "manifest.json"
 BLOCKS_DIRECTORY: Final = "blocks"
 FORMAT: Final = "ollama-tiering chain"
 VERSION: Final = 1
-MAX_BLOCKS: Final = 1 << 16
+WITH_WINDOWS: Final = 2  # version: who knows only the other one must not take them for junk
+MAX_BLOCKS: Final = 1 << 16  # window blocks included
 MAX_MANIFEST_BYTES: Final = 32 << 20
 TAR_BLOCK: Final = tarfile.BLOCKSIZE
 
@@ -63,29 +66,41 @@ class ArchivedBlock:
 class Manifest:
     namespace: NamespaceId
     description: Fields
-    blocks: tuple[ArchivedBlock, ...]
+    blocks: tuple[ArchivedBlock, ...]  # the chain, first to last
+    windows: tuple[ArchivedBlock, ...] = ()  # that hang on its blocks
 
     @property
     def block_tokens(self) -> int:
         return int(dict(self.description)["block_tokens"])
 
     @property
+    def files(self) -> tuple[ArchivedBlock, ...]:
+        """All block files, in the order in which they can be stored."""
+        return self.blocks + self.windows
+
+    @property
     def file_bytes(self) -> int:
-        return sum(block.file_bytes for block in self.blocks)
+        return sum(block.file_bytes for block in self.files)
 
     def to_bytes(self) -> bytes:
         """Of the same length whatever the checksums are."""
         document = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": WITH_WINDOWS if self.windows else VERSION,
             "namespace": self.namespace.hex(),
             "description": [list(pair) for pair in self.description],
-            "blocks": [
-                {"key": b.key.hex(), "file_bytes": b.file_bytes, "sha256": b.sha256}
-                for b in self.blocks
-            ],
+            "blocks": _entries(self.blocks),
         }
+        if self.windows:
+            document["windows"] = _entries(self.windows)
         return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _entries(blocks: tuple[ArchivedBlock, ...]) -> list[dict[str, Any]]:
+    return [
+        {"key": block.key.hex(), "file_bytes": block.file_bytes, "sha256": block.sha256}
+        for block in blocks
+    ]
 
 
 class Archive:
@@ -128,7 +143,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
         if MANIFEST_NAME not in places:
             raise ArchiveRefused(f"{path} has no {MANIFEST_NAME}: it is no exported chain")
         manifest = parse_manifest(_manifest_bytes(fd_reader(fd), *places.pop(MANIFEST_NAME)))
-        wanted = {block.name: block.file_bytes for block in manifest.blocks}
+        wanted = {block.name: block.file_bytes for block in manifest.files}
         for name, (_, size) in places.items():
             if wanted.get(name) != size:
                 raise ArchiveRefused(f"member {name[:120]!r} is not what the manifest says")
@@ -143,11 +158,14 @@ def parse_manifest(data: bytes) -> Manifest:
         document = json.loads(data)
         if document["format"] != FORMAT:
             raise ArchiveRefused("the manifest is of something else")
-        if document["version"] != VERSION:
+        if document["version"] not in (VERSION, WITH_WINDOWS):
             raise ArchiveRefused(f"manifest version {document['version']!r} is unknown")
         namespace = NamespaceId(_digest(document["namespace"]))
         pairs = [(name, value) for name, value in document["description"]]
         blocks = tuple(_block(entry) for entry in document["blocks"])
+        windows: tuple[ArchivedBlock, ...] = ()
+        if document["version"] == WITH_WINDOWS:
+            windows = tuple(_block(entry) for entry in document["windows"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ArchiveRefused(f"the manifest is malformed: {type(error).__name__}") from None
     fields = checked_fields(pairs, namespace)
@@ -158,11 +176,12 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArchiveRefused("the description names no block_tokens")
     if not 1 <= int(block_tokens) <= MAX_ROWS:
         raise ArchiveRefused(f"block_tokens {block_tokens} is not valid")
-    if not 1 <= len(blocks) <= MAX_BLOCKS:
-        raise ArchiveRefused(f"{len(blocks)} blocks are not 1 to {MAX_BLOCKS}")
-    if len({block.key for block in blocks}) != len(blocks):
+    manifest = Manifest(namespace, fields, blocks, windows)
+    if not blocks or len(manifest.files) > MAX_BLOCKS:
+        raise ArchiveRefused(f"{len(manifest.files)} blocks are not 1 to {MAX_BLOCKS}")
+    if len({block.key for block in manifest.files}) != len(manifest.files):
         raise ArchiveRefused("the manifest names a block twice")
-    return Manifest(namespace, fields, blocks)
+    return manifest
 
 
 def block_name(key: BlockKey) -> str:

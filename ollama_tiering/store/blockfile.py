@@ -27,6 +27,7 @@ from ollama_tiering.store.key import (
     block_key,
 )
 from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.window_fields import check_window_fields
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -95,6 +96,7 @@ class BlockMeta:
     created_unix_seconds: int
     raw_payload_offset: int  # once decoded; payload_offset when nothing is encoded
     cells: tuple[int, ...] = ()  # of a window block: where its rows lay
+    others: tuple[BlockKey, ...] = ()  # ... which other blocks its window has, if it names them
 
     @property
     def encoded(self) -> bool:
@@ -113,9 +115,7 @@ class BlockMeta:
 
     @property
     def plain_rows(self) -> int:
-        """Leading rows where nothing but a token stands: so many may match a prompt in part. -1:
-        a window block, which no prompt matches.
-        """
+        """Leading rows with nothing but a token: so many may match in part. -1: a window block."""
         if self.cells:
             return -1
         return self.extras[0].row if self.extras else self.rows
@@ -161,6 +161,7 @@ def plan_block(
     shapes: Sequence[SegmentShape],
     extras: Sequence[BlockExtra] = (),
     cells: Sequence[int] = (),
+    others: Sequence[BlockKey] = (),
     created_unix_seconds: int | None = None,
 ) -> BlockPlan:
     """Lays out one block of raw segments. `shapes` are ordered by (child, layer, kind)."""
@@ -179,6 +180,7 @@ def plan_block(
         tokens=tokens,
         extras=[pb.Extra(row=extra.row, digest=extra.digest) for extra in extras],
         cells=cells,
+        window=others,
         created_unix_seconds=created,
     )
     offset = 0
@@ -319,8 +321,7 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
     places = [extra.row for extra in extras]
     if places != sorted(places) or (places and places[-1] >= rows):
         raise CorruptBlock("extras are out of order or outside the block")
-    if header.cells and len(header.cells) != rows:
-        raise CorruptBlock(f"{len(header.cells)} cells are not one for each of {rows} rows")
+    check_window_fields(header, rows)
     segments = _checked_segments(header, rows, payload_offset, file_bytes)
     raw_offset, encoded = header.raw_payload_offset, any(s.encoded for s in segments)
     if encoded and (raw_offset % ALIGNMENT or not 0 < raw_offset <= 2 * MAX_HEADER_BYTES):
@@ -340,6 +341,7 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
         created_unix_seconds=header.created_unix_seconds,
         raw_payload_offset=raw_offset if encoded else payload_offset,
         cells=tuple(header.cells),
+        others=tuple(map(BlockKey, header.window)),
     )
     if encoded and meta.raw_file_bytes <= file_bytes:
         raise CorruptBlock("an encoded file is not smaller than the raw one")

@@ -114,7 +114,7 @@ class Census:
         if selection.ids:
             found = {record.key: record for record in map(self.resolve, selection.ids)}
             return list(found.values())
-        return [record for record in self.records if self._last(record)]
+        return [record for record in self.records if self._state.tree.is_end(record)]
 
     def chains(self, selection: Selection) -> Iterator[ChainLine]:
         for record in self.ends(selection):
@@ -125,11 +125,16 @@ class Census:
                 yield line
 
     def blocks(self, selection: Selection) -> Iterator[BlockLine]:
-        """With ids: the blocks of those chains, first to last."""
+        """With ids: the blocks of those chains, first to last, each before its window blocks."""
         records: Iterable[BlockRecord] = self.records
         if selection.ids:
             chains = (self.path(record) for record in self.ends(selection))
-            records = {record.key: record for chain in chains for record in chain}.values()
+            records = {
+                record.key: record
+                for chain in chains
+                for block in chain
+                for record in self._with_windows(block)
+            }.values()
         ends: dict[BlockKey, tuple[int, bool]] = {}
         for record in records:
             if not self._of_model(record.namespace, selection):
@@ -173,7 +178,7 @@ class Census:
 
     def everything(self) -> Totals:
         """Of all that is stored."""
-        chains = sum(map(self._last, self.records))
+        chains = sum(map(self._state.tree.is_end, self.records))
         file_bytes = sum(record.file_bytes for record in self.records)
         with self._state.lock:  # the books have these sums
             counts = [len(level.lru) for level in self._state.levels]
@@ -276,10 +281,6 @@ class Census:
             leased=state.pinned(record.key),
             complete=complete,
         )
-
-    def _last(self, record: BlockRecord) -> bool:
-        """Whether a chain ends with it."""
-        return not record.window and not self._state.tree.child_count(record.key)
 
     def _with_windows(self, record: BlockRecord) -> tuple[BlockRecord, ...]:
         """The block and what hangs on it."""

@@ -10,6 +10,7 @@ from ollama_tiering.store.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.window_fields import has_window_extra
 
 
 class Outcome(Enum):
@@ -61,6 +62,8 @@ def check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_toke
         meta.parent == namespace
     ):
         raise InvalidBlock(f"position {meta.first_position} does not fit the block's place")
+    if meta.cells and not (meta.first_position and has_window_extra(meta.extras)):
+        raise InvalidBlock("it has cells, and is no window block otherwise")
 
 
 def record_of(meta: BlockMeta, last_use: float) -> BlockRecord:

@@ -13,11 +13,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from ollama_tiering.errors import StoreDamaged, UsageError
+from ollama_tiering.errors import UsageError
 from ollama_tiering.store.archive import (
     BLOCKS_DIRECTORY,
     MANIFEST_NAME,
@@ -28,41 +28,13 @@ from ollama_tiering.store.archive import (
     tar_padding,
 )
 from ollama_tiering.store.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.describe import Fields
 from ollama_tiering.store.dirs import sync_directory
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.inventory import Listing
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import OpenBlock
 
 _COPY_BYTES: Final = 1 << 20
-_NO_SUM: Final = "0" * 64
-
-
-@dataclass(frozen=True, slots=True)
-class ChainToExport:
-    namespace: NamespaceId
-    description: Fields
-    blocks: tuple[tuple[BlockKey, int], ...]  # key and bytes of each, first to last
-
-    def manifest(self) -> Manifest:
-        blocks = tuple(ArchivedBlock(key, size, _NO_SUM) for key, size in self.blocks)
-        return Manifest(self.namespace, self.description, blocks)
-
-
-def chain_to_export(listing: Listing) -> ChainToExport:
-    """Of a listing of one chain's blocks. StoreDamaged when something of it is missing."""
-    blocks = listing.blocks
-    if not blocks or not blocks[-1].complete:
-        raise StoreDamaged("the start of this chain is not stored", hint="`tiering gc` removes it")
-    namespace = blocks[0].namespace
-    description = listing.descriptions.get(namespace, ())
-    if not description:
-        raise StoreDamaged(
-            "nothing says what the namespace of this chain is: namespace.json is missing or damaged"
-        )
-    return ChainToExport(namespace, description, tuple((b.key, b.file_bytes) for b in blocks))
 
 
 class _Target(Protocol):
@@ -79,21 +51,22 @@ def export_chain(
     as_directory: bool,
     progress: Callable[[int], None],
 ) -> Manifest:
-    """`opened` yields every block of the chain in its order. Each is checked while it is copied.
+    """`opened` yields `chain.files` in their order. Each is checked while it is copied.
 
     UsageError when the target is there already, CorruptBlock for a damaged block; OSError passes.
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} is there already", hint="name another, or remove it first")
     manifest = chain.manifest()
-    blocks = []
+    files = []
     with (_directory if as_directory else _tar)(target, manifest) as out:
-        for block, context in zip(manifest.blocks, opened, strict=True):
+        for block, context in zip(manifest.files, opened, strict=True):
             with context as source:
                 out.begin(block)
-                blocks.append(replace(block, sha256=_copy(chain, block, source, out)))
+                files.append(replace(block, sha256=_copy(chain, block, source, out)))
             progress(block.file_bytes)
-        manifest = replace(manifest, blocks=tuple(blocks))
+        count = len(manifest.blocks)
+        manifest = replace(manifest, blocks=tuple(files[:count]), windows=tuple(files[count:]))
         out.end(manifest.to_bytes())
     return manifest
 

@@ -1,15 +1,16 @@
 """Takes a chain out of an archive into a store. Trusts nothing in it.
 
-`check_archive` reads all of it: every header, key, checksum and link of the chain. Only when all is
-right does `import_blocks` offer the blocks to a writer, which checks them once more: what is stored
-is what was checked even if the file changes in between.
+`check_archive` reads all of it: every header, key, checksum and link of the chain, and whether
+every window block hangs on a block of the chain, in its place, with those it names. Only when all
+is right does `import_blocks` offer the blocks to a writer, which checks them once more: what is
+stored is what was checked even if the file changes in between.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ollama_tiering.store.archive import Archive, ArchivedBlock, Manifest
@@ -17,6 +18,7 @@ from ollama_tiering.store.blockfile import BlockMeta, ReadAt, read_meta, verify_
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.session import CommitResult
+from ollama_tiering.store.window_fields import has_window_extra
 
 PART_BYTES: Final = 1 << 20
 
@@ -25,6 +27,7 @@ PART_BYTES: Final = 1 << 20
 class CheckedChain:
     manifest: Manifest
     tokens: bytes  # of the whole chain, int32 little endian
+    hangs_on: dict[BlockKey, BlockKey] = field(default_factory=dict)  # of each window block
 
     @property
     def whole_keys(self) -> list[BlockKey]:
@@ -34,8 +37,21 @@ class CheckedChain:
 
 
 @dataclass(frozen=True, slots=True)
+class Present:
+    """What of a chain is stored already."""
+
+    blocks: int = 0  # its first ones
+    windows: frozenset[BlockKey] = frozenset()
+
+    def missing(self, manifest: Manifest) -> list[ArchivedBlock]:
+        """In the order in which they can be stored."""
+        windows = [block for block in manifest.windows if block.key not in self.windows]
+        return [*manifest.blocks[self.blocks :], *windows]
+
+
+@dataclass(frozen=True, slots=True)
 class Imported:
-    blocks: int  # of the chain
+    blocks: int  # of the chain, with its window blocks
     present: int  # were stored already
     stored: int  # are stored now
     file_bytes: int  # of those stored now
@@ -51,6 +67,7 @@ def check_archive(archive: Archive, progress: Callable[[int], None]) -> CheckedC
     """ArchiveRefused names the first thing that is wrong. OSError passes."""
     manifest = archive.manifest
     tokens = bytearray()
+    numbers: dict[bytes, int] = {}
     parent: bytes = manifest.namespace
     for index, block in enumerate(manifest.blocks):
         with archive.open(block) as read_at:
@@ -63,42 +80,87 @@ def check_archive(archive: Archive, progress: Callable[[int], None]) -> CheckedC
             raise ArchiveRefused(f"{block.name} does not follow the block before it")
         if rows > whole or (rows < whole and not last):
             raise ArchiveRefused(f"{block.name} has {rows} rows, a block here has {whole}")
+        if meta.cells:
+            raise ArchiveRefused(f"{block.name} is a window block, and no block of a chain")
         tokens += meta.tokens
+        numbers[block.key] = index
         parent = block.key
         progress(block.file_bytes)
-    return CheckedChain(manifest, bytes(tokens))
+    checked = CheckedChain(manifest, bytes(tokens))
+    named = {window.key for window in manifest.windows}
+    for window in manifest.windows:
+        with archive.open(window) as read_at:
+            meta = _checked(window, read_at)
+        _check_window(window, meta, checked, numbers)
+        if not named.issuperset(meta.others):
+            raise ArchiveRefused(f"{window.name} is of a window that is not there as a whole")
+        checked.hangs_on[window.key] = BlockKey(meta.parent)
+        progress(window.file_bytes)
+    return checked
 
 
 def import_blocks(
-    archive: Archive, sink: BlockSink, present: int, progress: Callable[[int], None]
+    archive: Archive, sink: BlockSink, present: Present, progress: Callable[[int], None]
 ) -> Imported:
-    """`present` of the first blocks are stored already. NoRoom when one is not taken."""
+    """Stores what is not there already. NoRoom when a block is not taken."""
     stored = file_bytes = 0
-    blocks = archive.manifest.blocks
-    for block in blocks[present:]:
+    missing = present.missing(archive.manifest)
+    total = len(archive.manifest.files)
+    there = total - len(missing)
+    for block in missing:
         with archive.open(block) as read_at:
             result = sink.put(block.key, _parts(block, read_at))
         if not result.stored:
             raise NoRoom(
-                f"{present + stored} of {len(blocks)} blocks are stored, the next was refused: "
+                f"{there + stored} of {total} blocks are stored, the next was refused: "
                 f"{result.reason or 'no reason given'}",
                 hint="make room (`tiering rm`, `tiering gc`) or raise the budget, then again",
             )
         stored, file_bytes = stored + 1, file_bytes + block.file_bytes
         progress(block.file_bytes)
-    return Imported(len(blocks), present, stored, file_bytes)
+    return Imported(total, there, stored, file_bytes)
 
 
-def count_present(checked: CheckedChain, found: Sequence[tuple[BlockKey, int, int]]) -> int:
-    """Blocks of the chain a look-up found: (key, matching rows, rows) each.
+Found = tuple[BlockKey, int, int, Sequence[BlockKey]]  # key, matching rows, rows, window blocks
 
-    All of them when every token matched: the last block may be covered by a longer one.
+
+def what_is_present(checked: CheckedChain, found: Sequence[Found]) -> Present:
+    """By what a look-up of the chain found.
+
+    All blocks when every token matched: the last one may be covered by a longer one. What hung on
+    that one is not wanted then.
     """
     blocks = checked.manifest.blocks
-    if sum(rows for _, rows, _ in found) * TOKEN_BYTES == len(checked.tokens):
-        return len(blocks)
-    pairs = zip(blocks, found, strict=False)
-    return sum(block.key == key and rows == whole for block, (key, rows, whole) in pairs)
+    windows = {key for *_, attached in found for key in attached}
+    if sum(rows for _, rows, *_ in found) * TOKEN_BYTES < len(checked.tokens):
+        pairs = zip(blocks, found, strict=False)
+        count = sum(block.key == key and rows == whole for block, (key, rows, whole, _) in pairs)
+        return Present(count, frozenset(windows))
+    last = blocks[-1].key
+    if found[-1][0] != last:
+        windows |= {key for key, on in checked.hangs_on.items() if on == last}
+    return Present(len(blocks), frozenset(windows))
+
+
+def _check_window(
+    window: ArchivedBlock, meta: BlockMeta, checked: CheckedChain, numbers: dict[bytes, int]
+) -> None:
+    """`numbers` are those of the chain's blocks."""
+    block_tokens = checked.manifest.block_tokens
+    number = numbers.get(meta.parent)
+    if meta.namespace != checked.manifest.namespace:
+        raise ArchiveRefused(f"{window.name} is of another namespace")
+    if not meta.cells or not has_window_extra(meta.extras):
+        raise ArchiveRefused(f"{window.name} is no window block")
+    if number is None:
+        raise ArchiveRefused(f"{window.name} hangs on no block of this chain")
+    if meta.first_position != (number + 1) * block_tokens:
+        raise ArchiveRefused(f"{window.name} is not in its block's place")
+    step = block_tokens * TOKEN_BYTES
+    own = checked.tokens[number * step : (number + 1) * step]
+    starts = range(0, len(own) - len(meta.tokens) + 1, TOKEN_BYTES)
+    if not any(own.startswith(meta.tokens, start) for start in starts):
+        raise ArchiveRefused(f"{window.name} has other tokens than the block it hangs on")
 
 
 def _checked(block: ArchivedBlock, read_at: ReadAt) -> BlockMeta:

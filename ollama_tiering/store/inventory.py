@@ -6,6 +6,7 @@ the key of its last block, in hex; any prefix of it that no other block shares w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ollama_tiering.store.describe import Fields
@@ -40,16 +41,26 @@ class BlockLine:
     namespace: NamespaceId
     parent: bytes
     rows: int
-    tokens: int  # from the start of the conversation to the end of this block
+    tokens: int  # from the start of the conversation to the end of this block, or of the one it
+    # hangs on
     file_bytes: int
     tiers: tuple[TierUse, ...]
     created: float  # Unix seconds
     last_use: float
-    hits: int  # how often a prompt matched it
+    hits: int  # how often a prompt matched it; of a window block, how often it was fetched
     children: int
     pinned: bool
     leased: bool
     complete: bool  # everything that leads to it is stored
+
+
+def window_keys(blocks: Iterable[BlockLine]) -> set[BlockKey]:
+    """The window blocks among these: their conversation has no more tokens than at the end of the
+    block they hang on, which must be among these, too.
+    """
+    lines = list(blocks)
+    tokens: dict[bytes, int] = {line.key: line.tokens for line in lines}
+    return {line.key for line in lines if tokens.get(line.parent) == line.tokens}
 
 
 @dataclass(frozen=True, slots=True)

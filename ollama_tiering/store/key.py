@@ -38,6 +38,7 @@ NAMESPACE_FIELDS: Final = (
 _KEY_TAG: Final = b"kvt1"
 _NAMESPACE_TAG: Final = b"kvt-namespace-1"
 _WINDOW_TAG: Final = b"kvt-window-1"
+_WINDOW_END_TAG: Final = b"kvt-window-end-1"
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _LAYER_KINDS: Final = ("full", "swa", "chunked")
 
@@ -134,6 +135,12 @@ def window_extra(child: int, first: int, cells: Sequence[int]) -> BlockExtra:
     """
     numbers = struct.pack(f"<{2 + len(cells)}I", child, first, *cells)
     return BlockExtra(0, hashlib.sha256(_lp(_WINDOW_TAG) + numbers).digest())
+
+
+def window_end_extra(child: int, first: int) -> BlockExtra:
+    """The same for the block that a window ends with, which is found without knowing cells."""
+    numbers = struct.pack("<2I", child, first)
+    return BlockExtra(0, hashlib.sha256(_lp(_WINDOW_END_TAG) + numbers).digest())
 
 
 def as_key(value: bytes) -> BlockKey:

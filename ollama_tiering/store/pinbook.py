@@ -62,6 +62,7 @@ class PinBook:
         state = self._state
         with state.lock:
             idle = state.pins.enforce(self.limit_bytes, self._block_bytes)
+            self._settle()
         for pin in idle:
             log.warning(
                 "pin out of force, the budget is too small: chain=%s limit=%s",
@@ -69,12 +70,19 @@ class PinBook:
                 format_size(self.limit_bytes),
             )
 
+    def settle(self) -> None:
+        """To be called now and then: keeps the window blocks that came to kept blocks since."""
+        if self._state.pins.unsettled:
+            with self._state.lock:
+                self._settle()
+
     def pinned_bytes(self) -> int:
         with self._state.lock:
             return self._kept_bytes()
 
     def pin(self, key: BlockKey, *, dry_run: bool = False) -> tuple[Pin, int]:
-        """Keeps the chain that ends with `key`; (the pin, bytes that are pinned because of it).
+        """Keeps the chain that ends with `key`, and its window blocks; (the pin, bytes that are
+        pinned because of it).
 
         Pinning what is pinned is fine. UnknownId, PinsFull; OSError when it cannot be recorded:
         then it is not pinned.
@@ -86,7 +94,12 @@ class PinBook:
                 if not records:
                     raise UnknownId(f"no block {key.hex()} is stored")
                 known = next((pin for pin in state.pins if pin.key == key), None)
-                new = {r.key: r.file_bytes for r in records if not state.pins.keeps(r.key)}
+                new = {
+                    one.key
+                    for record in records
+                    if not state.pins.keeps(record.key)
+                    for one in (record, *state.tree.windows(record.key))
+                }
                 more, kept = sum(map(self._block_bytes, new)), self._kept_bytes()
                 if kept + more > self.limit_bytes:
                     raise PinsFull(
@@ -101,6 +114,7 @@ class PinBook:
                 if dry_run:
                     return pin, more
                 state.pins.add(pin)
+                self._settle()
             try:
                 self._save(must_fit=True)
             except (OSError, PinsFull):
@@ -148,8 +162,26 @@ class PinBook:
                 )
             save_pins(path, text)
 
+    def _settle(self) -> None:
+        """Of the window blocks on kept blocks keeps those it kept already and then the oldest, as
+        many as there is room for. What other conversations hang on a pinned beginning must not push
+        out what was there when it was pinned, nor put a pin out of force. Lock held.
+        """
+        pins, tree = self._state.pins, self._state.tree
+        left_bytes = self.limit_bytes - sum(map(self._block_bytes, pins.kept_chains()))
+        hanging = [window for key in pins.kept_chains() for window in tree.windows(key)]
+        hanging.sort(key=lambda one: (not pins.keeps(one.key), one.created, one.key))
+        kept: dict[BlockKey, BlockKey] = {}
+        for window in hanging:
+            window_bytes = self._block_bytes(window.key)
+            if window_bytes <= left_bytes:
+                left_bytes -= window_bytes
+                kept[window.key] = BlockKey(window.parent)
+        pins.set_windows(kept)
+
     def _kept_bytes(self) -> int:
-        return sum(map(self._block_bytes, self._state.pins.kept_keys()))
+        pins = self._state.pins
+        return sum(map(self._block_bytes, {*pins.kept_chains(), *pins.kept_windows()}))
 
     def _block_bytes(self, key: BlockKey) -> int:
         """Physical where it is known already, else what the file has. Lock held."""

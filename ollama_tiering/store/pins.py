@@ -3,7 +3,8 @@
 `PinTable` is what eviction asks; pure, under the store's lock. `pins.json` in a tier's directory
 keeps them: a file of its own, because the index may be thrown away at any time. It names every
 block of each chain, so that a block that comes back (stored again, found later by a scan) is kept
-again.
+again. Window blocks are not in it: those that hang on a kept block are kept with it, now and later,
+as far as pins may take room (`PinBook.settle`).
 
     {"version": 1, "pins": [{"namespace": hex, "chain": [hex, …], "since": Unix seconds}]}
 """
@@ -14,7 +15,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,8 @@ class PinTable:
         self._pins: dict[BlockKey, Pin] = {}  # oldest first
         self._keeping: dict[BlockKey, int] = {}  # block -> pins in force that hold it
         self._idle: set[BlockKey] = set()  # pins out of force
+        self._windows: dict[BlockKey, BlockKey] = {}  # window blocks -> blocks they hang on
+        self.unsettled = False  # window blocks came to kept blocks: `set_windows` is due
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -62,10 +65,24 @@ class PinTable:
         return key in self._pins
 
     def keeps(self, key: BlockKey) -> bool:
-        return key in self._keeping
+        return key in self._keeping or self._windows.get(key) in self._keeping
 
-    def kept_keys(self) -> Iterator[BlockKey]:
+    def kept_chains(self) -> Iterator[BlockKey]:
+        """Blocks of chains, each once, stored or not."""
         return iter(self._keeping)
+
+    def kept_windows(self) -> Iterator[BlockKey]:
+        return (key for key, on in self._windows.items() if on in self._keeping)
+
+    def set_windows(self, windows: Mapping[BlockKey, BlockKey]) -> None:
+        """Which window blocks are kept, for as long as the block is that each hangs on."""
+        self._windows, self.unsettled = dict(windows), False
+
+    def window_came(self, on: bytes) -> None:
+        self.unsettled = self.unsettled or on in self._keeping
+
+    def window_went(self, key: BlockKey) -> None:
+        self._windows.pop(key, None)
 
     def in_force(self, key: BlockKey) -> bool:
         return key in self._pins and key not in self._idle

@@ -14,6 +14,7 @@ from ollama_tiering.store.key import (
     LayerSpec,
     Namespace,
     tokens_to_bytes,
+    window_end_extra,
     window_extra,
 )
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -86,18 +87,55 @@ def sequence(
 
 
 def window(
-    ns: Namespace, on: SampleBlock, tokens: Sequence[int], position: int, first: int = 0
+    ns: Namespace,
+    on: SampleBlock,
+    tokens: Sequence[int],
+    position: int,
+    first: int = 0,
+    others: Sequence[SampleBlock] | None = None,
 ) -> SampleBlock:
-    """The window block that hangs on a block with these tokens at a position, from a row on."""
-    rows, cells = tokens_to_bytes(tokens[first:]), range(100 + first, 100 + len(tokens))
+    """The window block that hangs on a block with these tokens at a position, from a row on. With
+    `others` a window ends with it: they are its other blocks.
+    """
+    cells = range(100 + first, 100 + len(tokens))
+    extra = window_extra(0, first, cells) if others is None else window_end_extra(0, first)
+    return _hanging(ns, on, tokens[first:], position, _shapes(ns), extra, cells, others or ())
+
+
+def state(
+    ns: Namespace, on: SampleBlock, token: int, position: int, *, row: int, row_bytes: int
+) -> SampleBlock:
+    """The state of recurrent layers after a row of a block that begins at a position: a window
+    block of that one row, in f32.
+    """
+    shapes = [
+        SegmentShape(1, layer, kind, "f32", row_bytes)
+        for layer in range(2)
+        for kind in (pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V)
+    ]
+    extra = window_end_extra(1, row)
+    return _hanging(ns, on, [token], position, shapes, extra, [position + row + 1], ())
+
+
+def _hanging(
+    ns: Namespace,
+    on: SampleBlock,
+    tokens: Sequence[int],
+    position: int,
+    shapes: Sequence[SegmentShape],
+    extra: BlockExtra,
+    cells: Sequence[int],
+    others: Sequence[SampleBlock],
+) -> SampleBlock:
     plan = plan_block(
         namespace=ns.digest(),
         parent=on.key,
-        tokens=rows,
+        tokens=tokens_to_bytes(tokens),
         first_position=position + int(ns.block_tokens),
-        shapes=_shapes(ns),
-        extras=[window_extra(0, first, cells)],
+        shapes=shapes,
+        extras=[extra],
         cells=cells,
+        others=[other.key for other in others],
         created_unix_seconds=_CREATED,
     )
     payload = [_bytes(plan.key, i, stored_bytes) for i, (_, stored_bytes) in enumerate(plan.spans)]

@@ -102,6 +102,8 @@ class StoreState:
         if known is None:
             self.tree.add(record)
             known = record
+            if record.window:
+                self.pins.window_came(record.parent)
         if record is not known:
             known.encoded.pop(level.index, None)
             known.encoded.update(record.encoded)
@@ -178,6 +180,7 @@ class StoreState:
 
     def _forget(self, record: BlockRecord) -> None:
         self.tree.discard(record.key)
+        self.pins.window_went(record.key)
         self.unsaved.discard(record.key)
         self.admission.forget(record.key)
         self.promotable.pop(record.key, None)

@@ -282,6 +282,7 @@ class TieredStore:
     def run_pending(self, *, deadline: float | None = None) -> None:
         """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
         while deadline is None or self._state.clock() < deadline:
+            self.pins.settle()
             busy = self._withdrawal.run() or self._mover.step()
             if self._remote is not None:
                 busy = self._remote.step() or busy
@@ -346,6 +347,7 @@ class TieredStore:
         while not self._closed:
             self._mover_seen = state.clock()
             try:
+                self.pins.settle()
                 busy = self._withdrawal.run() or self._mover.step()
                 now = state.clock()
                 for session in list(self._sessions):

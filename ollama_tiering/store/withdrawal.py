@@ -79,8 +79,7 @@ class Withdrawal:
         with state.lock:
             records = list(state.tree)
         for record in records:
-            last = not record.window and not state.tree.child_count(record.key)
-            if record.namespace in found and last:
+            if record.namespace in found and state.tree.is_end(record):
                 self._left.setdefault(record.namespace, []).append(record)
         return True
 

@@ -28,19 +28,33 @@ class PinRules(StoreMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pinned: dict[BlockKey, list[BlockKey]] = {}
+        self.kept_windows: set[BlockKey] = set()
 
     def open(self) -> None:
+        """After a restart others of the window blocks may be kept, if not all can be."""
         super().open()
         if not self.pins_outlive_a_restart:
             self.pinned = {}
+        self.kept_windows = set(self.store.state.pins.kept_windows())
+
+    @rule()
+    def settle(self) -> None:
+        """What is kept once is kept on."""
+        self.store.pins.settle()
+        kept = set(self.store.state.pins.kept_windows())
+        assert kept >= self.kept_windows
+        self.kept_windows = kept
 
     @rule(pick=st.integers(0, 1000))
     def pin(self, pick: int) -> None:
-        stored = sorted(record.key for record in self.store.state.tree)
+        tree, pins = self.store.state.tree, self.store.state.pins
+        stored = sorted(record.key for record in tree if not record.window)
         if not stored:
             return
         key = stored[pick % len(stored)]
-        chain = [record.key for record in self.store.state.tree.ancestors(key)]
+        chain = [record.key for record in tree.ancestors(key)]
+        new = {record for record in chain if not pins.keeps(record)}
+        new |= {window.key for record in new for window in tree.windows(record)}
         try:
             self.store.pins.pin(key)
         except PinsFull as error:
@@ -48,11 +62,12 @@ class PinRules(StoreMachine):
                 pins = {pin.key for pin in self.store.state.pins}
                 assert key not in pins or key in self.pinned
                 return
-            more = {k for k in chain if not self.store.state.pins.keeps(k)}
-            pinned_bytes = self.store.pins.pinned_bytes() + len(more) * FILE_BYTES
+            pinned_bytes = self.store.pins.pinned_bytes() + len(new) * FILE_BYTES
             assert pinned_bytes > self.store.pins.limit_bytes
         else:
             self.pinned[key] = chain
+            assert all(map(pins.keeps, new))
+            self.settle()
 
     @rule(first=st.integers(100, 130))
     def press(self, first: int) -> None:
@@ -75,6 +90,7 @@ class PinRules(StoreMachine):
             key = sorted(self.pinned)[pick % len(self.pinned)]
             assert self.store.pins.unpin(key)
             del self.pinned[key]
+            self.kept_windows = set(self.store.state.pins.kept_windows())
 
     @rule(older_than=st.sampled_from([0.0, 1.0]), dry_run=st.booleans())
     def remove_what_may_go(self, older_than: float, dry_run: bool) -> None:
@@ -87,13 +103,16 @@ class PinRules(StoreMachine):
         assert len(before - after) == (0 if dry_run else done.blocks)
         if not dry_run and not older_than and not self.store.state.writing:
             kept = {key for chain in self.pinned.values() for key in chain}
-            assert after <= kept
+            tree = self.store.state.tree
+            assert after <= kept | {one.key for key in kept for one in tree.windows(key)}
 
     @invariant()
     def pinned_blocks_are_there(self) -> None:
         for chain in self.pinned.values():
             for key in chain:
                 assert key in self.store.state.tree
+        for key in self.kept_windows:
+            assert key in self.store.state.tree
 
     @invariant()
     def pins_have_their_share_only(self) -> None:

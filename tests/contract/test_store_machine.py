@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
@@ -131,6 +132,27 @@ class StoreMachine(RuleBasedStateMachine):
             self.put[block.key] = block.data
             self.damaged.discard(block.key)
 
+    @rule(pick=st.integers(0, 1000), first=st.integers(0, BLOCK_TOKENS - 1))
+    def hang_a_window(self, pick: int, first: int) -> None:
+        """On any block of a chain."""
+        assert self.session is not None
+        chain = sorted(record.key for record in self.store._state.tree if not record.window)
+        if not chain:
+            return
+        meta = meta_of(self.put[chain[pick % len(chain)]])
+        tokens = tokens_from_bytes(meta.tokens)
+        on = samples.SampleBlock(meta.key, meta.parent, meta.rows, False, b"")
+        first = min(first, meta.rows - 1)
+        window = samples.window(NS, on, tokens, meta.first_position, first)
+        (answer,) = self.session.reserve([window.claim])
+        if answer.outcome is not Outcome.RESERVED:
+            return
+        self.session._pending[answer.reservation_id].temp.write_at(0, window.data)
+        (result,) = self.session.commit([answer.reservation_id])
+        assert result.stored, result
+        self.put[window.key] = window.data
+        self.damaged.discard(window.key)
+
     @rule(tokens=TOKENS)
     def look_up(self, tokens: list[int]) -> None:
         data = tokens_to_bytes(tokens)
@@ -138,13 +160,17 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.store.match(NS.digest(), chain, data, BLOCK_TOKENS)
         at = 0
         for index, block in enumerate(found):
-            assert block.key in self.put
+            assert not meta_of(self.put[block.key]).cells
             stored = tokens_of(self.put[block.key])
             assert 1 <= block.rows <= block.block_rows == len(stored)
             assert stored[: block.rows] == tokens[at : at + block.rows]
             assert index == len(found) - 1 or block.rows == BLOCK_TOKENS
             at += block.rows
-        leased = self.store.lease(NS.digest(), [block.key for block in found])
+            hanging = self.store._state.tree.windows(block.key)
+            assert sorted(one.key for one in block.attached) == sorted(r.key for r in hanging)
+        names = [block.key for block in found]
+        names += [one.key for block in found for one in block.attached]
+        leased = self.store.lease(NS.digest(), names)
         keys = []
         for held in leased.blocks:
             content = self.store.read_part(held, 0, held.file_bytes)
@@ -290,9 +316,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def tokens_of(data: bytes) -> list[int]:
-    from ollama_tiering.store.blockfile import buffer_reader, read_meta
+    return tokens_from_bytes(meta_of(data).tokens)
 
-    return tokens_from_bytes(read_meta(buffer_reader(data), len(data)).tokens)
+
+def meta_of(data: bytes) -> BlockMeta:
+    return read_meta(buffer_reader(data), len(data))
 
 
 class FsStoreMachine(StoreMachine):

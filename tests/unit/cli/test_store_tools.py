@@ -19,8 +19,12 @@ from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.record import Record, claim
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
+from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.dirs import lock_file
-from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
+from ollama_tiering.store.exporting import export_chain
+from ollama_tiering.store.fs_tier import VERSION_DIRECTORY, FsTier
+from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiered import TieredStore
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.ollama_models import name_model
 
@@ -419,6 +423,59 @@ def test_export_and_import(place: Place) -> None:
             place.daemon.wait_written()
         assert set(place.contents()) >= {name for name in stored if name.startswith("local/")}
     assert place.run("verify")[0] == 0
+
+
+TWO_WINDOW = samples.window(NS, TWO[1], SHARED[4:], 4, first=2)
+TWO_END = samples.window(NS, TWO[2], [60, 61], 8, others=[TWO_WINDOW])
+
+
+def archive_with_windows(root: Path) -> Path:
+    """Of TWO, exported from another store."""
+    root.mkdir()
+    tier = FsTier(TierKind.LOCAL, root / "store")
+    store = TieredStore([(tier, 64 << 20)], background=False, measure=False)
+    with store.open_session(NS.digest(), NS.fields(), int(NS.block_tokens)) as session:
+        for block in (*TWO, TWO_WINDOW, TWO_END):
+            assert session.put_inline(block.key, block.data, last=True)
+    admin = Administration(store, alone=True)
+    chain = admin.chain(ident(TWO))
+    opened = admin.opened(chain)
+    export_chain(chain, opened, root / "x.tar", as_directory=False, progress=lambda _: None)
+    store.close()
+    return root / "x.tar"
+
+
+def test_windows_belong_to_their_conversation(place: Place) -> None:
+    archive = archive_with_windows(place.root / "elsewhere")
+    for _ in range(2):
+        planned = place.json("import", archive, "--dry-run")
+        assert (planned["blocks"], planned["present"], planned["stored"]) == (5, 3, 2)
+    assert place.json("import", archive)["stored"] == 2
+    assert "all 5 blocks stored already" in place.ok("import", archive)
+    lines = place.json("ls", ident(TWO), "--blocks")["blocks"]
+    wanted = [TWO[0], TWO[1], TWO_WINDOW, TWO[2], TWO_END]
+    assert [line["id"] for line in lines] == [block.key.hex() for block in wanted]
+    assert place.ok("ls", ident(TWO), "--blocks").count(" window") == 2
+    (line,) = place.json("ls", ident(TWO))["chains"]
+    assert (line["blocks"], line["tokens"]) == (5, 10)
+    assert place.json("pin", ident(TWO))["pins"][0]["blocks"] == 5
+    again = place.json("export", ident(TWO), place.root / "again.tar")
+    assert (again["blocks"], again["left_out"]) == (5, [])
+    assert (place.root / "again.tar").read_bytes() == archive.read_bytes()
+    for path in place.root.rglob(f"{TWO_WINDOW.key.hex()}.kvb"):
+        if "elsewhere" not in path.parts:
+            content = bytearray(path.read_bytes())
+            content[4100] ^= 1
+            path.chmod(0o600)
+            path.write_bytes(content)
+    out = place.ok("export", ident(TWO), place.root / "less.tar")
+    assert "3 blocks" in out
+    short = [window.key.hex()[:12] for window in (TWO_WINDOW, TWO_END)]
+    assert f"left out: window block {short[0]}: checksum of child 0" in out
+    assert f"left out: window block {short[1]}: another block of its window is not there" in out
+    place.ok("unpin", ident(TWO))
+    assert place.json("rm", ident(TWO), "--yes")["blocks"] == 2  # the rest is shared
+    assert place.json("import", place.root / "less.tar")["stored"] == 1
 
 
 def test_import_refuses_what_is_damaged(place: Place) -> None:

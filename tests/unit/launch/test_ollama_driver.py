@@ -14,7 +14,7 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, *reports: pb.RunnerReport) -> OllamaDriver:
-    """One that has asked once, whose runner reports these one after the other, the last for ever."""
+    """One that has asked once. Its runner reports these one after the other, the last for ever."""
 
     def each() -> Iterator[list[pb.RunnerReport]]:
         for report in reports:

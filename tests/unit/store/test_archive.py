@@ -27,7 +27,7 @@ from ollama_tiering.store.archive import MAX_MANIFEST_BYTES, open_archive, parse
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import Imported, check_archive, import_blocks
+from ollama_tiering.store.importing import Imported, Present, check_archive, import_blocks
 from ollama_tiering.store.tier import OpenBlock, TierKind
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
 
@@ -218,7 +218,7 @@ def test_without_room_the_start_is_kept_and_it_is_said(source: Side, tmp_path: P
     with open_archive(tmp_path / "x.tar") as archive:
         manifest = check_archive(archive, nothing).manifest
         with admin.sink(manifest) as sink, pytest.raises(NoRoom):
-            import_blocks(archive, sink, 0, nothing)
+            import_blocks(archive, sink, Present(), nothing)
     assert small.rows(TOKENS) == 8
 
 
@@ -473,7 +473,7 @@ def test_a_file_that_changes_after_the_check_is_not_stored(
         with path.open("r+b") as file:
             file.write(changed)
         with target.admin.sink(checked.manifest) as sink, pytest.raises(NoRoom, match="checksum"):
-            import_blocks(archive, sink, 0, nothing)
+            import_blocks(archive, sink, Present(), nothing)
     assert target.keys() == set()
 
 

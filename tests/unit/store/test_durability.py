@@ -15,10 +15,11 @@ from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.archive import open_archive
 from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.daily_writes import FILE_NAME, DailyWrites
 from ollama_tiering.store.describe import read_description
 from ollama_tiering.store.dirs import secure_directory
-from ollama_tiering.store.exporting import ChainToExport, export_chain
+from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import check_archive
 from ollama_tiering.store.inventory import Selection

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.blockfile import buffer_reader, pack_head, read_meta
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.inventory import Selection
+from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_admin import Tools, collect
 
@@ -46,19 +48,27 @@ def test_a_window_block_says_which_cells_its_rows_lay_in() -> None:
     assert len({block.key, window.key, *others}) == 4
 
 
-def test_cells_that_are_not_one_for_each_row_are_damage() -> None:
-    from ollama_tiering.store.blockfile import pack_head
-    from ollama_tiering.store.pb import block_store_pb2 as pb
-
+def test_fields_of_a_window_that_no_writer_makes_are_damage() -> None:
     (block,) = samples.sequence(NS, range(4))
-    window = samples.window(NS, block, range(4), 0)
+    window = samples.window(NS, block, range(4), 0, others=[block])
     meta = read_meta(buffer_reader(window.data), len(window.data))
+    assert meta.others == (block.key,)
     length = int.from_bytes(window.data[12:16], "little")
-    header = pb.BlockHeader.FromString(window.data[32 : 32 + length])
-    del header.cells[-1]
-    head = pack_head(header.SerializeToString(), meta.payload_offset)
-    with pytest.raises(CorruptBlock, match="3 cells are not one for each of 4 rows"):
-        read_meta(buffer_reader(head + window.data[len(head) :]), len(window.data))
+
+    def changed(change: Callable[[pb.BlockHeader], object]) -> bytes:
+        header = pb.BlockHeader.FromString(window.data[32 : 32 + length])
+        change(header)
+        head = pack_head(header.SerializeToString(), meta.payload_offset)
+        return head + window.data[len(head) :]
+
+    for change, reason in (
+        (lambda header: header.cells.pop(), "3 cells are not one for each of 4 rows"),
+        (lambda header: header.ClearField("cells"), "without cells names"),
+        (lambda header: header.window.append(b"x"), "a key in window has not 32 bytes"),
+    ):
+        data = changed(change)
+        with pytest.raises(CorruptBlock, match=reason):
+            read_meta(buffer_reader(data), len(data))
 
 
 def test_no_prompt_matches_a_window_block_and_who_names_it_gets_it() -> None:
@@ -176,3 +186,94 @@ def test_a_restart_knows_windows_for_what_they_are(tmp_path: Path) -> None:
         assert known == keys_of(windows)
         assert tools.bench.rows([*TOKENS, 5]) == len(TOKENS)
     tools.bench.store.close()
+
+
+def test_removed_is_what_is_its_own_and_what_is_shared_keeps_its_windows(tools: Tools) -> None:
+    """Three begin with the same two blocks; two of them go on together for one more."""
+    together = [*range(8), 30, 31, 32, 33]
+    one, two = tools.put([*together, 1]), tools.put([*together, 2])
+    three = tools.put([*range(8), 60, 61])
+    parts = [range(4), range(4, 8), range(30, 34), [1]]
+    on_one = [
+        samples.window(NS, block, list(part), 4 * at)
+        for at, (block, part) in enumerate(zip(one, parts, strict=True))
+    ]
+    on_two = samples.window(NS, two[-1], [2], 12)
+    on_three = samples.state(NS, three[2], 61, 8, row=1, row_bytes=64)
+    put = [*on_one, on_two, on_three]
+    assert all(result.stored for result in tools.bench.try_put(put))
+    tools.bench.store.run_pending()
+
+    def left() -> set[bytes]:
+        return {record.key for record in tools.bench.state.tree if record.window}
+
+    def remove(blocks: list[samples.SampleBlock]) -> int:
+        selection = Selection(ids=(blocks[-1].key.hex(),))
+        planned = tools.admin.remove(selection, dry_run=True)
+        done = tools.admin.remove(selection, dry_run=False)
+        assert planned == done
+        return done.blocks
+
+    assert remove(one) == 2
+    assert left() == keys_of([*on_one[:3], on_two, on_three])
+    assert remove(two) == 4
+    assert left() == keys_of([*on_one[:2], on_three])
+    assert remove(three) == 6
+    assert not list(tools.bench.state.tree)
+    assert not list(tools.root.rglob("*.kvb*"))
+
+
+def test_what_a_sequence_shares_with_another_keeps_its_windows() -> None:
+    bench = Bench()
+    blocks = bench.put(TOKENS)
+    windows = hang(bench, blocks)
+    other = bench.put([*range(4), 70])
+    shared = samples.window(NS, blocks[0], TOKENS[:4], 0)
+    bench.try_put([shared])
+    removed, _ = bench.store.remove_seq(NAMESPACE, [block.key for block in blocks])
+    assert removed == 4
+    assert bench.in_tier(0) == keys_of([blocks[0], other[-1], shared])
+    assert not any(window.key in bench.state.tree for window in windows)
+
+
+def test_from_a_position_on_windows_go_with_their_blocks() -> None:
+    bench = Bench()
+    blocks = bench.put(TOKENS)
+    windows = hang(bench, blocks)
+    bench.store.remove_seq(NAMESPACE, [block.key for block in blocks[2:]])
+    assert bench.in_tier(0) == keys_of([*blocks[:2], windows[0]])
+
+
+def orphaned(tools: Tools) -> samples.SampleBlock:
+    """A window block whose block was damaged, and is put aside."""
+    blocks = tools.put(TOKENS[:4])
+    window = samples.window(NS, blocks[0], TOKENS[:4], 0)
+    assert tools.bench.try_put([window])[0].stored
+    tools.bench.store.run_pending()
+    for tier in ("ram", "local"):
+        tools.flip(tools.file(tier, blocks[0].key), 4100)
+    assert tools.bench.store.report_corrupt(NAMESPACE, blocks[0].key)
+    assert {record.key for record in tools.bench.state.tree} == {window.key}
+    return window
+
+
+def test_a_window_whose_block_is_gone_can_be_removed(tools: Tools) -> None:
+    window = orphaned(tools)
+    (line,) = tools.chains()
+    assert (line.key, line.complete, line.own_blocks) == (window.key, False, 1)
+    assert tools.admin.remove(Selection(), dry_run=False).blocks == 1
+    assert not list(tools.root.rglob("*.kvb*"))
+
+
+def test_a_window_whose_block_is_gone_is_collected(tools: Tools) -> None:
+    orphaned(tools)
+    assert collect(tools)["unreachable"][0] == 1
+    assert not list(tools.bench.state.tree)
+
+
+def test_a_rule_that_forbids_the_model_takes_a_window_whose_block_is_gone(tools: Tools) -> None:
+    orphaned(tools)
+    terms = replace(tools.bench.state.terms.unknown, refusal="a rule", remove=True)
+    tools.bench.store.set_terms(lambda _: terms)
+    tools.bench.store.run_pending()
+    assert not list(tools.bench.state.tree)
