@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
 from ollama_tiering.store.blockfile import MAX_ROWS
 from ollama_tiering.store.key import BlockKey, as_key, as_namespace
-from ollama_tiering.store.lookup import PIECE_BLOCKS
+from ollama_tiering.store.lookup import MAX_ATTACHED, PIECE_BLOCKS
 from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import MatchedBlock
+from ollama_tiering.store.report import AttachedBlock, MatchedBlock
 from ollama_tiering.store.tiered import TieredStore
 
 MAX_KEYS: Final = 1 << 16  # in one message
@@ -43,12 +44,43 @@ class LookUps:
         for start in range(0, len(request.keys), PIECE_BLOCKS):
             keys += map(as_key, request.keys[start : start + PIECE_BLOCKS])
             await others()
-        response = pb.HasResponse()
+        response, hanging = pb.HasResponse(), _Hanging()
         pieces = self._store.match_in_pieces(namespace, keys, tokens, request.block_tokens)
         for found in pieces:
+            hanging.note(len(response.blocks), found)
             _add(response, found)
             await others()
+        hanging.add_to(response)
         return response
+
+
+class _Hanging:
+    """The window blocks of one answer. When there are too many, those of its first blocks go: a
+    client resumes as late as it can.
+    """
+
+    def __init__(self) -> None:
+        self._of: deque[tuple[int, tuple[AttachedBlock, ...]]] = deque()  # block of the answer
+        self._count = 0
+
+    def note(self, first: int, found: Sequence[MatchedBlock]) -> None:
+        """`found` are the blocks of the answer from number `first` on."""
+        for at, block in enumerate(found, first):
+            if block.attached:
+                self._of.append((at, block.attached))
+                self._count += len(block.attached)
+        while self._count > MAX_ATTACHED:
+            self._count -= len(self._of.popleft()[1])
+
+    def add_to(self, response: pb.HasResponse) -> None:
+        for at, attached in self._of:
+            add = response.blocks[at].attached.add
+            for one in attached:
+                info = add()
+                info.key = one.key
+                info.stored_bytes = one.stored_bytes
+                info.raw_bytes = one.raw_bytes
+                info.expected_seconds = one.expected_seconds
 
 
 def check_count(count: int, what: str) -> None:

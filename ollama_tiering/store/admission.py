@@ -197,7 +197,8 @@ class Admission:
         return self.charges(level) and self.daily.exhausted
 
     def _too_short(self, record: BlockRecord) -> bool:
-        rows, least = record.rows, self.policy.min_tokens
+        # A window block's tokens are those of the block it hangs on.
+        rows, least = 0 if record.window else record.rows, self.policy.min_tokens
         for one in self._state.tree.ancestors(record.parent) if rows < least else ():
             rows += one.rows
             if rows >= least:

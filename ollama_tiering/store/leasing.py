@@ -103,7 +103,7 @@ class Leaser:
                 break
         for start in reversed(range(0, len(records), PIECE_BLOCKS)):  # the leaf is used first
             with state.lock:
-                state.touch(reversed(records[start : start + PIECE_BLOCKS]))
+                self._use(records[start : start + PIECE_BLOCKS])
         blocks: list[Awaited] = []
         for record in records:
             block = self.locate(record)
@@ -145,6 +145,18 @@ class Leaser:
             for key in held:
                 state.pin(key)
         return records
+
+    def _use(self, records: Sequence[BlockRecord]) -> None:
+        """Of a window block this is the hit: the look-up before was one of its chain only, and no
+        prompt matches it. So it is protected as the chain is, and worth the disk. Lock held.
+        """
+        state = self._state
+        state.touch(reversed(records))
+        windows = [record for record in reversed(records) if record.window]
+        if windows:
+            state.touch(windows, hit=True)
+            for window in windows:
+                state.admission.used((window,))
 
     def locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy a client can read whose file is there. Without the lock, pinned."""

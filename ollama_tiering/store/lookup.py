@@ -2,20 +2,27 @@
 
 In pieces: the lock is held for PIECE_BLOCKS blocks at a time, whatever the length of the prompt, so
 others get their turn in between. What is evicted meanwhile makes the match end earlier.
+
+Window blocks are named with the block they hang on, but a look-up is no use of them: which of them
+a client takes only its fetch tells (leasing.py), and those it never takes are the first to go.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
 from ollama_tiering.store.level import REFUSED
-from ollama_tiering.store.report import MatchedBlock
+from ollama_tiering.store.report import AttachedBlock, MatchedBlock
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tree import BlockRecord
 
 PIECE_BLOCKS: Final = 512  # a look-up of so many takes a fraction of a millisecond
+MAX_ATTACHED: Final = 4096  # window blocks of a piece, and of an answer: those of its last blocks
+MOST_ON_ONE: Final = 64  # ... of one block: those used last
 
 _Found = list[tuple[BlockRecord, int]]  # and how many of its rows match
 
@@ -94,6 +101,7 @@ def _described(state: StoreState, piece: _Found) -> list[MatchedBlock]:
     speeds, resting = state.speeds(), state.resting()
     kinds = [level.tier.kind for level in state.levels]
     per_block, per_byte = speeds[0]
+    attached = _attached(state, piece, speeds, resting)
     blocks = []
     for record, rows in piece:
         file_bytes = stored_bytes = record.file_bytes
@@ -104,10 +112,52 @@ def _described(state: StoreState, piece: _Found) -> list[MatchedBlock]:
             stored_bytes = record.bytes_at(nearest)
         blocks.append(
             MatchedBlock(
-                record.key, rows, record.rows, kinds[nearest], stored_bytes, file_bytes, seconds
+                record.key,
+                rows,
+                record.rows,
+                kinds[nearest],
+                stored_bytes,
+                file_bytes,
+                seconds,
+                attached.get(record.key, ()) if attached else (),
             )
         )
     return blocks
+
+
+def _attached(
+    state: StoreState,
+    piece: _Found,
+    speeds: Sequence[tuple[float, float]],
+    resting: Sequence[int],
+) -> dict[BlockKey, tuple[AttachedBlock, ...]]:
+    """The window blocks that can be had now, by the block they hang on."""
+    attached: dict[BlockKey, tuple[AttachedBlock, ...]] = {}
+    if not piece or not state.tree.has_windows(piece[0][0].namespace):
+        return attached
+    left = MAX_ATTACHED
+    for record, _ in reversed(piece):
+        windows = state.tree.windows(record.key)
+        if resting:
+            windows = [one for one in windows if not one.levels.issubset(resting)]
+        if len(windows) > MOST_ON_ONE:
+            windows = heapq.nlargest(MOST_ON_ONE, windows, key=attrgetter("last_use"))
+        if len(windows) > left:
+            break
+        if windows:
+            left -= len(windows)
+            attached[record.key] = tuple(_named(state, one, speeds, resting) for one in windows)
+    return attached
+
+
+def _named(
+    state: StoreState,
+    window: BlockRecord,
+    speeds: Sequence[tuple[float, float]],
+    resting: Sequence[int],
+) -> AttachedBlock:
+    nearest, seconds = state.nearest(window, speeds, resting)
+    return AttachedBlock(window.key, window.bytes_at(nearest), window.file_bytes, seconds)
 
 
 def _use(state: StoreState, found: _Found) -> Iterator[list[MatchedBlock]]:

@@ -13,6 +13,15 @@ from ollama_tiering.store.terms import Terms
 from ollama_tiering.store.tier import TierKind, TierStats
 
 
+class AttachedBlock(NamedTuple):
+    """A window block that hangs on a matched one and can be had now."""
+
+    key: BlockKey
+    stored_bytes: int
+    raw_bytes: int  # once decoded
+    expected_seconds: float
+
+
 class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dataclass
     key: BlockKey
     rows: int  # that match the prompt
@@ -21,6 +30,7 @@ class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dat
     stored_bytes: int
     raw_bytes: int  # once decoded
     expected_seconds: float
+    attached: tuple[AttachedBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

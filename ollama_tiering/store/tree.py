@@ -34,7 +34,7 @@ class BlockRecord:
     file_bytes: int  # of the raw file, which clients see
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
-    hits: int = 0  # how often a prompt matched it
+    hits: int = 0  # how often a prompt matched it; of a window block, how often it was fetched
     levels: frozenset[int] = NO_LEVELS  # indices of the tiers that hold it
     encoded: dict[int, int] = field(default_factory=dict)  # those that hold it encoded: file bytes
 
@@ -66,6 +66,7 @@ class BlockTree:
         self._children: dict[bytes, BlockRecord | list[BlockRecord]] = {}
         self._namespaces: dict[NamespaceId, NamespaceId] = {}  # each once in memory
         self._counts: Counter[NamespaceId] = Counter()
+        self._window_counts: Counter[NamespaceId] = Counter()  # those without any are not in it
 
     def __len__(self) -> int:
         return len(self._records)
@@ -90,6 +91,8 @@ class BlockTree:
             record.parent = record.namespace
         self._records[record.key] = record
         self._counts[record.namespace] += 1
+        if record.window:
+            self._window_counts[record.namespace] += 1
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = record
@@ -105,6 +108,10 @@ class BlockTree:
         self._counts[record.namespace] -= 1
         if not self._counts[record.namespace]:
             del self._counts[record.namespace]
+        if record.window:
+            self._window_counts[record.namespace] -= 1
+            if not self._window_counts[record.namespace]:
+                del self._window_counts[record.namespace]
         siblings = self._children[record.parent]
         if not isinstance(siblings, list):
             del self._children[record.parent]
@@ -130,6 +137,18 @@ class BlockTree:
     def windows(self, key: bytes) -> list[BlockRecord]:
         """The window blocks that hang on a block."""
         return list(takewhile(lambda record: record.window, self.children(key)))
+
+    def is_end(self, record: BlockRecord) -> bool:
+        """Whether a chain ends with it. A window block whose block is gone stands for itself, or
+        nobody would ever remove it.
+        """
+        if record.window:
+            return record.parent not in self._records
+        return not self.child_count(record.key)
+
+    def has_windows(self, namespace: NamespaceId) -> bool:
+        """Whether any of its blocks has some: where not, a look-up need not ask each."""
+        return namespace in self._window_counts
 
     def shared_rows(self, record: BlockRecord) -> int | None:
         """Leading rows that it shares with the sibling nearest to it; None: it has no sibling."""

@@ -1,0 +1,178 @@
+"""A look-up names the window blocks of what it finds; they count as used when they are fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from ollama_tiering.sidecar import look_up
+from ollama_tiering.store import lookup, samples
+from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.policy import SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.report import MatchedBlock
+from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+
+TOKENS = list(range(10))  # two whole blocks and a tail of two
+
+
+def hang(
+    bench: Bench, block: samples.SampleBlock, tokens: Sequence[int], first: int = 0
+) -> samples.SampleBlock:
+    """Stores a window block on one with these tokens, from one of its rows on."""
+    position = read_meta(buffer_reader(block.data), len(block.data)).first_position
+    window = samples.window(NS, block, tokens, position, first)
+    assert all(result.stored for result in bench.try_put([window]))
+    bench.tick()
+    return window
+
+
+def hang_on_all(bench: Bench, blocks: list[samples.SampleBlock]) -> list[samples.SampleBlock]:
+    parts = [TOKENS[at : at + BLOCK_TOKENS] for at in range(0, len(TOKENS), BLOCK_TOKENS)]
+    return [hang(bench, block, part) for block, part in zip(blocks, parts, strict=True)]
+
+
+def attached(found: list[MatchedBlock]) -> list[set[BlockKey]]:
+    return [{one.key for one in block.attached} for block in found]
+
+
+def answer(bench: Bench, tokens: list[int]) -> pb.HasResponse:
+    data = tokens_to_bytes(tokens)
+    keys = prefix_chain(NAMESPACE, data, BLOCK_TOKENS)
+    request = pb.HasRequest(namespace=NAMESPACE, keys=keys, tokens=data, block_tokens=BLOCK_TOKENS)
+    return asyncio.run(look_up.LookUps(bench.store).answer(request))
+
+
+def test_every_block_that_is_found_names_its_windows() -> None:
+    bench = Bench()
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    more = hang(bench, bench.put(TOKENS)[1], TOKENS[4:8], first=2)
+    found = bench.match([*TOKENS[:9], 77])  # of the last block one row
+    assert [block.rows for block in found] == [4, 4, 1]
+    assert attached(found) == [
+        {windows[0].key},
+        {windows[1].key, more.key},
+        {windows[2].key},
+    ]
+    assert attached(bench.match(TOKENS[:4])) == [{windows[0].key}]
+
+
+def test_it_says_how_large_they_are_and_how_soon_they_could_be_had() -> None:
+    bench = Bench()
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    (one,) = bench.match(TOKENS)[0].attached
+    record = bench.state.tree.get(windows[0].key)
+    assert record is not None
+    nearest, seconds = bench.state.nearest(record, bench.state.speeds())
+    assert nearest == 0
+    assert one == (windows[0].key, FILE_BYTES, FILE_BYTES, seconds)
+    (named,) = answer(bench, TOKENS).blocks[0].attached
+    assert (named.key, named.stored_bytes, named.raw_bytes, named.expected_seconds) == one
+
+
+def test_a_window_that_is_out_of_reach_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    bench.store.run_pending()
+    with bench.state.lock:
+        assert bench.state.drop_copy(bench.state.levels[0], windows[1].key)
+    assert bench.match(TOKENS)[1].attached
+    monkeypatch.setattr(bench.state, "resting", lambda: [1])
+    assert attached(bench.match(TOKENS)) == [{windows[0].key}, set(), {windows[2].key}]
+
+
+def test_of_many_on_one_block_those_used_last_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "MOST_ON_ONE", 2)
+    bench = Bench(ram=16)
+    block = bench.put(TOKENS[:4])[0]
+    windows = [hang(bench, block, TOKENS[:4], first) for first in range(4)]
+    assert attached(bench.match(TOKENS)) == [keys_of(windows[2:])]
+    bench.store.release(bench.lease(windows[:1]))
+    assert attached(bench.match(TOKENS)) == [keys_of([windows[0], windows[3]])]
+
+
+def test_of_too_many_in_one_answer_those_of_the_last_blocks_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    for most, piece in ((2, 512), (2, 1), (1, 2), (3, 1)):
+        monkeypatch.setattr(lookup, "MAX_ATTACHED", most)
+        monkeypatch.setattr(look_up, "MAX_ATTACHED", most)
+        for module in (lookup, look_up):
+            monkeypatch.setattr(module, "PIECE_BLOCKS", piece)
+        named = [[one.key for one in block.attached] for block in answer(bench, TOKENS).blocks]
+        wanted = [[window.key] for window in windows]
+        wanted[: 3 - most] = [[]] * (3 - most)
+        assert named == wanted
+
+
+def test_a_model_without_windows_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    blocks = bench.put(TOKENS)
+    tree = bench.state.tree
+    windows = hang_on_all(bench, blocks)
+    assert tree.has_windows(NAMESPACE)
+    for window in windows:
+        for level in bench.state.levels:
+            with bench.state.lock:
+                bench.state.forget_copy(level, window.key)
+    assert not tree.has_windows(NAMESPACE)
+
+    def refuse(key: bytes) -> None:
+        raise AssertionError("asked for each block")
+
+    monkeypatch.setattr(tree, "windows", refuse)
+    assert attached(bench.match(TOKENS)) == [set(), set(), set()]
+
+
+def test_a_look_up_is_no_use_of_a_window_and_its_fetch_is() -> None:
+    bench = Bench()
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    bench.match(TOKENS)
+    probation, protected = (set(part) for part in bench.state.levels[0].lru.segments())
+    assert probation == keys_of(windows)
+    assert not protected & keys_of(windows)
+    bench.store.release(bench.lease(windows[1:]))
+    probation, protected = (set(part) for part in bench.state.levels[0].lru.segments())
+    assert probation == {windows[0].key}
+    assert protected > keys_of(windows[1:])
+    hits = [record.hits for one in windows if (record := bench.state.tree.get(one.key))]
+    assert hits == [0, 1, 1]
+
+
+def test_a_window_that_was_fetched_outlives_what_was_only_written() -> None:
+    bench = Bench(ram=None, local=8)
+    blocks = bench.put(TOKENS)
+    windows = hang_on_all(bench, blocks)
+    bench.match(TOKENS)
+    bench.store.release(bench.lease(windows[2:]))
+    for token in range(200, 230):
+        bench.put([token])
+    assert keys_of(blocks) <= bench.in_tier(0)
+    assert bench.in_tier(0) & keys_of(windows) == {windows[2].key}
+
+
+def test_under_second_touch_a_fetch_is_what_makes_a_window_worth_the_disk() -> None:
+    bench = Bench(policy=StorePolicy(admission=SECOND_TOUCH))
+    windows = hang_on_all(bench, bench.put(TOKENS))
+    bench.match(TOKENS)
+    bench.store.run_pending()
+    assert not bench.in_tier(1) & keys_of(windows)
+    bench.store.release(bench.lease(windows[1:2]))
+    bench.store.run_pending()
+    assert bench.in_tier(1) & keys_of(windows) == {windows[1].key}
+
+
+def test_the_rows_of_a_window_do_not_make_a_prefix_longer() -> None:
+    bench = Bench(policy=StorePolicy(min_tokens=5))
+    short = bench.put(TOKENS[:4])
+    window = hang(bench, short[0], TOKENS[:4])
+    long = bench.put([*range(50, 56)])
+    other = hang(bench, long[1], [54, 55])
+    bench.store.run_pending()
+    assert bench.in_tier(1) == keys_of([*long, other])
+    assert bench.in_tier(0) >= keys_of([*short, window])
