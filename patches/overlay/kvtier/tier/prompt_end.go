@@ -24,7 +24,7 @@ func (ts *slot) beforeLaunch(t *Tier, held int) {
 func (ts *slot) notePromptEnd(t *Tier) {
 	end := ts.prompt - 1
 	restored := ts.resumed == end && ts.resumed > ts.memory
-	if restored || end < max(1, t.config.MinTokens) || end > ts.taint || !t.config.Snapshot || !t.up() {
+	if restored || end < max(1, t.config.MinTokens) || !t.config.Snapshot || !t.up() {
 		return
 	}
 	p := &promptEnd{end: end}

@@ -232,6 +232,35 @@ func TestTierAnEarlierCheckpointComesBackAfterTheContentHasGrown(t *testing.T) {
 	}
 }
 
+func TestTierStatesBehindWhatIsExactAreNotStored(t *testing.T) {
+	f, states := tierFakeOfStates(t, tierInputs(0, 300), 100, 228)
+	f.Lock()
+	f.tier.Doubt(0, 150)
+	f.Unlock()
+	f.finish(0)
+	f.drop(0, 0)
+	states.Drop(0, 0)
+	if got := f.ask(t, 1, tierInputs(0, 320)); got != 100 {
+		t.Fatalf("resumes at %d", got)
+	}
+	states.goesOnFrom(t, f, 1, 100)
+}
+
+// A runner that is killed in the middle of a prompt.
+func TestTierStatesOfWholeBlocksAreStoredBeforeTheContentEnds(t *testing.T) {
+	for checkpoint, want := range map[int]int{128: 128, 192: 192, 200: 128} {
+		f, states := tierFakeOfStates(t, tierInputs(0, 300), 128, checkpoint)
+		f.Lock()
+		f.tier.Progress(0, tier.Text(tierTokens(tierInputs(0, 256))), nil)
+		f.Unlock()
+		f.flush()
+		if got := f.ask(t, 1, tierInputs(0, 320)); got != want {
+			t.Fatalf("checkpoint at %d: resumes at %d, want %d", checkpoint, got, want)
+		}
+		states.goesOnFrom(t, f, 1, want)
+	}
+}
+
 func TestTierStatesAreSavedBeforeTheirSlotGoesOn(t *testing.T) {
 	f, states := tierFakeOfStates(t, tierInputs(0, 300), 228)
 	f.Lock()
