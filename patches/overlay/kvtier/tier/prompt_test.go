@@ -179,6 +179,25 @@ func TestARestoreThatFallsShortEndsBeforeASpan(t *testing.T) {
 	}
 }
 
+func TestNothingIsReadBehindTheStartOfASpanThatIsNotStoredWhole(t *testing.T) {
+	tier, store := withSidecar(t, 1, 150, tierpb.Tier_TIER_RAM)
+	tokens := tokensFrom(0, 192)
+	tier.Prefetch(t.Context(), &tokens[0], Prompt{Tokens: tokens, Spans: []Span{{120, 160}}}, len(tokens), tier.held0)
+	if got := tier.restoreFor(0, tokens, 0); got != 120 || store.asked != 2 {
+		t.Errorf("resumes at %d, %d blocks were read", got, store.asked)
+	}
+}
+
+func TestASpanThatHasTheLastInputIsSaidToBeComputed(t *testing.T) {
+	tier := withSidecarOnly(t, 192)
+	tokens := tokensFrom(0, 192)
+	l := tier.prefetch(t.Context(), Prompt{Tokens: tokens, Spans: []Span{{180, 191}}}, len(tokens), tier.held0)
+	defer l.close()
+	if got := l.explain(180, len(tokens), shortfall{}); got != (shortfall{notText, 180}) {
+		t.Errorf("why it is computed: %v", got)
+	}
+}
+
 func TestAPlanUntilAPositionReadsNothingBehindIt(t *testing.T) {
 	var blocks []*tierpb.BlockInfo
 	for range 3 {

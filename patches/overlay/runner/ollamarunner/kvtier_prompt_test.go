@@ -251,16 +251,17 @@ func TestTierABlockThatIsNotWholeIsFoundWithItsImage(t *testing.T) {
 	}
 }
 
-// An image of gemma3 is computed without a mask: its rows see what comes after them in their batch.
+// An image of gemma3 is computed without a mask: its rows see what comes after them in their batch. What comes before it ends
+// before its span, for there a window is of use.
 func TestTierRowsThatSeeWhatComesAfterThemAreNeverStored(t *testing.T) {
 	for _, unmasked := range []bool{false, true} {
-		f := newTierFakeWithSidecar(t)
+		f := newTierFakeWithSidecarOf(t, tierTestWindow)
 		pictures := tierPictures{newMultimodalStore()}
-		inputs := append(tierInputs(0, 80), pictures.of("cat", 4))
-		inputs = tierArranged(t, &gemma3.Model{}, append(inputs, tierInputs(500, 600)...)...)
-		var batch input.Batch // its first input is the prompt's at 60
+		inputs := append(tierInputs(0, 60), pictures.of("cat", 4))
+		inputs = tierArranged(t, &gemma3.Model{}, append(inputs, tierInputs(500, 520)...)...)
+		var batch input.Batch // its first input is the prompt's at 40
 		for i := range 40 {
-			batch.Positions, batch.Sequences = append(batch.Positions, int32(60+i)), append(batch.Sequences, 0)
+			batch.Positions, batch.Sequences = append(batch.Positions, int32(40+i)), append(batch.Sequences, 0)
 		}
 		var except []int
 		if unmasked {
@@ -270,14 +271,14 @@ func TestTierRowsThatSeeWhatComesAfterThemAreNeverStored(t *testing.T) {
 		cache := f.server.cache.cache.(*kvcache.WrapperCache)
 		cache.SetLayerType(1)
 		cache.UnderlyingCache().(*kvcache.Causal).SetCausal(nil, kvcache.CausalOptions{Except: except})
-		tierBuilt(7, batch, inputs[60:100], nil)
+		tierBuilt(7, batch, inputs[40:80], nil)
 		f.Unlock()
 		tierComputeEnd(7)
 		f.fill(0, inputs, 3)
 		f.finishOf(0, pictures)
 		f.drop(0, 0)
-		want := map[bool]int{false: len(inputs) - 1, true: 80}[unmasked]
-		if got := f.askFor(t, 1, pictures, inputs); got != want {
+		want := map[bool]int{false: len(inputs), true: 60}[unmasked]
+		if got := f.askFor(t, 1, pictures, append(inputs, tierInputs(600, 602)...)); got != want {
 			t.Errorf("unmasked %v: resumes at %d, want %d", unmasked, got, want)
 		}
 	}
