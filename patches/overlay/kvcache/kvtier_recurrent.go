@@ -203,7 +203,6 @@ func (s *tierStates) Occupy(slot, from int, cells []int32) {
 		}
 		c.slotForSeq[slot], c.refCount[row] = row, 1
 	}
-	delete(c.pendingRestore, slot)
 	store := c.checkpoints[0]
 	store.entries[cells[0]].pos = int32(from)
 	store.pruneAfter(int32(from))
@@ -212,7 +211,6 @@ func (s *tierStates) Occupy(slot, from int, cells []int32) {
 // Drop takes the states of the slot away, whole: what is computed next begins with zeros, as in Remove.
 func (s *tierStates) Drop(slot, _ int) {
 	c := s.cache
-	delete(c.pendingRestore, slot)
 	row, used := c.slotForSeq[slot]
 	if !used {
 		return
