@@ -24,7 +24,7 @@ func (ts *slot) beforeLaunch(t *Tier, held int) {
 func (ts *slot) notePromptEnd(t *Tier) {
 	end := ts.prompt - 1
 	restored := ts.resumed == end && ts.resumed > ts.memory
-	if restored || end < max(1, t.config.MinTokens) || !t.config.Snapshot || !t.up() {
+	if restored || end < max(1, t.config.MinTokens) || !t.config.Snapshot || !t.up() || t.refused.Load() {
 		return
 	}
 	p := &promptEnd{end: end}
@@ -65,6 +65,13 @@ func (ts *slot) keepPromptEnd(t *Tier) {
 		}
 	}
 	p.blocks = blocks
+}
+
+// dropPromptEnd forgets what was noted and not copied.
+func (ts *slot) dropPromptEnd() {
+	if p := ts.lineage.promptEnd; p != nil && p.blocks == nil {
+		ts.lineage.promptEnd = nil
+	}
 }
 
 // layOut returns the blocks of each window, without what their tokens say, and how many bytes they take.

@@ -102,7 +102,11 @@ func (t *Tier) Progress(slot int, p Prompt, after []int) {
 // can't be told from others; prefill is how long computing the prompt took. The caller holds the lock.
 func (t *Tier) Finished(slot int, p Prompt, prefill time.Duration) {
 	ts := &t.slots[slot]
-	ts.keepPromptEnd(t) // of an answer of one token
+	if len(t.host.Running()) == 0 {
+		ts.keepPromptEnd(t) // of an answer of one token
+	} else {
+		ts.dropPromptEnd() // ended while its last batch is computed, for want of context: its rows are not there yet
+	}
 	ts.note(p, t.host.Running())
 	ts.lineage.finished = true
 	t.work.add(ts.lineage) // before it is counted: see report

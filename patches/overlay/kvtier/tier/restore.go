@@ -82,6 +82,9 @@ func (t *Tier) undo(slot, memory int) int {
 		t.model.Windows[i].Rows.Drop(slot, 0)
 	}
 	t.rows.Drop(slot, memory)
+	for _, l := range t.slots[slot].older {
+		l.present = min(l.present, memory)
+	}
 	return memory
 }
 

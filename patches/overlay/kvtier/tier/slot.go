@@ -130,7 +130,7 @@ func (ts *slot) discard(t *Tier, keep int) {
 func (t *Tier) held() (bytes int) {
 	for i := range t.slots {
 		bytes += t.slots[i].lineage.promptEnd.held()
-		for _, l := range t.slots[i].older {
+		for _, l := range append([]*lineage{t.slots[i].lineage}, t.slots[i].older...) {
 			for _, b := range l.blocks {
 				if b.copied {
 					bytes += len(b.file)

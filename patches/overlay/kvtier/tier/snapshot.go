@@ -47,12 +47,17 @@ func (t *Tier) snapshotGuarded(l *lineage) (err error) {
 	return t.snapshot(l)
 }
 
+// planned returns what is to be stored of a lineage now, and the batches that must have been computed before.
+func (t *Tier) planned(l *lineage) (blocks []*block, after []int) {
+	t.host.Lock()
+	defer t.host.Unlock() // also after a panic: whoever recovers takes the lock again
+	l.plan(t)
+	return slices.Clone(l.blocks), l.after
+}
+
 // snapshot stores the blocks of a lineage that are not stored yet.
 func (t *Tier) snapshot(l *lineage) error {
-	t.host.Lock()
-	l.plan(t)
-	blocks, after := slices.Clone(l.blocks), l.after
-	t.host.Unlock()
+	blocks, after := t.planned(l)
 	if len(blocks) == 0 {
 		return nil
 	}
@@ -114,6 +119,7 @@ reserved:
 		b, r := blocks[ready], reservations[ready]
 		switch r.Outcome {
 		case tierpb.Reservation_OUTCOME_RESERVED:
+			t.refused.Store(false)
 			b.id, b.path = r.Id, r.Path
 			fill = append(fill, b)
 		case tierpb.Reservation_OUTCOME_PRESENT:
@@ -132,6 +138,7 @@ reserved:
 
 // sayRefused logs once that a rule of the sidecar's settings keeps this model out: that lasts until they change.
 func (t *Tier) sayRefused(reason string) {
+	t.refused.Store(reason != "")
 	if reason != "" && reason != t.refusal {
 		t.refusal = reason
 		slog.Info("kv tiering: nothing of this model is stored", "reason", reason)

@@ -36,6 +36,7 @@ type Tier struct {
 	reports atomic.Int32 // reports of damage on their way
 	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
 	staging []byte       // what is copied out of the cells at once; the snapshot loop's
+	refused atomic.Bool  // the sidecar took nothing of this model when it was last asked to
 	refusal string       // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
 
 	slots []slot // guarded by the Host's lock

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 
 	"github.com/ollama/ollama/kvtier"
@@ -121,7 +122,7 @@ func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.
 	var bad error
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
 		n := len(found)
-		opened, err := t.openWindow(r, parts[n], keys[n])
+		opened, err := t.openWindowInTime(ctx, r, parts[n], keys[n])
 		if err != nil {
 			t.reportDamage(keys[n], err)
 			bad = err
@@ -145,6 +146,34 @@ func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.
 		return found, windowMissing
 	}
 	return found, unexplained
+}
+
+// openWindowInTime is openWindow, but not beyond the context's end: a read that hangs in the kernel must not hold the request.
+// Until it has come back nothing else is fetched.
+func (t *Tier) openWindowInTime(
+	ctx context.Context, r *tierpb.GetResponse, part windowPart, key kvtier.Key,
+) (fetchedWindow, error) {
+	type outcome struct {
+		window fetchedWindow
+		err    error
+	}
+	opened := make(chan outcome, 1)
+	go func() {
+		window, err := t.openWindow(r, part, key)
+		opened <- outcome{window, err}
+	}()
+	select {
+	case o := <-opened:
+		return o.window, o.err
+	case <-ctx.Done():
+		t.late.Add(1)
+		go func() {
+			defer t.late.Add(-1)
+			late := <-opened
+			late.window.close()
+		}()
+		return fetchedWindow{}, errLate
+	}
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.
@@ -173,11 +202,20 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key
 }
 
 // windowsFit reports whether the fetched windows can have the cells they lay in: no other slot, and no batch that is built,
-// has one.
+// has one, nor the end of a prompt that is still to be copied.
 func (t *Tier) windowsFit(f *fetch, slot int) bool {
 	for i := range t.model.Windows {
 		w := &t.model.Windows[i]
-		if !w.Rows.Free(slot, f.windowCells(w), t.host.AvoidWindow(w.Child)) {
+		avoid := make(map[int32]struct{})
+		maps.Copy(avoid, t.host.AvoidWindow(w.Child))
+		for n := range t.slots {
+			if p := t.slots[n].lineage.promptEnd; p != nil && p.blocks == nil { // still to be copied
+				for _, cell := range p.cells[i] {
+					avoid[cell] = struct{}{}
+				}
+			}
+		}
+		if !w.Rows.Free(slot, f.windowCells(w), avoid) {
 			return false
 		}
 	}

@@ -87,8 +87,10 @@ func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
 	replayDiscard(slot, numPast)
 	if t := tier.Active(); t != nil {
 		defer tier.Guard("discard")
+		if engineHost.Load().noteStale(numPast) {
+			numPast = 0
+		}
 		t.BeforeDiscard(slot.Id, int(numPast))
-		engineHost.Load().noteStale(numPast)
 	}
 }
 

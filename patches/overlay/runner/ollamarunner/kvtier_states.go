@@ -11,8 +11,9 @@ type tierResumes interface {
 	KVTierResume(seq int, to int32) int32
 }
 
-// noteStale notes whether the states that stock is about to go back to, for a slot that keeps its first numPast rows, may be
+// noteStale notes, and reports, whether the states that stock is about to go back to, for a slot that keeps its first numPast rows, may be
 // changed afterwards. The caller holds Server.mu; with it held no batch is begun, but those that were begun may end.
-func (h *tierHost) noteStale(numPast int32) {
+func (h *tierHost) noteStale(numPast int32) bool {
 	h.stale = h.states > 0 && numPast > 0 && len(h.batches.pendingWindow(h.states)) > 0
+	return h.stale
 }

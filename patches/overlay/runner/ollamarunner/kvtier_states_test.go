@@ -316,6 +316,25 @@ func TestTierARequestThatHasWaitedIsNotComputedFromChangedStates(t *testing.T) {
 	}
 }
 
+func TestTierWhatThatRequestThrowsAwayIsStoredAsItWas(t *testing.T) {
+	f, states := tierFakeOfStates(t, tierInputs(0, 300), 228)
+	slot := &f.server.cache.slots[0]
+	f.Lock()
+	tierFinished(&Sequence{cache: slot})
+	f.batches.builtWindow(7, tierFakeStateChild, []int32{0})
+	tierBeforeDiscard(slot, 228)
+	tierRestore(slot, tierInputs(0, 520), 228, false)
+	f.batches.end(7)
+	f.fill(0, tierInputs(0, 300), 9) // computed again, with other bits
+	f.Unlock()
+	f.flush()
+	f.rows.Drop(0, 0)
+	if got := f.ask(t, 1, tierInputs(0, 320)); got != 228 {
+		t.Fatalf("resumes at %d", got)
+	}
+	states.goesOnFrom(t, f, 1, 228)
+}
+
 func TestTierStatesAreInTheNamespaceAndNoWindow(t *testing.T) {
 	w := tierStates(newTierFakeStates(), 3)
 	if got := tierWindowsExtra([]tier.Window{w}); got != "" {

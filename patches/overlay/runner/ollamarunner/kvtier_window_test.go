@@ -209,6 +209,44 @@ func TestTierAPromptThatComesAgainGoesOnBeforeItsLastToken(t *testing.T) {
 	}
 }
 
+// Without context to go on with, stock ends a sequence while the last batch of its prompt is being computed.
+func TestTierAPromptThatEndsBeforeItIsComputedIsNotKept(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	prompt, _ := tierTestPrompt(t, f)
+	f.Lock()
+	f.batches.built(7, nil)
+	f.batches.begin(7)
+	f.rows.Drop(0, 0)
+	f.fill(0, prompt, 3)
+	tierFinished(&Sequence{cache: &f.server.cache.slots[0]})
+	f.Unlock()
+	f.batches.end(7)
+	f.flush()
+	f.drop(0, 0)
+	if got := f.ask(t, 1, prompt); got != 0 {
+		t.Errorf("resumes at %d", got)
+	}
+}
+
+func TestTierARestoreLeavesTheEndOfAPromptAloneUntilItIsCopied(t *testing.T) {
+	f := newTierFakeWithSidecarOf(t, tierTestWindow)
+	other := tierInputs(5000, 5301)
+	f.fill(0, other[:300], 3)
+	f.finish(0)
+	f.drop(0, 0)
+	tierTestPrompt(t, f)
+	f.windows[0].Rows.Drop(0, 0) // stock has freed what the answer does not see
+	if got := f.ask(t, 1, other); got != 0 {
+		t.Errorf("resumes at %d, in cells of which the rows are still wanted", got)
+	}
+	f.Lock()
+	f.tier.BeforeLaunch(0, 301)
+	f.Unlock()
+	if got := f.ask(t, 1, other); got != 300 {
+		t.Errorf("afterwards: resumes at %d", got)
+	}
+}
+
 func TestTierAPromptWhoseAnswerTookItsCellsIsNotKept(t *testing.T) {
 	for name, change := range map[string]func(f tierFake){
 		"rows lost before the last batch": func(f tierFake) { f.windows[0].Rows.Drop(0, 250) },
