@@ -82,8 +82,10 @@ func (t *Tier) undo(slot, memory int) int {
 		t.model.Windows[i].Rows.Drop(slot, 0)
 	}
 	t.rows.Drop(slot, memory)
-	for _, l := range t.slots[slot].older {
-		l.present = min(l.present, memory)
+	if slot < len(t.slots) { // it is called after a panic, too
+		for _, l := range t.slots[slot].older {
+			l.present = min(l.present, memory)
+		}
 	}
 	return memory
 }
