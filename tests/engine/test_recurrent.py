@@ -24,6 +24,7 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 from tests.engine.harness import PREDICT, Result, Server, Sidecar, assert_same, text, wait_until
 from tests.engine.test_damage import make_checksums_right, rewrite
 from tests.engine.test_restore import LookupTooSlow, Rig, rigs, settings, until_heard
+from tests.engine.test_windows import restart_everything
 
 PAUSE_SECONDS = 0.1
 MODELS = ("conv", "delta", "mamba")  # short convolutions, the gated delta rule, Mamba 2
@@ -67,14 +68,6 @@ def ask(server: Server, model: str, prompt: str, **options: Any) -> Result:
     answer = server.generate(model, prompt, **CONTEXT, **options)
     time.sleep(PAUSE_SECONDS)
     return answer
-
-
-def restart_everything(rig: Rig, model: str) -> None:
-    rig.sidecar.settle(rig.server, model)
-    rig.server.unload(model)
-    rig.server.stop()
-    rig.sidecar.restart()
-    rig.server.start()
 
 
 @pytest.mark.timeout(300)
