@@ -1,9 +1,8 @@
 """Requests that wait for the one slot of a model with recurrent layers.
 
 When an answer ends, a batch with its last token is already built, and changes the states when it is
-computed. Who has waited for the slot gets it before that: stock (v0.17.1 to v0.24.0) copies the
-states of a checkpoint into it first, which that batch then changes. With tiering nobody goes on
-from such states, and nothing that follows from them is stored.
+computed. Whoever goes on from a checkpoint's states must not have them changed by it, and nothing
+that follows from such states may be stored.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier/rows"
@@ -313,6 +314,26 @@ func TestTierARequestThatHasWaitedIsNotComputedFromChangedStates(t *testing.T) {
 		if want := map[bool]int32{true: 0, false: 228}[late]; got != want || gone != late {
 			t.Errorf("%s: resumes at %d, want %d; all is gone: %v", name, got, want, gone)
 		}
+	}
+}
+
+func TestTierARequestWaitsForABatchThatHasBegun(t *testing.T) {
+	f, states := tierFakeOfStates(t, tierInputs(0, 300), 228)
+	f.finish(0)
+	slot := &f.server.cache.slots[0]
+	f.batches.builtWindow(7, tierFakeStateChild, []int32{0})
+	f.batches.begin(7)
+	ended := make(chan time.Time, 1)
+	time.AfterFunc(20*time.Millisecond, func() { ended <- time.Now(); f.batches.end(7) })
+	f.Lock()
+	defer f.Unlock()
+	tierBeforeDiscard(slot, 228)
+	if at := time.Now(); len(ended) == 0 || at.Before(<-ended) {
+		t.Error("it did not wait")
+	}
+	f.rows.Drop(0, 228)
+	if got := tierRestore(slot, tierInputs(0, 520), 228, false); got != 228 || states.Checkpoints(0) == nil {
+		t.Errorf("resumes at %d: what is in memory was thrown away", got)
 	}
 }
 
