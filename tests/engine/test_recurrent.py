@@ -62,8 +62,8 @@ rig = rigs(settings)
 
 
 def ask(server: Server, model: str, prompt: str, **options: Any) -> Result:
-    """One request, and then a pause: when an answer ends, a batch with its last token may be under
-    way, and stock lets it change the states that the next request goes on from.
+    """One request, and then a pause: when an answer ends, a batch with its last token is still to
+    be computed, which changes the states. Who does not wait for it: test_recurrent_queue.py.
     """
     answer = server.generate(model, prompt, **CONTEXT, **options)
     time.sleep(PAUSE_SECONDS)

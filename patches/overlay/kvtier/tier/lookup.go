@@ -51,7 +51,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if windows {
 		matched := plan.rows
 		end, seconds := t.lastWindows(p, has.Blocks, encoded, l.memory+t.config.MinTokens, matched)
-		if plan = planFetch(has.Blocks, l.memory, end); end < matched {
+		if plan = plan.until(end); end < matched {
 			l.short = t.windowShortfall(matched, end)
 		}
 		if plan.windowSeconds = seconds; end-l.memory < t.config.MinTokens {

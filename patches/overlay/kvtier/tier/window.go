@@ -9,8 +9,9 @@ import (
 )
 
 // Window is a cache of layers that keep only the last rows of a slot (sliding windows). Its rows are stored beside the chain, in
-// window blocks, when a content ends, for that is the one position from which a runner could go on with them in memory. They
-// come back there only, all of them, and in the cells they lay in: elsewhere they would be summed in another order.
+// window blocks, when a content ends, for that is the one position from which a runner could go on with them in memory, and before
+// the last token of a prompt (prompt_end.go). They come back there only, all of them, and in the cells they lay in: elsewhere they
+// would be summed in another order.
 //
 // The states of recurrent layers are a window of one row, which has all of them. There are some at checkpoints, wherever the
 // runner has noted them.
