@@ -1,4 +1,6 @@
-"""A block that a client found damaged: every copy is read again, what is damaged quarantined."""
+"""A block that a client could not use: every copy is read again, what is damaged quarantined. The
+end of a window whose other blocks are gone is dropped: while it is there nobody stores it anew.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def check(state: StoreState, namespace: NamespaceId, key: BlockKey) -> bool:
-    """True when a copy of the block was damaged and is quarantined now."""
+    """True when a copy of the block was damaged and is quarantined, or parted and is dropped."""
     with state.lock:
         record = state.tree.get(key)
         if record is None or record.namespace != namespace:
@@ -24,10 +26,38 @@ def check(state: StoreState, namespace: NamespaceId, key: BlockKey) -> bool:
         levels = [state.levels[index] for index in sorted(reached)]
         state.pin(key)
     try:
-        return any([_damaged(state, level, record) for level in levels])
+        if any([_damaged(state, level, record) for level in levels]):
+            return True
+        parted = record.window and any(_names_missing(state, level, record) for level in levels)
     finally:
         with state.lock:
             state.unpin(key)
+    return parted and _drop(state, record)
+
+
+def _names_missing(state: StoreState, level: Level, record: BlockRecord) -> bool:
+    """Whether the window that ends with this block names one that lies in no tier."""
+    if not all(one.known for one in state.levels):
+        return False  # it may lie where nobody has looked yet
+    try:
+        with level.tier.open(record.namespace, record.key) as block:
+            others = read_meta(block.read_at, block.file_bytes).others
+    except (UnsupportedFormat, CorruptBlock, OSError):
+        return False  # it was there a moment ago: another time
+    with state.lock:
+        return any(state.tree.get(other) is None for other in others)
+
+
+def _drop(state: StoreState, record: BlockRecord) -> bool:
+    """False where somebody reads it. A pin is no reason to keep it: it keeps what comes anew."""
+    with state.lock:
+        if state.tree.get(record.key) is not record or state.pinned(record.key):
+            return False
+        levels = [state.levels[index] for index in sorted(record.levels)]
+        doomed = [one for level in levels if (one := state.drop_copy(level, record.key))]
+    log.info("window dropped: key=%s reason=its other blocks are gone", record.key.hex())
+    room.unlink(state, doomed)
+    return True
 
 
 def _damaged(state: StoreState, level: Level, record: BlockRecord) -> bool:

@@ -18,6 +18,7 @@ from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
 
 NO_LEVELS: Final[frozenset[int]] = frozenset()
 TOP_ONLY: Final[frozenset[int]] = frozenset({0})  # compare with `is`: every set is there once
+_NEAR: Final = 16  # siblings on either side that are looked at for their windows
 
 _shared: dict[frozenset[int], frozenset[int]] = {NO_LEVELS: NO_LEVELS, TOP_ONLY: TOP_ONLY}
 
@@ -239,16 +240,34 @@ class BlockTree:
         return shorter
 
     def best_child(self, parent: bytes, tokens: bytes) -> list[tuple[BlockRecord, int]]:
-        """The child that shares the most leading rows with `tokens`, and how many; or nothing."""
+        """The child that shares the most leading rows with `tokens`, and how many; or nothing. Of
+        those that share as many (answers to one prompt) one on which a window ends within them.
+        """
         siblings = self.children(parent)
         if not siblings or not tokens:
             return []
         place = bisect_left(siblings, (tokens, False, b""), key=_entry)
         best: list[tuple[BlockRecord, int]] = []
-        for other in siblings[max(0, place - 1) : place + 1]:
-            rows = common_rows(_prefix(other), tokens)
+        at = place
+        for number in range(max(0, place - 1), min(place + 1, len(siblings))):
+            rows = common_rows(_prefix(siblings[number]), tokens)
             if rows > (best[0][1] if best else 0):
-                best = [(other, rows)]
+                best, at = [(siblings[number], rows)], number
+        if best and self.has_windows(best[0][0].namespace):
+            return [(self._with_windows(siblings, at, best[0][1]), best[0][1])]
+        return best
+
+    def _with_windows(self, siblings: Sequence[BlockRecord], at: int, rows: int) -> BlockRecord:
+        """The one with the most windows that end within so many rows; siblings[at] if none has."""
+        shared = _prefix(siblings[at])[: rows * TOKEN_BYTES]
+        most = 0
+        best = siblings[at]
+        near = siblings[max(0, at - _NEAR) : at + _NEAR + 1]
+        for other in near:
+            if _prefix(other).startswith(shared):
+                ends = sum(window.tokens in shared for window in self.windows(other.key))
+                if ends > most:
+                    most, best = ends, other
         return best
 
 

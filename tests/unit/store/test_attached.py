@@ -176,3 +176,29 @@ def test_the_rows_of_a_window_do_not_make_a_prefix_longer() -> None:
     bench.store.run_pending()
     assert bench.in_tier(1) == keys_of([*long, other])
     assert bench.in_tier(0) >= keys_of([*short, window])
+
+
+@pytest.mark.parametrize("with_window", [0, 1])
+def test_of_two_answers_to_a_prompt_the_one_with_its_window_is_found(with_window: int) -> None:
+    """Both begin with the same nine tokens; the other has more windows, at its own end."""
+    bench = Bench()
+    answers = [[*range(9), 100], [*range(9), 200]]
+    ends = [bench.put(answer)[2] for answer in answers]
+    for first in range(2):
+        hang(bench, ends[1 - with_window], answers[1 - with_window][8:], first)
+    window = samples.window(NS, ends[with_window], [8], 8, others=[])
+    assert all(result.stored for result in bench.try_put([window]))
+    bench.tick()
+    found = bench.match([*range(9), 77])
+    assert [block.rows for block in found] == [4, 4, 1]
+    assert found[2].key == ends[with_window].key
+    assert window.key in attached(found)[2]
+
+
+def test_who_shares_more_rows_is_found_whatever_hangs_on_the_other() -> None:
+    bench = Bench()
+    longer, shorter = bench.put([*range(8), 8, 9])[2], bench.put([*range(8), 8, 7])[2]
+    hang(bench, shorter, [8, 7])
+    window = samples.window(NS, shorter, [8], 8, others=[])
+    assert all(result.stored for result in bench.try_put([window]))
+    assert [bench.match([*range(8), 8, 9, 77])[2].key for _ in range(2)] == [longer.key] * 2

@@ -277,3 +277,75 @@ def test_a_rule_that_forbids_the_model_takes_a_window_whose_block_is_gone(tools:
     tools.bench.store.set_terms(lambda _: terms)
     tools.bench.store.run_pending()
     assert not list(tools.bench.state.tree)
+
+
+def hang_whole(bench: Bench) -> tuple[samples.SampleBlock, samples.SampleBlock]:
+    """A window of two blocks; the second names the first."""
+    blocks = bench.put(TOKENS)
+    before = samples.window(NS, blocks[1], TOKENS[4:8], 4, first=1)
+    last = samples.window(NS, blocks[2], TOKENS[8:], 8, others=[before])
+    assert all(result.stored for result in bench.try_put([before, last]))
+    bench.tick()
+    return before, last
+
+
+def lose(bench: Bench, block: samples.SampleBlock) -> None:
+    with bench.state.lock:
+        record = bench.state.tree.get(block.key)
+        assert record is not None
+        for index in sorted(record.levels):
+            doomed = bench.state.drop_copy(bench.state.levels[index], block.key)
+            assert doomed is not None
+            bench.state.gone(doomed, unlinked=True)
+
+
+def test_a_reported_window_whose_other_blocks_are_gone_is_dropped_and_stored_anew() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+    assert last.key not in bench.in_tier(0)
+    assert not any(level.stats.quarantined_blocks for level in bench.state.levels)
+    assert all(result.stored for result in bench.try_put([before, last]))
+    assert keys_of([before, last]) <= bench.in_tier(0)
+
+
+def test_a_reported_window_that_is_whole_stays() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    assert not bench.store.report_corrupt(NAMESPACE, last.key)
+    assert not bench.store.report_corrupt(NAMESPACE, before.key)
+    assert keys_of([before, last]) <= bench.in_tier(0)
+
+
+def test_a_parted_window_that_is_read_is_not_dropped() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+    lease = bench.lease([last])
+    assert not bench.store.report_corrupt(NAMESPACE, last.key)
+    bench.store.release(lease)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+
+
+def test_while_a_tier_is_not_known_no_window_counts_as_parted() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+    bench.state.levels[-1].surveyed = False
+    assert not bench.store.report_corrupt(NAMESPACE, last.key)
+    bench.state.levels[-1].surveyed = True
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+
+
+def test_a_parted_window_of_a_pinned_chain_comes_anew_and_is_pinned_again() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    bench.store.pins.pin(last.parent)
+    pinned_bytes = bench.store.pins.pinned_bytes()
+    lose(bench, before)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+    assert bench.store.pins.pinned_bytes() == pinned_bytes - 2 * FILE_BYTES
+    assert all(result.stored for result in bench.try_put([before, last]))
+    bench.store.run_pending()
+    assert bench.store.pins.pinned_bytes() == pinned_bytes
