@@ -88,6 +88,22 @@ class Shape:
             row = self.rope_dim + 2 * self.latent
         return [self.kind(layer) for layer in range(self.layers)].count("A") * row * 2
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of all tensors; a file of it is a little longer."""
+        return sum(tensor.stored_bytes for tensor in self.tensors())
+
+    @property
+    def words(self) -> str:
+        """What a measurement with it was made of."""
+        window = f", windows of {self.window:,}" if self.window else ""
+        return (
+            f"random weights in {self.dtype.upper()}, {self.layers} layers of width {self.embd:,}, "
+            f"{self.heads}/{self.kv_heads} heads of {self.head_dim}, feed-forward {self.ffn:,}"
+            f"{window}; its vocabulary is cut to {VOCAB_SIZE} tokens, so that the output matrix, "
+            "which each new token needs, costs next to nothing"
+        )
+
     def tensors(self) -> list[Tensor]:
         """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
         out = [matrix(self.dtype, "token_embd", VOCAB_SIZE, self.embd)]
@@ -149,6 +165,10 @@ SHAPES = {
               "Qwen3-0.6B's geometry; Ollama's Go engine"),
         Shape("qwen3-0.6b-q4km", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q4_k_m", 1e6, 1e-6,
               "the same in Q4_K_M, which most downloads are"),
+        Shape("llama-3.2-1b", "llama", 16, 2048, 32, 8, 64, 8192, 131072, "q8_0", 5e5, 1e-5,
+              "Llama-3.2-1B's geometry; llama.cpp runner"),
+        Shape("gemma3-4b", "gemma3", 34, 2560, 8, 4, 256, 10240, 131072, "q8_0", 1e6, 1e-6,
+              "text half of Gemma-3-4B, window of 1024 in 5 of 6 layers; Go engine", window=1024),
         Shape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
               "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
         Shape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,

@@ -105,3 +105,30 @@ def test_each_family_has_the_tensors_its_engine_reads() -> None:
     assert not {f"blk.{n}.attn_{kv}.weight" for n in (3, 4, 5) for kv in "kv"} & names(
         "gemma4-tiny"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "kv_bytes_per_token"),
+    [
+        # Weights of the published models less those of their vocabularies: their cards, about.
+        ("qwen3-0.6b", 0.44e9, 28 * 2 * 8 * 128 * 2),
+        ("llama-3.2-1b", 0.97e9, 16 * 2 * 8 * 64 * 2),
+        ("gemma3-4b", 3.2e9, 34 * 2 * 4 * 256 * 2),
+    ],
+)
+def test_shapes_of_published_models_are_as_large_as_those(
+    name: str, weights: float, kv_bytes_per_token: int
+) -> None:
+    shape = make_shape(name)
+    elements = sum(tensor.elements for tensor in shape.tensors())
+    assert elements == pytest.approx(weights, rel=0.02)
+    assert shape.stored_bytes == pytest.approx(elements * 34 / 32, rel=0.001)
+    assert shape.kv_bytes_per_token == kv_bytes_per_token
+
+
+def test_the_words_for_a_record_say_that_the_vocabulary_is_cut() -> None:
+    assert "16 layers of width 2,048, 32/8 heads of 64" in make_shape("llama-3.2-1b").words
+    for name, window in (("gemma3-4b", True), ("llama-3.2-1b", False)):
+        words = make_shape(name).words
+        assert "vocabulary is cut to 259 tokens" in words
+        assert ("windows of 1,024" in words) is window
