@@ -16,7 +16,11 @@ from ollama_tiering.store.pb import block_store_pb2 as pb
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"
 _FLASH = "OLLAMA_FLASH_ATTENTION"
-_FLASH_IN_LOG = re.compile(rb"FlashAttention:(Enabled|Disabled)\b")  # the runner's load request
+# The runner's load request; where that leaves it to llama.cpp, what llama.cpp then says.
+_FLASH_IN_LOG = re.compile(
+    rb"FlashAttention:(Enabled|Disabled)\b|Flash Attention was auto, set to (enabled|disabled)\b"
+)
+_ENGINES = {"ollama-go": "Go engine", "llama.cpp": "llama.cpp engine"}  # as a report names them
 
 
 class BenchDriver(OllamaDriver):
@@ -52,7 +56,14 @@ class BenchDriver(OllamaDriver):
         with self._log.open("rb") as log:
             log.seek(self._log_before)
             found = _FLASH_IN_LOG.findall(log.read())
-        return found[-1] == b"Enabled" if found else self._flash
+        return b"".join(found[-1]).lower() == b"enabled" if found else self._flash
+
+    @property
+    def engine(self) -> str:
+        """Version and engine in words, as a record names them; the engine once it has reported."""
+        version = self.name.partition(" (")[0]  # a path says nothing to a reader
+        told = self.last_report.engine.partition("/")[0] if self.last_report else ""
+        return f"{version}, {_ENGINES.get(told, told)}" if told else version
 
     @property
     def attention(self) -> str:
@@ -69,7 +80,7 @@ class BenchDriver(OllamaDriver):
         self._env[_MEASURE] = "1" if measure else None
         if reboot:
             _empty(self._scratch.ram)
-            _drop_from_page_cache(self._scratch.root / "blocks")
+            _drop_from_page_cache(self._scratch.blocks)
         self.resume()
 
     def last_restore(self) -> pb.RestoreReport:

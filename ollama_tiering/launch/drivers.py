@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from ollama_tiering.config import format_size
 from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.block_service import BlockService
 
@@ -76,6 +77,26 @@ class Scratch:
     def model_file(self) -> Path:
         return self.root / "model.gguf"
 
+    @property
+    def models(self) -> Path:
+        """Ollama's own directory of models."""
+        return self.root / "models"
+
+    @property
+    def blocks(self) -> Path:
+        """The local tier."""
+        return self.root / "blocks"
+
+    def need_bytes(self, size_bytes: int) -> None:
+        """TieringError where the disk has less room."""
+        free_bytes = shutil.disk_usage(self.root).free
+        if free_bytes < size_bytes:
+            raise TieringError(
+                f"{format_size(size_bytes)} are needed below {self.root.parent}, and "
+                f"{format_size(free_bytes)} are free",
+                hint="TMPDIR names another place",
+            )
+
     def environment(self) -> dict[str, str | None]:
         """No setting of the person's own Ollama or sidecar leaks in, nothing of ours goes to their
         home.
@@ -88,7 +109,7 @@ class Scratch:
 
     def sidecar(self, *, ram_gb: float = 2, local_gb: float = 8) -> BlockService:
         ram = ("--ram-dir", self.ram, "--ram-gb", str(ram_gb))
-        local = ("--local", self.root / "blocks", "--local-gb", str(local_gb))
+        local = ("--local", self.blocks, "--local-gb", str(local_gb))
         return BlockService(
             self.root / "s.sock",
             self.root / "sidecar.log",
@@ -108,7 +129,11 @@ class Scratch:
     ) -> None:
         if self.keep:
             return
-        shutil.rmtree(self.ram, ignore_errors=True)
         # An error names the logs in here as the place to look; an interrupt does not.
-        if not isinstance(error, TieringError):
-            shutil.rmtree(self.root, ignore_errors=True)
+        if isinstance(error, TieringError):
+            self.model_file.unlink(missing_ok=True)
+            left = [self.ram, self.models, self.blocks]
+        else:
+            left = [self.ram, self.root]
+        for directory in left:
+            shutil.rmtree(directory, ignore_errors=True)

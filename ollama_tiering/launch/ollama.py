@@ -6,11 +6,11 @@ ends them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class Api:
         self._url = address.url
         self._timeout = timeout
 
-    @contextmanager
+    @contextlib.contextmanager
     def _client(self, timeout: float | None = None) -> Iterator[httpx.Client]:
         limits = httpx.Timeout(timeout or self._timeout, connect=_CONNECT_SECONDS)
         try:
@@ -116,14 +116,21 @@ class Api:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return None
 
-    def create(self, name: str, gguf: Path) -> None:
-        """Registers a GGUF file under a name."""
+    def create(self, name: str, gguf: Path, *, models: Path) -> None:
+        """Registers a GGUF file under a name. `models` is the server's directory of models, which
+        gets a link to the file: where it can have one, the weights lie on the disk once.
+        """
         with gguf.open("rb") as file:
-            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            blob = models / "blobs" / f"sha256-{digest}"
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # on another file system; or it is there already
+                blob.hardlink_to(gguf)
             file.seek(0)
             with self._client() as client:
-                _checked(client.post(f"/api/blobs/{digest}", content=file))
-                files = {"model": name, "files": {gguf.name: digest}, "stream": False}
+                if client.head(f"/api/blobs/sha256:{digest}").is_error:
+                    _checked(client.post(f"/api/blobs/sha256:{digest}", content=file))
+                files = {"model": name, "files": {gguf.name: f"sha256:{digest}"}, "stream": False}
                 _checked(client.post("/api/create", json=files))
 
     def load(self, model: str, **options: Any) -> None:

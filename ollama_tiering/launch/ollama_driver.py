@@ -56,7 +56,7 @@ class OllamaDriver:
         self._start()
         if version := self.api.version():
             self.name = f"Ollama {version} ({self._binary})"
-        self.api.create(MODEL, self._scratch.model_file)
+        self.api.create(MODEL, self._scratch.model_file, models=self._scratch.models)
         self._load()
 
     def _start(self) -> None:
@@ -64,8 +64,8 @@ class OllamaDriver:
             self._sidecar.ensure()
         self._address = free_address()
         socket = self._sidecar.socket if self._sidecar else None
-        models = self._scratch.root / "models"
-        env = self._scratch.environment() | ollama.server_environment(self._address, socket, models)
+        own = ollama.server_environment(self._address, socket, self._scratch.models)
+        env = self._scratch.environment() | own
         self._server = ollama.start_server(
             self._binary, self._address, log=self._log, env=env | self._env, leashed=True
         )

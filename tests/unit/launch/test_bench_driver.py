@@ -12,6 +12,7 @@ from ollama_tiering.launch.drivers import Scratch
 from ollama_tiering.store.pb import block_store_pb2 as pb
 
 LOADED = 'msg=load request="{Operation:commit Parallel:1 FlashAttention:%s KvSize:4096}"\n'
+RESOLVED = "llama_context: Flash Attention was auto, set to %s\n"
 
 
 @pytest.fixture
@@ -44,6 +45,12 @@ def test_stock_is_named_by_the_flash_attention_of_the_last_load(scratch: Scratch
     assert (driver.flash, driver.attention) == (True, "stock with flash attention")
     log(driver, LOADED % "Disabled")
     assert (driver.flash, driver.attention) == (False, "stock without flash attention")
+    log(driver, LOADED % "Auto")
+    assert driver.flash is False  # the runner has not said yet
+    log(driver, RESOLVED % "enabled")
+    assert (driver.flash, driver.attention) == (True, "stock with flash attention")
+    log(driver, RESOLVED % "disabled")
+    assert (driver.flash, driver.attention) == (False, "stock without flash attention")
 
 
 def test_what_a_server_before_it_logged_is_not_of_this_one(scratch: Scratch) -> None:
@@ -63,3 +70,16 @@ def test_the_runner_s_own_words_count_more_than_what_it_was_told(scratch: Scratc
     ):
         driver.last_report = pb.RunnerReport(cpu_attention=said)
         assert driver.attention == name
+
+
+def test_a_record_names_version_and_engine_and_no_path(scratch: Scratch) -> None:
+    driver = BenchDriver(Path("/no/ollama"), scratch, ctx=256, attention="exact")
+    driver.name = "Ollama 0.16.3 (/no/ollama)"
+    assert driver.engine == "Ollama 0.16.3"
+    for told, name in (
+        ("ollama-go/0.16.3+0123", "Go engine"),
+        ("llama.cpp/0.16.3+0123", "llama.cpp engine"),
+        ("another/1", "another"),
+    ):
+        driver.last_report = pb.RunnerReport(engine=told)
+        assert driver.engine == f"Ollama 0.16.3, {name}"
