@@ -5,6 +5,10 @@ The engine is given; this module only knows the order of things. Cold is measure
 (it takes long), restored several times. As many more restarts have the runner time a memcpy of the
 same bytes beside the restore: that costs time, so no time to first token is taken from them.
 
+The reference is the in-memory hit: all of the prompt but its last token is in memory. A cache with
+windows has dropped by then what the same prompt again would need, so the hits are of a prompt that
+grows by one token from request to request, and cold computes it without these tokens.
+
 The gain is against a cold run with the attention that the restoring engine itself uses. What stock
 takes for the same prompt (`baselines`) stands beside it.
 """
@@ -41,6 +45,8 @@ class Answer(Protocol):
     def seconds_to_first_token(self) -> float: ...
     @property
     def prompt_tokens(self) -> int: ...
+    @property
+    def memory_tokens(self) -> int: ...
     @property
     def restored_tokens(self) -> int: ...
 
@@ -85,7 +91,7 @@ class Case:
     prompt_tokens: int
     restored_tokens: int
     cold_seconds: float
-    hit_seconds: float
+    hit_seconds: float  # median
     restored_seconds: tuple[float, ...]
     restored_bytes: int
     lookup_seconds: float  # this and the following: medians
@@ -115,6 +121,11 @@ class Case:
         return self.cold_seconds / self.restored_median
 
     @property
+    def of_hit(self) -> float:
+        """Restored ÷ in-memory hit."""
+        return self.restored_median / self.hit_seconds
+
+    @property
     def gains(self) -> dict[str, float | None]:
         return {
             name: cold.seconds / self.restored_median if cold else None
@@ -125,6 +136,7 @@ class Case:
         fields = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "stock"}
         colds = {name: cold.as_json() if cold else None for name, cold in self.colds.items()}
         own = {"restored_median_seconds": self.restored_median, "gain": self.gain}
+        own["restored_of_hit"] = self.of_hit
         return fields | own | {"cold": colds, "gains": self.gains}
 
 
@@ -139,19 +151,21 @@ def measure(
 ) -> list[Case]:
     """Every length from every tier; the weights have been read before the first is timed.
 
-    ResultDiffers where a restored answer is not that of the in-memory hit.
+    A character of a prompt is a token. ResultDiffers where a restored answer is not that of the
+    in-memory hit, or begins elsewhere.
     """
     engine.ask(prompt_of(warm_up_tokens(lengths)), 2)
     cases = []
     for length in lengths:
         prompt = prompt_of(length)
         say(f"{length} tokens: cold")
-        first = engine.ask(prompt, NEW_TOKENS)
+        first = engine.ask(prompt[: -_hits(repeat)], 1)
         if first.restored_tokens:
             raise ResultDiffers(f"the cold run of {length} tokens restored some")
         cold = Cold(engine.attention, first.seconds_to_first_token)
         say(f"  {seconds(cold.seconds)} to the first token, attention {cold.attention}")
-        cases += [_from_tier(engine, prompt, cold, tier, say, repeat) for tier in tiers]
+        hit = _in_memory(engine, prompt, repeat)
+        cases += [_from_tier(engine, prompt, cold, hit, tier, say, repeat) for tier in tiers]
     return cases
 
 
@@ -163,10 +177,40 @@ def with_stock(
     return [replace(case, stock=stock[lengths[n // tiers]]) for n, case in enumerate(cases)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    answer: Answer
+    seconds: float  # median
+
+
+def _hits(repeat: int) -> int:
+    """One more than restarts: the last one's answer is the reference."""
+    return repeat + 1
+
+
+def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
+    grows = range(1 - _hits(repeat), 0)
+    answers = [engine.ask(prompt[:left], 1) for left in grows]
+    answers.append(engine.ask(prompt, NEW_TOKENS))
+    for answer in answers:
+        if answer.restored_tokens or answer.memory_tokens != answer.prompt_tokens - 1:
+            raise ResultDiffers(
+                f"{answer.memory_tokens} of {answer.prompt_tokens} tokens were found in memory, "
+                f"{answer.restored_tokens} were restored: no in-memory hit"
+            )
+    seconds = statistics.median(answer.seconds_to_first_token for answer in answers)
+    return _Hit(answers[-1], seconds)
+
+
 def _from_tier(
-    engine: Engine, prompt: str, cold: Cold, tier: str, say: Callable[[str], None], repeat: int
+    engine: Engine,
+    prompt: str,
+    cold: Cold,
+    hit: _Hit,
+    tier: str,
+    say: Callable[[str], None],
+    repeat: int,
 ) -> Case:
-    hit = engine.ask(prompt, NEW_TOKENS)
     restored: list[Answer] = []
     reports: list[Copying] = []
     for number in range(2 * repeat):
@@ -175,7 +219,7 @@ def _from_tier(
         say(f"{len(prompt)} tokens: restored from {tier}, {number % repeat + 1} of {repeat}{what}")
         engine.again(reboot=tier == "local", measure=beside)
         answer = engine.ask(prompt, NEW_TOKENS)
-        _require_same(hit, answer)
+        _require_same(hit.answer, answer)
         if beside:
             reports.append(engine.last_restore())
         else:
@@ -187,10 +231,10 @@ def _from_tier(
     return Case(
         attention=cold.attention,
         tier=tier,
-        prompt_tokens=hit.prompt_tokens,
+        prompt_tokens=hit.answer.prompt_tokens,
         restored_tokens=restored[-1].restored_tokens,
         cold_seconds=cold.seconds,
-        hit_seconds=hit.seconds_to_first_token,
+        hit_seconds=hit.seconds,
         restored_seconds=tuple(answer.seconds_to_first_token for answer in restored),
         restored_bytes=reports[-1].bytes,
         lookup_seconds=median(lambda r: r.lookup_seconds),
@@ -204,6 +248,11 @@ def _from_tier(
 def _require_same(hit: Answer, restored: Answer) -> None:
     if not restored.restored_tokens:
         raise ResultDiffers("nothing was restored", hint="run again with --keep, read the logs")
+    if restored.memory_tokens + restored.restored_tokens != hit.memory_tokens:
+        raise ResultDiffers(
+            f"{restored.restored_tokens} tokens were restored, and the in-memory hit has "
+            f"{hit.memory_tokens}"
+        )
     if (hit.tokens, hit.logprobs) != (restored.tokens, restored.logprobs):
         raise ResultDiffers("a restored answer differs from that of the in-memory hit")
 
@@ -211,9 +260,9 @@ def _require_same(hit: Answer, restored: Answer) -> None:
 def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
     """`stock` says what program computed stock's columns."""
     headings = ["prompt", "from", "restored", "cold, ours", "gain (ours ÷ restored)",
-                "stock's best ÷ restored", "stock's default ÷ restored", "in-memory hit", "bytes",
-                "look-up + fetch + copy", "copy, of memcpy",
-                "whole restore, of memcpy"]  # fmt: skip
+                "stock's best ÷ restored", "stock's default ÷ restored",
+                "in-memory hit (restored ÷ hit)", "bytes", "look-up + fetch + copy",
+                "copy, of memcpy", "whole restore, of memcpy"]  # fmt: skip
     rows = [
         [
             f"{case.prompt_tokens:,}",
@@ -223,7 +272,7 @@ def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
             f"**{ratio(case.gain)}**",
             _against(case, BEST),
             _against(case, DEFAULT),
-            seconds(case.hit_seconds),
+            f"{seconds(case.hit_seconds)} ({ratio(case.of_hit)})",
             f"{case.restored_bytes / 1e6:,.0f} MB",
             " + ".join(
                 f"{1e3 * part:.0f}"
@@ -237,12 +286,16 @@ def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
     ]
     repeat = len(cases[0].restored_seconds)
     notes = [
-        "Seconds are to the first token with the model loaded; cold is one run, restored the "
-        f"median of {repeat} restarts of sidecar and server.",
+        "Seconds are to the first token with the model loaded; cold is one run, ours without the "
+        f"prompt's last {_hits(repeat)} tokens, restored the median of {repeat} restarts of "
+        f"sidecar and server. The in-memory hit is the median of {_hits(repeat)} requests, each "
+        "one token longer than what is in memory.",
         f"Ours: computed by the restoring engine itself, attention {cases[0].attention}. Stock's "
         "default: as Ollama runs this model unless told otherwise. Stock's best: the faster of "
         f"with and without flash attention. Stock: {stock}.",
-        "Every restored answer had the tokens and top-5 log probabilities of the in-memory hit.",
+        "No other prompt length was measured.",
+        "Every restored answer began where the in-memory hit does, and had its tokens and top-5 "
+        "log probabilities.",
         "`from ram`: the RAM tier (tmpfs) lived through the restart. `from local`: it was emptied "
         "and the files of the local tier were dropped from the page cache, as after a reboot.",
         "Copy is what happens under the runner's lock; the whole restore is look-up, fetch with "

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ollama_tiering.launch.bench_driver import Untiered
     from ollama_tiering.launch.drivers import Scratch
 
+_BURST_REQUESTS = 4
+
 
 @click.group(context_settings=CONTEXT_SETTINGS)
 def bench() -> None:
@@ -85,13 +87,13 @@ def restore(
     def prompt_of(length: int) -> str:
         return make_prompt(length, seed=length)
 
-    with run.scratch() as scratch:
+    with run.scratch(stored_tokens=sum(lengths)) as scratch:
         wanted = None if flash is None else flash == "on"
         driver = BenchDriver(binary, scratch, ctx=ctx, attention=attention, flash=wanted)
         with contextlib.closing(driver):
             driver.start()
             cases = measuring.measure(driver, prompt_of, lengths, tiers, run.say, repeat=repeat)
-            how = driver.attention
+            how, engine = driver.attention, driver.engine
 
         start = functools.partial(_untiered, plain or binary, scratch, ctx, "stock")
         found = stock.measure(start, prompt_of, lengths, names, run.say)
@@ -100,7 +102,7 @@ def restore(
     if plain is None:
         stocks = "the same binary with OLLAMA_CPU_ATTENTION=stock, tiering off"
     results = [case.as_json() | {"stock": stocks} for case in cases]
-    run.publish(measuring.table(run.shape, cases, stocks), results, driver.name, how)
+    run.publish(measuring.table(run.shape, cases, stocks), results, engine, how)
 
 
 @bench.command()
@@ -116,7 +118,7 @@ def restore(
     type=click.IntRange(0),
     default=4,
     show_default=True,
-    help="Rounds of 4 requests without a pause.",
+    help=f"Rounds of {_BURST_REQUESTS} requests without a pause.",
 )
 @click.option(
     "--prompt-tokens",
@@ -149,8 +151,9 @@ def overhead(
 
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(prompt_tokens + new_tokens)
+    requests = 1 + pairs + bursts * _BURST_REQUESTS
     with (
-        run.scratch() as scratch,
+        run.scratch(stored_tokens=requests * (prompt_tokens + new_tokens)) as scratch,
         contextlib.closing(BenchDriver(binary, scratch, ctx=ctx, attention=attention)) as on,
         contextlib.closing(Untiered(binary, scratch, ctx=ctx, attention=attention)) as off,
     ):
@@ -163,12 +166,12 @@ def overhead(
             run.say,
             pairs=pairs,
             bursts=bursts,
-            burst_requests=4,
+            burst_requests=_BURST_REQUESTS,
             new_tokens=new_tokens,
         )
-        how = on.attention
+        how, engine = on.attention, on.engine
     table = measuring.table(run.shape, prompt_tokens, new_tokens, measures, how)
-    run.publish(table, [measure.as_json() for measure in measures], on.name, how)
+    run.publish(table, [measure.as_json() for measure in measures], engine, how)
 
 
 @bench.command("cpu-attention")
@@ -240,9 +243,9 @@ def gate(run: Run, tokens: str, repeat: int, attention: str | None) -> None:
                     tier=tier,
                     repeat=repeat,
                 )
-                how = driver.attention
+                how, engine = driver.attention, driver.engine
     table = measuring.table(run.shape, choices, how)
-    run.publish(table, [choice.as_json() for choice in choices], driver.name, how)
+    run.publish(table, [choice.as_json() for choice in choices], engine, how)
 
 
 @contextlib.contextmanager
@@ -260,7 +263,7 @@ def _untiered(
     with contextlib.closing(driver):
         driver.start()
         if names is not None:
-            names.append(driver.name)
+            names.append(driver.engine)
         yield driver
 
 

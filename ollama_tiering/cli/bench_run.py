@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,8 @@ class Run:
         return patched_binary(Report(quiet=self.quiet), tag=self._tag, cpu=self._cpu)
 
     @contextlib.contextmanager
-    def scratch(self) -> Iterator[Scratch]:
-        """With a model of the shape in it."""
+    def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
+        """With a model of the shape in it, and room for blocks of so many tokens."""
         from ollama_tiering import extras
         from ollama_tiering.launch.drivers import Scratch
 
@@ -104,10 +105,12 @@ class Run:
         from ollama_tiering.models.make import make_model
         from ollama_tiering.models.shapes import make_shape
 
+        shape = make_shape(self.shape)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with Scratch("bench", keep=self._keep) as scratch:
+            scratch.need_bytes(shape.stored_bytes + stored_tokens * shape.kv_bytes_per_token)
             self.say(f"making a model of shape {self.shape}")
-            make_model(make_shape(self.shape), scratch.model_file, seed=1)
+            make_model(shape, scratch.model_file, seed=1)
             yield scratch
             if self._keep:
                 click.echo(f"kept: {scratch.root} and {scratch.ram}", err=True)
@@ -115,18 +118,21 @@ class Run:
     def publish(
         self, table: Table, results: list[dict[str, Any]], engine: str, attention: str
     ) -> None:
-        """Markdown or JSON to stdout, Markdown to --out."""
+        """Markdown or JSON to stdout, Markdown to --out; both say what the model is."""
         from ollama_tiering.bench.machine import this_machine
+        from ollama_tiering.models.shapes import make_shape
 
         machine = this_machine(self.began)
-        engine = engine.partition(" (")[0]  # a path says nothing to a reader
+        model = make_shape(self.shape).words
+        table = replace(table, notes=[*table.notes, f"Model: {model}."])
         command = shlex.join(["tiering", *sys.argv[1:]])
         text = table.markdown(machine, f"{engine}; attention: {attention}", command)
         if self._out:
             self._out.parent.mkdir(parents=True, exist_ok=True)
             self._out.write_text(text, encoding="utf-8")
         if self._as_json:
-            origin = {"machine": machine.as_json(), "engine": engine, "attention": attention}
+            origin: dict[str, Any] = {"machine": machine.as_json(), "engine": engine}
+            origin |= {"attention": attention, "model": model}
             click.echo(json.dumps(origin | {"command": command, "results": results}, indent=1))
         else:
             click.echo(text, nl=False)

@@ -16,6 +16,7 @@ class Answer:
     logprobs: tuple[tuple[tuple[str, float], ...], ...] = ((("a", -0.5),),)
     seconds_to_first_token: float = 8.0
     prompt_tokens: int = 100
+    memory_tokens: int = 0
     restored_tokens: int = 0
 
 
@@ -29,7 +30,21 @@ class Report:
     memcpy_all_seconds: float = 0.25
 
 
+COLD = Answer(prompt_tokens=97)
 RESTORED = Answer(restored_tokens=99, seconds_to_first_token=2.0)
+
+
+def hit(prompt_tokens: int = 100, seconds: float = 0.5) -> Answer:
+    return Answer(
+        prompt_tokens=prompt_tokens,
+        memory_tokens=prompt_tokens - 1,
+        seconds_to_first_token=seconds,
+    )
+
+
+def until_restored(repeat: int = 2) -> list[Answer]:
+    """Cold, and as many hits as `repeat` takes."""
+    return [COLD, *(hit(100 - left) for left in range(repeat, -1, -1))]
 
 
 @dataclass
@@ -37,11 +52,13 @@ class Engine:
     answers: list[Answer]
     restarts: list[tuple[bool, bool]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    new_tokens: list[int] = field(default_factory=list)
     attention: str = "exact (avx2)"
 
     def ask(self, prompt: str, new_tokens: int) -> Answer:
         self.asked.append(len(prompt))
-        return Answer() if len(prompt) < 100 else self.answers.pop(0)  # the warm-up
+        self.new_tokens.append(new_tokens)
+        return Answer() if len(prompt) == 64 else self.answers.pop(0)  # the warm-up
 
     def again(self, *, reboot: bool, measure: bool) -> None:
         self.restarts.append((reboot, measure))
@@ -64,19 +81,19 @@ def run(engine: Engine, tier: str = "ram", repeat: int = 2) -> restore.Case:
 def test_the_gain_is_cold_over_the_median_of_the_restored() -> None:
     seconds = (1.0, 4.0, 2.0, 100.0, 100.0, 100.0)
     restored = [replace(RESTORED, seconds_to_first_token=s) for s in seconds]
-    case = run(Engine([Answer(), Answer(), *restored]), repeat=3)
+    case = run(Engine([*until_restored(3), *restored]), repeat=3)
     assert case.restored_seconds == (1.0, 4.0, 2.0)  # those with a memcpy beside are not
     assert case.gain == 8.0 / 2.0
 
 
 def test_as_many_restarts_have_a_memcpy_beside_them() -> None:
-    engine = Engine([Answer(), Answer(), *[RESTORED] * 4])
+    engine = Engine([*until_restored(), *[RESTORED] * 4])
     run(engine, tier="local")
     assert engine.restarts == [(True, False), (True, False), (True, True), (True, True)]
 
 
 def test_shares_are_of_medians() -> None:
-    engine = Engine([Answer(), Answer(), *[RESTORED] * 6])
+    engine = Engine([*until_restored(3), *[RESTORED] * 6])
     spent = iter((1.0, 9.0, 2.0))
     engine.last_restore = lambda: Report(copy_seconds=next(spent))  # type: ignore[method-assign]
     case = run(engine, repeat=3)
@@ -85,17 +102,45 @@ def test_shares_are_of_medians() -> None:
 
 
 def test_cold_is_measured_once_for_all_tiers_after_the_weights_were_read() -> None:
-    engine = Engine([Answer(), Answer(), *[RESTORED] * 4, RESTORED, *[RESTORED] * 4])
+    engine = Engine([*until_restored(), *[RESTORED] * 8])
     ram, local = cases(engine, "ram", "local")
-    assert engine.asked[:2] == [64, 100]
-    assert engine.asked.count(64) == 1
+    assert engine.asked[:2] == [64, 97]
+    assert engine.asked.count(64) == engine.asked.count(97) == 1
     assert ram.cold_seconds == local.cold_seconds == 8.0
     assert (ram.tier, local.tier) == ("ram", "local")
 
 
+def test_hits_are_of_a_prompt_that_grows_by_a_token_each_time() -> None:
+    """A cache with windows has nothing else in memory, and no longer answer is in between."""
+    answers = until_restored()
+    answers[1:] = [hit(98, 9.0), hit(99, 0.2), hit(100, 0.4)]
+    engine = Engine([*answers, *[RESTORED] * 4])
+    case = run(engine)
+    assert engine.asked[1:5] == [97, 98, 99, 100]
+    assert engine.new_tokens[1:5] == [1, 1, 1, restore.NEW_TOKENS]
+    assert case.hit_seconds == 0.4
+    assert case.of_hit == 5.0
+    assert case.as_json()["restored_of_hit"] == 5.0
+    assert "0.400 s (5.00x)" in restore.table("tiny", [case], "the same binary").rows[0]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("found", [{"memory_tokens": 0}, {"restored_tokens": 1}])
+def test_a_hit_that_was_computed_or_restored_is_none(at: int, found: dict[str, int]) -> None:
+    answers = until_restored()
+    answers[at] = replace(answers[at], **found)
+    with pytest.raises(ResultDiffers, match="no in-memory hit"):
+        run(Engine([*answers, *[RESTORED] * 4]))
+
+
+def test_a_restore_that_begins_elsewhere_than_the_hit_is_an_error() -> None:
+    with pytest.raises(ResultDiffers, match="64 tokens were restored"):
+        run(Engine([*until_restored(), replace(RESTORED, restored_tokens=64)]))
+
+
 def three_columns() -> restore.Case:
     """8 s by itself, 10 s by stock's best, 40 s by stock as it comes; 2 s restored."""
-    case = run(Engine([Answer(), Answer(), *[RESTORED] * 4]))
+    case = run(Engine([*until_restored(), *[RESTORED] * 4]))
     best = Cold("stock without flash attention", 10.0)
     stock = {100: Baselines(best, Cold("stock with flash attention", 40.0))}
     (whole,) = restore.with_stock([case], [100], stock)
@@ -125,7 +170,7 @@ def test_json_names_the_attention_of_every_column() -> None:
         "best": "stock without flash attention",
         "default": "stock with flash attention",
     }
-    alone = run(Engine([Answer(), Answer(), *[RESTORED] * 4])).as_json()
+    alone = run(Engine([*until_restored(), *[RESTORED] * 4])).as_json()
     assert alone["cold"]["best"] is None
     assert alone["gains"] == {"ours": 4.0, "best": None, "default": None}
 
@@ -146,17 +191,17 @@ def test_a_cold_run_that_restored_something_is_none() -> None:
 
 def test_a_restart_that_restores_nothing_is_an_error() -> None:
     with pytest.raises(ResultDiffers, match="nothing was restored"):
-        run(Engine([Answer(), Answer(), Answer()]))
+        run(Engine([*until_restored(), Answer()]))
 
 
 def test_one_bit_of_a_restored_answer_is_an_error() -> None:
     wrong = replace(RESTORED, logprobs=((("a", -0.5000001),),))
     with pytest.raises(ResultDiffers, match="differs"):
-        run(Engine([Answer(), Answer(), wrong]))
+        run(Engine([*until_restored(), wrong]))
 
 
 def test_throughput_stands_beside_that_of_memcpy() -> None:
-    case = run(Engine([Answer(), Answer(), *[RESTORED] * 4]))
+    case = run(Engine([*until_restored(), *[RESTORED] * 4]))
     machine = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc", 0.5, 1.5)
     text = restore.table("tiny", [case], "the same binary").markdown(
         machine, "Ollama 0.16.3", "tiering bench"
@@ -169,5 +214,5 @@ def test_throughput_stands_beside_that_of_memcpy() -> None:
 
 
 def test_what_was_not_measured_is_said_to_be_so() -> None:
-    case = replace(run(Engine([Answer(), Answer(), *[RESTORED] * 4])), memcpy_seconds=0.0)
+    case = replace(run(Engine([*until_restored(), *[RESTORED] * 4])), memcpy_seconds=0.0)
     assert "not measured" in restore.table("tiny", [case], "the same binary").rows[0]

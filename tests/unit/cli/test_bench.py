@@ -10,6 +10,8 @@ import pytest
 from ollama_tiering.cli import main
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import bench_driver
+from ollama_tiering.launch.drivers import Scratch
+from ollama_tiering.models.shapes import make_shape
 
 BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}
 
@@ -60,6 +62,26 @@ def test_the_attention_is_that_of_up_unless_told_otherwise(
     (tmp_path / "config.toml").write_text('[server]\ncpu_attention = "stock"\n')
     bench(name, "-q")
     assert asked.pop()["attention"] == "stock"
+
+
+def test_room_for_the_model_and_its_blocks_is_asked_for_before_it_is_made(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed: list[int] = []
+
+    def refuse(_: Scratch, size_bytes: int) -> None:
+        needed.append(size_bytes)
+        raise ServiceError("no room")
+
+    monkeypatch.setattr(Scratch, "need_bytes", refuse)
+    bench("restore", "--shape", "llama-3.2-1b", "--tokens", "2048,8192")
+    bench("overhead", "--shape", "llama-3.2-1b", "--pairs", "2", "--bursts", "1")
+    assert "making a model" not in capsys.readouterr().err
+    assert not asked
+    shape = make_shape("llama-3.2-1b")
+    blocks = [size_bytes - shape.stored_bytes for size_bytes in needed]
+    tokens = [2048 + 8192, (1 + 2 + 4) * (512 + 64)]
+    assert blocks == [count * shape.kv_bytes_per_token for count in tokens]
 
 
 def test_an_unknown_baseline_is_refused_before_anything_starts(
