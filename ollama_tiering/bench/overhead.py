@@ -4,7 +4,8 @@ binary.
 One server has tiering on, the other not. Every prompt is new, so nothing is found. Requests go in
 pairs, the order turning each time; a number is the median of the ratios of the pairs. Between two
 measured requests the tiered server has finished storing, or its work would be counted against the
-other one; what storing costs while requests go on is the business of the bursts.
+other one; what storing costs while requests go on is the business of the bursts. After each request
+of a pair its prompt is asked again a few times: the in-memory hit, with and without tiering.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ollama_tiering.bench.table import Table, seconds
+from ollama_tiering.errors import ResultDiffers
+
+HITS = 3  # of each request; one takes a few milliseconds, and their median counts
 
 
 class Generated(Protocol):
@@ -25,10 +29,19 @@ class Generated(Protocol):
     def decode_tokens_per_second(self) -> float: ...
 
 
+class Counts(Protocol):
+    """Tokens of all prompts since the model was loaded."""
+
+    @property
+    def restored_tokens(self) -> int: ...
+    @property
+    def recomputed_tokens(self) -> int: ...
+
+
 class Server(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> object:
+    def settle(self) -> Counts:
         """Returns when nothing goes on in the background."""
 
 
@@ -96,15 +109,19 @@ def measure(
     for server in (on, off):  # the first request reads the weights
         server.generate(prompt(), new_tokens)
         server.settle()
-    firsts, decodes = [], []
+    firsts, decodes, hits = [], [], []
     for index in range(pairs):
         say(f"pair {index + 1} of {pairs}")
-        text, found = prompt(), {}
+        text, found, again = prompt(), {}, {}
         for server in _turning(on, off, index):
             found[server is on] = server.generate(text, new_tokens)
-            server.settle()
+            before = server.settle()
+            again[server is on] = _hit_seconds(server, text)
+            if server is on:
+                _require_hits(before, server.settle())
         firsts.append(_pair(found, lambda g: g.seconds_to_first_token))
         decodes.append(_pair(found, lambda g: g.decode_tokens_per_second))
+        hits.append(Pair(again[True], again[False]))
     walls = []
     for index in range(bursts):
         say(f"burst {index + 1} of {bursts}")
@@ -119,6 +136,7 @@ def measure(
     measures = [
         Measure("time to first token", "s", "lower", tuple(firsts)),
         Measure("decode, tokens/s", "tokens/s", "higher", tuple(decodes)),
+        Measure("time to first token, in-memory hit", "s", "lower", tuple(hits)),
     ]
     if walls:
         name = f"{burst_requests} requests without a pause"
@@ -128,6 +146,26 @@ def measure(
 
 def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
     return (on, off) if index % 2 == 0 else (off, on)
+
+
+def _hit_seconds(server: Server, prompt: str) -> float:
+    """Of a prompt that was the last one this server computed."""
+    taken = []
+    for _ in range(HITS):
+        taken.append(server.generate(prompt, 1).seconds_to_first_token)
+        server.settle()
+    return statistics.median(taken)
+
+
+def _require_hits(before: Counts, after: Counts) -> None:
+    """All but the last token of each was in memory."""
+    computed = after.recomputed_tokens - before.recomputed_tokens
+    if computed != HITS or after.restored_tokens != before.restored_tokens:
+        raise ResultDiffers(
+            f"the same prompt {HITS} times again: {computed} tokens were computed, not {HITS}, and "
+            f"{after.restored_tokens - before.restored_tokens} restored",
+            hint="is the window shorter than prompt and answer? --new-tokens makes them shorter",
+        )
 
 
 def _pair(found: dict[bool, Generated], of: Callable[[Generated], float]) -> Pair:
@@ -158,6 +196,7 @@ def table(
         f"Attention, with tiering on and off: {attention}.",
         "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
         "of the pairs' ratios.",
+        f"In-memory hit: the prompt of the pair asked again, the median of {HITS} requests.",
         "In a burst the tiered server stores one answer while it computes the next.",
     ]
     return Table(f"Cost of tiering with nothing to restore, {shape}", headings, rows, notes)

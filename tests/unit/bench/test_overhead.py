@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from ollama_tiering.bench import overhead
-from ollama_tiering.bench.overhead import Measure, Pair
+from ollama_tiering.bench.overhead import HITS, Measure, Pair
+from ollama_tiering.errors import ResultDiffers
 
 
 @dataclass
@@ -14,23 +15,43 @@ class Generated:
     decode_tokens_per_second: float
 
 
+@dataclass(frozen=True)
+class Counts:
+    restored_tokens: int
+    recomputed_tokens: int
+
+
 @dataclass
 class Server:
+    """Prompts are 100 tokens; `keeps` says what it has of one that is asked again."""
+
     name: str
     seconds: float
     log: list[tuple[str, str]] = field(default_factory=list)
+    keeps: str = "memory"
+    hit_seconds: tuple[float, ...] = (0.5,)
+    restored: int = 0
+    recomputed: int = 0
 
     def generate(self, prompt: str, new_tokens: int) -> Generated:
+        again = (self.name, prompt) in self.log
         self.log.append((self.name, prompt))
-        return Generated(self.seconds, 1 / self.seconds)
+        self.restored += 99 if again and self.keeps == "tier" else 0
+        self.recomputed += 1 if again and self.keeps else 100
+        before = self.log.count((self.name, prompt)) - 2
+        seconds = self.hit_seconds[before % len(self.hit_seconds)] if again else self.seconds
+        return Generated(seconds, 1 / self.seconds)
 
-    def settle(self) -> None:
+    def settle(self) -> Counts:
         self.log.append((self.name, "settled"))
+        return Counts(self.restored, self.recomputed)
 
 
-def run(log: list[tuple[str, str]], **more: int) -> list[Measure]:
+def run(
+    log: list[tuple[str, str]], on: Server | None = None, off: Server | None = None, **more: int
+) -> list[Measure]:
     numbers = {"pairs": 2, "bursts": 2, "burst_requests": 3, "new_tokens": 8} | more
-    on, off = Server("on", 3.0, log), Server("off", 2.0, log)
+    on, off = on or Server("on", 3.0, log), off or Server("off", 2.0, log)
     return overhead.measure(on, off, str, lambda _line: None, **numbers)
 
 
@@ -38,26 +59,49 @@ def test_the_order_turns_and_the_tiered_server_has_settled_before_the_next_reque
     log: list[tuple[str, str]] = []
     run(log, bursts=0)
     pairs = log[4:]  # after the two that read the weights
-    assert pairs == [
-        *[("on", "3"), ("on", "settled"), ("off", "3"), ("off", "settled")],
-        *[("off", "4"), ("off", "settled"), ("on", "4"), ("on", "settled")],
-    ]
+    for prompt, order in (("3", ("on", "off")), ("4", ("off", "on"))):
+        for name in order:
+            for _ in range(1 + HITS):
+                assert pairs[:2] == [(name, prompt), (name, "settled")]
+                pairs = pairs[2:]
+            pairs = pairs[pairs[:1] == [("on", "settled")] :]  # asked for its counts
+    assert not pairs
 
 
 def test_every_pair_has_a_prompt_of_its_own_and_both_servers_get_it() -> None:
     log: list[tuple[str, str]] = []
     run(log)
     asked = [entry for entry in log if entry[1] != "settled"]
-    assert len(set(asked)) == len(asked)
+    pairs = [("on", "3"), ("off", "3"), ("off", "4"), ("on", "4")]
+    for entry in pairs:  # asked again right after
+        start = asked.index(entry)
+        assert asked[start : start + 1 + HITS] == [entry] * (1 + HITS)
+    assert len(set(asked)) == len(asked) - len(pairs) * HITS
     measured = asked[2:]
     assert {p for n, p in measured if n == "on"} == {p for n, p in measured if n == "off"}
 
 
 def test_ratios_are_on_over_off() -> None:
-    first, decode, burst = run([])
+    first, decode, hit, burst = run([])
     assert first.median == pytest.approx(1.5)
     assert decode.median == pytest.approx(2 / 3)
+    assert hit.median == 1.0
     assert burst.name == "3 requests without a pause"
+
+
+def test_a_hit_is_the_median_of_a_few_requests() -> None:
+    log: list[tuple[str, str]] = []
+    on = Server("on", 3.0, log, hit_seconds=(0.2, 9.0, 0.6))
+    off = Server("off", 2.0, log, hit_seconds=(0.1, 0.3, 0.2))
+    hit = run(log, on, off)[2]
+    assert hit.pairs == (Pair(0.6, 0.2),) * 2
+
+
+@pytest.mark.parametrize("keeps", ["tier", ""])
+def test_what_comes_from_a_tier_or_is_computed_again_is_no_hit(keeps: str) -> None:
+    log: list[tuple[str, str]] = []
+    with pytest.raises(ResultDiffers, match="same prompt"):
+        run(log, Server("on", 3.0, log, keeps=keeps))
 
 
 def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
@@ -71,5 +115,5 @@ def test_the_table_tells_which_side_is_better() -> None:
     table = overhead.table("tiny", 512, 64, run([]), "exact (avx2)")
     assert "Attention, with tiering on and off: exact (avx2)" in " ".join(table.notes)
     rows = table.rows
-    assert [row[-1] for row in rows] == ["lower", "higher", "lower"]
+    assert [row[-1] for row in rows] == ["lower", "higher", "lower", "lower"]
     assert rows[0][1] == "1.500"
