@@ -3,6 +3,7 @@
 
     scripts/measure.py                        hours (--list), on a machine that does nothing else
     scripts/measure.py --only restore.md,gate.md
+    scripts/measure.py --long                 also the long ones that are left out else
     scripts/measure.py --list                 what would run, and how long it takes, about
     scripts/measure.py --index                only docs/measurements/README.md, from the records
 
@@ -39,6 +40,7 @@ class Record:
     program: str  # the command without --out
     minutes: int
     needs: str = ""  # a file that it cannot do without
+    long: bool = False  # measured only when named, or with --long
     writes_by_itself: bool = False
 
     @property
@@ -75,6 +77,13 @@ RECORDS = (
            "tiering bench restore --cpu native --tokens 2048,8192", 20),
     Record("restore-q4km.md", "the same, Q4_K_M", _STOCK,
            "tiering bench restore --cpu native --shape qwen3-0.6b-q4km --tokens 2048,8192", 20),
+    Record("restore-llama.md", "the same, a Llama of 1B in Q8_0 on the llama.cpp engine", _STOCK,
+           "tiering bench restore --cpu native --shape llama-3.2-1b --tokens 2048,8192", 12),
+    Record("restore-gemma3.md", "the same, a Gemma 3 of 4B with sliding windows, 2,048 tokens only",
+           _STOCK, "tiering bench restore --cpu native --shape gemma3-4b --tokens 2048", 10),
+    Record("restore-gemma3-8k.md", "the same, 8,192 tokens only; measured with `--long` only",
+           _STOCK, "tiering bench restore --cpu native --shape gemma3-4b --tokens 8192", 25,
+           long=True),
     Record("cpu-attention.md", "exact attention inside Ollama, Q8_0",
            "stock's attention of the same binary, with and without flash attention",
            "tiering bench cpu-attention --cpu native", 15),
@@ -87,6 +96,9 @@ RECORDS = (
     Record("overhead-q4km.md", "the same, Q4_K_M",
            "the same binary with tiering off, the same attention",
            "tiering bench overhead --cpu native --shape qwen3-0.6b-q4km --pairs 21 --bursts 4", 15),
+    Record("overhead-llama.md", "the same, a Llama of 1B in Q8_0 on the llama.cpp engine",
+           "the same binary with tiering off, the same attention",
+           "tiering bench overhead --cpu native --shape llama-3.2-1b --pairs 15 --bursts 2", 12),
     Record("gate.md", "whether the gate chooses the better side", "restore and recompute, forced",
            "tiering bench gate --cpu native --shape qwen3-tiny --repeat 15 "
            "--tokens 40,66,96,128,512,2048", 10),
@@ -125,7 +137,8 @@ the load average beside the number of cores, its date and commit, and its comman
 **Gain** means: against a cold run of the same engine, with the attention that `tiering up` uses.
 Two more columns of `bench restore` stand beside it and are never the headline: against stock's best
 (the faster of with and without flash attention) and against stock's default (as Ollama runs the
-model unless told otherwise). Models have random weights in the geometry of Qwen3-0.6B.
+model unless told otherwise). Models have random weights and a vocabulary of 259 tokens, in the
+geometry of Qwen3-0.6B unless `--shape` names Llama-3.2-1B or the text half of Gemma-3-4B.
 """
 
 
@@ -183,11 +196,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(r.file for r in RECORDS), help="files")
+    parser.add_argument("--only", help="files")
+    parser.add_argument("--long", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--index", action="store_true")
     given = parser.parse_args()
-    wanted = given.only.split(",")
+    usual = [r.file for r in RECORDS if given.long or not r.long]
+    wanted = given.only.split(",") if given.only else usual
     if unknown := set(wanted) - {r.file for r in RECORDS}:
         parser.error(f"no such record: {', '.join(sorted(unknown))}")
     records = [r for r in RECORDS if r.file in wanted]

@@ -98,6 +98,17 @@ def test_all_run_one_fails_one_lacks_something_and_the_index_follows(
     assert run(monkeypatch, "--only", "good.md") == 0
 
 
+def test_a_long_one_is_measured_only_when_it_is_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Record("long.md", "w", "a", "scripts/good.py", 25, long=True)
+    monkeypatch.setattr(measure, "RECORDS", (*measure.RECORDS, one))
+    for arguments, listed in (((), False), (("--long",), True), (("--only", "long.md"), True)):
+        assert run(monkeypatch, "--list", *arguments) == 0
+        assert ("long.md" in capsys.readouterr().out) is listed
+    assert "| long.md |" in measure.index()
+
+
 def test_a_record_of_this_very_command_is_no_older_one(root: Path) -> None:
     record = Record("good.md", "w", "a", "scripts/good.py", 2)
     text = f"- Measured: 2026-01-02, commit abc with changes, O\n- Command: `{record.command} -q`\n"
