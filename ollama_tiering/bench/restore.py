@@ -159,7 +159,7 @@ def measure(
     for length in lengths:
         prompt = prompt_of(length)
         say(f"{length} tokens: cold")
-        first = engine.ask(prompt[: -_hits(repeat)], 1)
+        first = engine.ask(prompt[: -hits(repeat)], 1)
         if first.restored_tokens:
             raise ResultDiffers(f"the cold run of {length} tokens restored some")
         cold = Cold(engine.attention, first.seconds_to_first_token)
@@ -183,13 +183,15 @@ class _Hit:
     seconds: float  # median
 
 
-def _hits(repeat: int) -> int:
-    """One more than restarts: the last one's answer is the reference."""
+def hits(repeat: int) -> int:
+    """How many there are, and so by how many tokens cold is shorter: one more than restarts, since
+    the last one's answer is the reference.
+    """
     return repeat + 1
 
 
 def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
-    grows = range(1 - _hits(repeat), 0)
+    grows = range(1 - hits(repeat), 0)
     answers = [engine.ask(prompt[:left], 1) for left in grows]
     answers.append(engine.ask(prompt, NEW_TOKENS))
     for answer in answers:
@@ -287,8 +289,8 @@ def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
     repeat = len(cases[0].restored_seconds)
     notes = [
         "Seconds are to the first token with the model loaded; cold is one run, ours without the "
-        f"prompt's last {_hits(repeat)} tokens, restored the median of {repeat} restarts of "
-        f"sidecar and server. The in-memory hit is the median of {_hits(repeat)} requests, each "
+        f"prompt's last {hits(repeat)} tokens, restored the median of {repeat} restarts of "
+        f"sidecar and server. The in-memory hit is the median of {hits(repeat)} requests, each "
         "one token longer than what is in memory.",
         f"Ours: computed by the restoring engine itself, attention {cases[0].attention}. Stock's "
         "default: as Ollama runs this model unless told otherwise. Stock's best: the faster of "

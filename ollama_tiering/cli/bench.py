@@ -79,6 +79,8 @@ def restore(
     from ollama_tiering.launch.demo import make_prompt
 
     lengths, names = numbers(tokens), _baselines(baselines, stock.NAMES)
+    if lengths[0] <= (least := measuring.hits(repeat)):
+        raise UsageError(f"--tokens {tokens}: {lengths[0]} is too few", hint=f"more than {least}")
     tiers = ["ram", "local"] if tier == "both" else [tier]
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(max(lengths))

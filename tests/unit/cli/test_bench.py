@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
     monkeypatch.setattr("ollama_tiering.cli.up.patched_binary", lambda *_, **__: Path("/no/ollama"))
     monkeypatch.setattr("ollama_tiering.models.make.make_model", lambda *_, **__: 0)
     monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # TMPDIR is read once
     monkeypatch.delenv("OLLAMA_CPU_ATTENTION", raising=False)
     (tmp_path / "config.toml").touch()
     return found
@@ -82,6 +82,16 @@ def test_room_for_the_model_and_its_blocks_is_asked_for_before_it_is_made(
     blocks = [size_bytes - shape.stored_bytes for size_bytes in needed]
     tokens = [2048 + 8192, (1 + 2 + 4) * (512 + 64)]
     assert blocks == [count * shape.kv_bytes_per_token for count in tokens]
+
+
+def test_a_prompt_without_tokens_for_the_hits_is_refused_before_anything_starts(
+    asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("restore", "--tokens", "64,4", "--repeat", "3") == 2
+    assert "4 is too few" in capsys.readouterr().err
+    assert not asked
+    bench("restore", "-q", "--tokens", "64,5", "--repeat", "3")
+    assert asked
 
 
 def test_an_unknown_baseline_is_refused_before_anything_starts(
