@@ -98,7 +98,7 @@ RECORDS = (
            "tiering bench overhead --cpu native --shape qwen3-0.6b-q4km --pairs 21 --bursts 4", 15),
     Record("overhead-llama.md", "the same, a Llama of 1B in Q8_0 on the llama.cpp engine",
            "the same binary with tiering off, the same attention",
-           "tiering bench overhead --cpu native --shape llama-3.2-1b --pairs 15 --bursts 2", 12),
+           "tiering bench overhead --cpu native --shape llama-3.2-1b --pairs 21 --bursts 4", 12),
     Record("gate.md", "whether the gate chooses the better side", "restore and recompute, forced",
            "tiering bench gate --cpu native --shape qwen3-tiny --repeat 15 "
            "--tokens 40,66,96,128,512,2048", 10),

@@ -74,6 +74,7 @@ def restore(
     """Time to the first token, cold against restored after a restart of both processes."""
     from ollama_tiering.bench import baselines as stock
     from ollama_tiering.bench import restore as measuring
+    from ollama_tiering.bench.restore_table import table as restore_table
     from ollama_tiering.launch.bench_driver import BenchDriver
     from ollama_tiering.launch.choose import stock_beside
     from ollama_tiering.launch.demo import make_prompt
@@ -104,7 +105,7 @@ def restore(
     if plain is None:
         stocks = "the same binary with OLLAMA_CPU_ATTENTION=stock, tiering off"
     results = [case.as_json() | {"stock": stocks} for case in cases]
-    run.publish(measuring.table(run.shape, cases, stocks), results, engine, how)
+    run.publish(restore_table(run.shape, cases, stocks), results, engine, how)
 
 
 @bench.command()

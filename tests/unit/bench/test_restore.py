@@ -7,6 +7,7 @@ import pytest
 from ollama_tiering.bench import restore
 from ollama_tiering.bench.baselines import Baselines, Cold
 from ollama_tiering.bench.machine import Machine
+from ollama_tiering.bench.restore_table import table
 from ollama_tiering.errors import ResultDiffers
 
 
@@ -121,7 +122,7 @@ def test_hits_are_of_a_prompt_that_grows_by_a_token_each_time() -> None:
     assert case.hit_seconds == 0.4
     assert case.of_hit == 5.0
     assert case.as_json()["restored_of_hit"] == 5.0
-    assert "0.400 s (5.00x)" in restore.table("tiny", [case], "the same binary").rows[0]
+    assert "0.400 s (5.00x)" in table("tiny", [case], "the same binary").rows[0]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -151,7 +152,7 @@ def test_the_gain_is_against_the_same_engine_and_stock_stands_beside_it() -> Non
     case = three_columns()
     assert case.gain == 4.0
     assert case.gains == {"ours": 4.0, "best": 5.0, "default": 20.0}
-    (row,) = restore.table("tiny", [case], "the same binary").rows
+    (row,) = table("tiny", [case], "the same binary").rows
     assert row[3:7] == [
         "8.000 s",
         "**4.00x**",
@@ -203,7 +204,7 @@ def test_one_bit_of_a_restored_answer_is_an_error() -> None:
 def test_throughput_stands_beside_that_of_memcpy() -> None:
     case = run(Engine([*until_restored(), *[RESTORED] * 4]))
     machine = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc", 0.5, 1.5)
-    text = restore.table("tiny", [case], "the same binary").markdown(
+    text = table("tiny", [case], "the same binary").markdown(
         machine, "Ollama 0.16.3", "tiering bench"
     )
     assert "| 500 + 500 + 1000 ms | 4.00 GB/s, 50 % / 25 % | 2.00 GB/s, 25 % / 12 % |" in text
@@ -215,4 +216,4 @@ def test_throughput_stands_beside_that_of_memcpy() -> None:
 
 def test_what_was_not_measured_is_said_to_be_so() -> None:
     case = replace(run(Engine([*until_restored(), *[RESTORED] * 4])), memcpy_seconds=0.0)
-    assert "not measured" in restore.table("tiny", [case], "the same binary").rows[0]
+    assert "not measured" in table("tiny", [case], "the same binary").rows[0]
