@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"runtime"
 	"slices"
 	"time"
@@ -20,6 +21,9 @@ import (
 var (
 	ErrCorrupt = errors.New("block is damaged")
 	ErrFormat  = errors.New("block is of another format")
+
+	// ErrManyOpen says that this process has as many blocks open as it may.
+	ErrManyOpen = errors.New("too many blocks are open")
 )
 
 const (
@@ -127,17 +131,34 @@ func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
 // Block is a block file that has been opened: header parsed and checked against the file's size, payload not yet read.
 type Block struct {
 	Header *tierpb.BlockHeader
-	file   []byte
+	memory []byte // all of it, where it lies in memory of its own
+	file   *File  // else
 	base   int
+	size   int
 }
 
-// Open parses the header of a block file. It reads nothing of the payload. A mapped file may change meanwhile: what is
-// checked is copied first, and nothing of the header is read from the file again.
-func Open(file []byte) (*Block, error) {
-	if len(file) < preambleBytes {
-		return nil, fmt.Errorf("%w: file of %d bytes", ErrCorrupt, len(file))
+// Open parses the header of a block file in memory. It reads nothing of the payload.
+func Open(memory []byte) (*Block, error) {
+	return open(bytes.NewReader(memory), &Block{memory: memory, size: len(memory)})
+}
+
+// Block is Open for a file, in memory or not.
+func (f *File) Block() (*Block, error) {
+	if f.Data != nil {
+		return Open(f.Data)
 	}
-	preamble := bytes.Clone(file[:preambleBytes])
+	return open(f, &Block{file: f, size: f.size})
+}
+
+// open has all of the header copied before it checks it, and looks at the copy only: the file may change meanwhile.
+func open(r io.ReaderAt, b *Block) (*Block, error) {
+	if b.size < preambleBytes {
+		return nil, fmt.Errorf("%w: file of %d bytes", ErrCorrupt, b.size)
+	}
+	preamble := make([]byte, preambleBytes)
+	if _, err := r.ReadAt(preamble, 0); err != nil {
+		return nil, err
+	}
 	if !bytes.Equal(preamble[:8], magic[:]) {
 		return nil, fmt.Errorf("%w: magic %x", ErrCorrupt, preamble[:8])
 	}
@@ -149,18 +170,20 @@ func Open(file []byte) (*Block, error) {
 	}
 	headerBytes := int(binary.LittleEndian.Uint32(preamble[12:]))
 	base := binary.LittleEndian.Uint64(preamble[16:])
-	if headerBytes > maxHeaderBytes || base > uint64(len(file)) || base%alignment != 0 || uint64(preambleBytes+headerBytes) > base {
-		return nil, fmt.Errorf("%w: header of %d bytes, payload at %d, file of %d", ErrCorrupt, headerBytes, base, len(file))
+	if headerBytes > maxHeaderBytes || base > uint64(b.size) || base%alignment != 0 || uint64(preambleBytes+headerBytes) > base {
+		return nil, fmt.Errorf("%w: header of %d bytes, payload at %d, file of %d", ErrCorrupt, headerBytes, base, b.size)
 	}
-	raw := bytes.Clone(file[preambleBytes : preambleBytes+headerBytes])
+	raw := make([]byte, headerBytes)
+	if _, err := r.ReadAt(raw, preambleBytes); err != nil {
+		return nil, err
+	}
 	if crc32.Checksum(raw, castagnoli) != binary.LittleEndian.Uint32(preamble[24:]) {
 		return nil, fmt.Errorf("%w: header checksum", ErrCorrupt)
 	}
-	h := &tierpb.BlockHeader{}
-	if err := proto.Unmarshal(raw, h); err != nil {
+	b.Header, b.base = &tierpb.BlockHeader{}, int(base)
+	if err := proto.Unmarshal(raw, b.Header); err != nil {
 		return nil, fmt.Errorf("%w: header: %v", ErrCorrupt, err)
 	}
-	b := &Block{Header: h, file: file, base: int(base)}
 	return b, b.check()
 }
 
@@ -177,14 +200,14 @@ func (b *Block) check() error {
 	if key := BlockKey(Key(h.Parent), h.Tokens, b.extras()); !bytes.Equal(key[:], h.Key) {
 		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
 	}
-	room, end := uint64(len(b.file)-b.base), uint64(0)
+	room, end := uint64(b.size-b.base), uint64(0)
 	for i, s := range h.Segments {
 		if s.Encoding != tierpb.Encoding_ENCODING_RAW {
 			return fmt.Errorf("%w: segment %d has encoding %v", ErrFormat, i, s.Encoding)
 		}
 		if s.Offset%alignment != 0 || s.Offset < end || s.StoredBytes != uint64(rows)*uint64(s.RowBytes) ||
 			s.StoredBytes > room || s.Offset > room-s.StoredBytes {
-			return fmt.Errorf("%w: segment %d at %d, %d bytes, file of %d", ErrCorrupt, i, s.Offset, s.StoredBytes, len(b.file))
+			return fmt.Errorf("%w: segment %d at %d, %d bytes, file of %d", ErrCorrupt, i, s.Offset, s.StoredBytes, b.size)
 		}
 		if i > 0 && !before(h.Segments[i-1], s) {
 			return fmt.Errorf("%w: segment %d is out of order", ErrCorrupt, i)
@@ -192,7 +215,7 @@ func (b *Block) check() error {
 		end = s.Offset + s.StoredBytes
 	}
 	if uint64(alignUp(int(end))) != room {
-		return fmt.Errorf("%w: segments end at %d, file of %d", ErrCorrupt, b.base+int(end), len(b.file))
+		return fmt.Errorf("%w: segments end at %d, file of %d", ErrCorrupt, b.base+int(end), b.size)
 	}
 	return nil
 }
@@ -247,15 +270,15 @@ func (b *Block) has(layers []Layer, dtype string) error {
 	return nil
 }
 
-// Segment returns the bytes of segment i: rows in position order.
+// Segment returns the bytes of segment i of a block in memory: rows in position order.
 func (b *Block) Segment(i int) []byte {
 	s := b.Header.Segments[i]
 	at := b.base + int(s.Offset)
-	return b.file[at : at+int(s.StoredBytes)]
+	return b.memory[at : at+int(s.StoredBytes)]
 }
 
-// Verify compares every segment with its checksum. That says something of later reads only if nobody else can write the
-// block's memory; of a mapped file's segments CopySegment makes copies that are checked.
+// Verify compares every segment of a block in memory with its checksum. That says something of later reads only because
+// nobody else can write that memory.
 func (b *Block) Verify() error {
 	for i := range b.Header.Segments {
 		if err := b.compare(i, checksum(b.Segment(i))); err != nil {
@@ -265,16 +288,16 @@ func (b *Block) Verify() error {
 	return nil
 }
 
-// CopySegment copies segment i to the beginning of dst, which no one else uses and which has room for it, and compares the
-// copy with the checksum. The segment itself is read once.
-func (b *Block) CopySegment(dst []byte, i int) error {
-	const step = 16 << 10 // still in the CPU's nearest cache when it is checked
-	segment := b.Segment(i)
+// ReadSegment reads segment i of an open file into parts, which have room for exactly that, and compares what is in them then
+// with the checksum. The file may be changed by others at any time and is read once; nobody else may write parts. After an
+// error there may be anything in them.
+func (b *Block) ReadSegment(parts [][]byte, i int) error {
+	if err := b.file.readAt(parts, b.base+int(b.Header.Segments[i].Offset)); err != nil {
+		return err
+	}
 	var crc uint32
-	for at := 0; at < len(segment); at += step {
-		end := min(at+step, len(segment))
-		copy(dst[at:end], segment[at:end])
-		crc = crc32.Update(crc, castagnoli, dst[at:end])
+	for _, part := range parts { // still in the CPU's caches
+		crc = crc32.Update(crc, castagnoli, part)
 	}
 	return b.compare(i, crc)
 }

@@ -4,22 +4,38 @@ import (
 	"bytes"
 	"errors"
 	"math/rand"
+	"os"
+	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// shared returns memory that is not the Go heap's, as a mapped file is, with the given content.
-func shared(t *testing.T, content []byte) []byte {
+// onDisk returns a block file with the given content, open, and the same bytes as memory that is shared with it: what is
+// changed there is changed in the file.
+func onDisk(t *testing.T, content []byte) (f *File, shared []byte) {
 	t.Helper()
-	data, err := syscall.Mmap(-1, 0, len(content), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_ANON)
+	path := filepath.Join(t.TempDir(), "block")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Munmap(data) })
-	copy(data, content)
-	return data
+	defer fd.Close()
+	shared, err = syscall.Mmap(int(fd.Fd()), 0, len(content), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Munmap(shared) })
+	if f, err = OpenFile(path, len(content)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f, shared
 }
 
 // vandal flips the lowest bit of a byte for as long as the test runs, until the returned function is called.
@@ -40,23 +56,26 @@ func vandal(data []byte, at int) (stop func()) {
 	return func() { close(ended); group.Wait() }
 }
 
-func TestCopiedSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
-	file, l, _, _, _ := sealed(t, 64)
-	b, err := Open(file)
+func TestReadSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
+	content, l, _, _, _ := sealed(t, 64)
+	f, file := onDisk(t, content)
+	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, s := range l.Segments {
-		dst := bytes.Repeat([]byte{0xa5}, s.Bytes+8)
-		if err := b.CopySegment(dst, i); err != nil {
+		// In pieces, as rows in several runs of cells are.
+		a, between, c := make([]byte, 3*s.RowBytes), []byte{}, make([]byte, s.Bytes-3*s.RowBytes)
+		parts := [][]byte{a, between, c}
+		if err := b.ReadSegment(parts, i); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(dst[:s.Bytes], file[s.Offset:s.Offset+s.Bytes]) || !bytes.Equal(dst[s.Bytes:], bytes.Repeat([]byte{0xa5}, 8)) {
-			t.Errorf("segment %d was copied wrong", i)
+		if !bytes.Equal(slices.Concat(a, c), file[s.Offset:s.Offset+s.Bytes]) {
+			t.Errorf("segment %d was read wrong", i)
 		}
 		for _, at := range []int{0, s.Bytes / 2, s.Bytes - 1} {
 			file[s.Offset+at] ^= 4
-			if err := b.CopySegment(dst, i); !errors.Is(err, ErrCorrupt) {
+			if err := b.ReadSegment(parts, i); !errors.Is(err, ErrCorrupt) {
 				t.Errorf("segment %d, byte %d: %v", i, at, err)
 			}
 			file[s.Offset+at] ^= 4
@@ -64,46 +83,61 @@ func TestCopiedSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
 	}
 }
 
-// The source changes while it is copied, by the copying itself: what is checked has to be the copy.
-func TestWhatIsCheckedIsTheCopyNotTheSource(t *testing.T) {
+func TestASegmentInMorePiecesThanOneCallTakes(t *testing.T) {
+	content := make([]byte, 2*mostParts+5)
+	rand.New(rand.NewSource(1)).Read(content)
+	f, _ := onDisk(t, content)
+	got := make([]byte, len(content)-1)
+	var parts [][]byte
+	for i := range got {
+		parts = append(parts, got[i:i+1])
+	}
+	if err := f.readAt(parts, 1); err != nil || !bytes.Equal(got, content[1:]) {
+		t.Errorf("read wrong: %v", err)
+	}
+}
+
+// The file changes while it is read, by the reading itself: what is checked has to be what was read.
+func TestWhatIsCheckedIsWhatWasReadNotTheFile(t *testing.T) {
 	// segments of 128 KiB
 	layers := []Layer{{Layer: 0, Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128, KRowBytes: 2048, VRowBytes: 2048}}
 	l := NewLayout(layers, 64, 0)
-	file := make([]byte, l.FileBytes)
-	rand.New(rand.NewSource(1)).Read(file)
+	content := make([]byte, l.FileBytes)
+	rand.New(rand.NewSource(1)).Read(content)
 	ns := NamespaceOf(Description{Model: "m", Layers: layers}.Proto())
 	tokens := TokenBytes(make([]int32, 64))
-	if err := l.Seal(file, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, nil, "f16"); err != nil {
+	if err := l.Seal(content, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, nil, "f16"); err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(file)
+	f, file := onDisk(t, content)
+	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := l.Segments[1]
-	want := bytes.Clone(b.Segment(1))
-	dst := file[s.Offset-64 : s.Offset-64+s.Bytes]
-	if err := b.CopySegment(dst, 1); err != nil {
-		t.Errorf("the copy was right, yet: %v", err)
+	want := bytes.Clone(file[s.Offset : s.Offset+s.Bytes])
+	dst := file[s.Offset-alignment : s.Offset-alignment+s.Bytes]
+	if err := b.ReadSegment([][]byte{dst}, 1); err != nil {
+		t.Errorf("what was read was right, yet: %v", err)
 	}
-	if !bytes.Equal(dst, want) || bytes.Equal(b.Segment(1), want) {
-		t.Error("the test is wrong: the source should have changed, not the copy")
+	if !bytes.Equal(dst, want) || bytes.Equal(file[s.Offset:s.Offset+s.Bytes], want) {
+		t.Error("the test is wrong: the file should have changed, not what was read")
 	}
 }
 
-func TestACopyBesideAVandalIsRightOrRefused(t *testing.T) {
-	sealedFile, l, _, _, _ := sealed(t, 64)
-	file := shared(t, sealedFile)
-	b, err := Open(file)
+func TestAReadBesideAVandalIsRightOrRefused(t *testing.T) {
+	content, l, _, _, _ := sealed(t, 64)
+	f, file := onDisk(t, content)
+	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := l.Segments[2]
-	want, dst := bytes.Clone(b.Segment(2)), make([]byte, s.Bytes)
+	want, dst := bytes.Clone(content[s.Offset:s.Offset+s.Bytes]), make([]byte, s.Bytes)
 	defer vandal(file, s.Offset+s.Bytes/2)()
 	right, refused := 0, 0
 	for end := time.Now().Add(10 * time.Second); (right < 100 || refused < 100) && time.Now().Before(end); {
-		switch err := b.CopySegment(dst, 2); {
+		switch err := b.ReadSegment([][]byte{dst}, 2); {
 		case err != nil:
 			refused++
 		case !bytes.Equal(dst, want):
@@ -118,13 +152,13 @@ func TestACopyBesideAVandalIsRightOrRefused(t *testing.T) {
 }
 
 func TestAHeaderIsReadOnceAlsoBesideAVandal(t *testing.T) {
-	sealedFile, _, ns, _, _ := sealed(t, 64)
-	file := shared(t, sealedFile)
+	content, _, ns, _, _ := sealed(t, 64)
+	f, file := onDisk(t, content)
 	at := bytes.Index(file, ns[:])
 	defer vandal(file, at+31)()
 	right, refused := 0, 0
 	for end := time.Now().Add(10 * time.Second); (right < 100 || refused < 100) && time.Now().Before(end); {
-		if b, err := Open(file); err == nil {
+		if b, err := f.Block(); err == nil {
 			if !bytes.Equal(b.Header.Namespace, ns[:]) {
 				t.Fatal("a changed byte of the header went through")
 			}
@@ -135,5 +169,26 @@ func TestAHeaderIsReadOnceAlsoBesideAVandal(t *testing.T) {
 	}
 	if right == 0 || refused == 0 {
 		t.Errorf("%d right, %d refused: nothing was shown", right, refused)
+	}
+}
+
+func TestAFileThatWasCutShortEndsTheRead(t *testing.T) {
+	content, l, _, _, _ := sealed(t, 64)
+	f, _ := onDisk(t, content)
+	b, err := f.Block()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := l.Segments[len(l.Segments)-1]
+	for _, size := range []int{s.Offset + s.Bytes - 1, s.Offset + 1, s.Offset, 100} {
+		if err := os.Truncate(f.fd.Name(), int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.ReadSegment([][]byte{make([]byte, s.Bytes)}, len(l.Segments)-1); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if _, err := f.Block(); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a header of which some is gone: %v", err)
 	}
 }

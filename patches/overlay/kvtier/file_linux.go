@@ -3,15 +3,35 @@ package kvtier
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
-	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
-// File is the memory of a block file that is read: mapped, or memory of its own.
+// openShare is the part, one in so many, of the descriptors this process may have that open blocks may take: the runner's
+// connections and libraries need some, too.
+const openShare = 4
+
+var (
+	openFiles atomic.Int64
+
+	mostOpen = sync.OnceValue(func() int64 {
+		var limit syscall.Rlimit
+		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+			return 0
+		}
+		return int64(min(limit.Cur, math.MaxInt32)) / openShare
+	})
+)
+
+// File is a block file that is read: in memory of its own, or open, with its bytes where the sidecar keeps them.
 type File struct {
-	Data []byte
+	Data []byte // nil if it is only open
+	fd   *os.File
+	size int
 }
 
 // WriteFile fills a file that the sidecar reserved. Writing takes a third of what filling a mapping does: tmpfs need not
@@ -25,32 +45,40 @@ func WriteFile(path string, data []byte) error {
 	return errors.Join(err, fd.Close())
 }
 
-// MapForRead maps a block file that lies in memory already (tmpfs), and touches its pages: Linux maps sixteen at a fault, half
-// the time that MAP_POPULATE takes, which looks up each page by itself. A page that was swapped out comes back here, not
-// where the bytes are used.
-func MapForRead(path string, size int) (*File, error) {
+// OpenFile opens a block file that lies in memory already (tmpfs), for ReadSegment. It is not mapped: the page table of a
+// mapping takes as long to fill, and to empty, as the bytes take to copy, and a file that somebody cuts short ends a read, where
+// it is a signal to whom has mapped it. Pages that were swapped out come back here, not where the bytes are used. ErrManyOpen:
+// no more descriptors are to be spent on blocks.
+func OpenFile(path string, size int) (*File, error) {
+	if openFiles.Add(1) > mostOpen() {
+		openFiles.Add(-1)
+		return nil, ErrManyOpen
+	}
 	fd, err := openBlock(path, size, os.O_RDONLY)
 	if err != nil {
+		openFiles.Add(-1)
 		return nil, err
 	}
-	defer fd.Close()
-	data, err := syscall.Mmap(int(fd.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %s: %w", path, err)
+	f := &File{fd: fd, size: size}
+	if err := f.bringIn(); err != nil {
+		f.Close()
+		return nil, err
 	}
-	f, present := &File{Data: data}, false
-	defer func() {
-		if !present { // a file that was cut short faults, which may be a panic
-			f.Close()
-		}
-	}()
-	var touched byte
-	for i := 0; i < len(data); i += alignment {
-		touched += data[i]
-	}
-	runtime.KeepAlive(touched)
-	present = true
 	return f, nil
+}
+
+// bringIn reads the file once if not all of it is in memory.
+func (f *File) bringIn() error {
+	if resident(f.fd, f.size) {
+		return nil
+	}
+	part := make([]byte, min(f.size, 256<<10))
+	for at := 0; at < f.size; at += len(part) {
+		if err := f.readAt([][]byte{part[:min(len(part), f.size-at)]}, at); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ReadFile reads a block file that lies on a disk, past the page cache where the file system can: a restore of gigabytes
@@ -84,11 +112,17 @@ func readInto(data []byte, path string, mode int) error {
 	return err
 }
 
-// Close gives the memory back.
+// Close gives the memory, or the descriptor, back.
 func (f *File) Close() {
-	if f != nil && f.Data != nil {
+	switch {
+	case f == nil:
+	case f.Data != nil:
 		_ = syscall.Munmap(f.Data)
 		f.Data = nil
+	case f.fd != nil:
+		_ = f.fd.Close()
+		openFiles.Add(-1)
+		f.fd = nil
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// resident counts the pages of a file that are in the page cache.
-func resident(t *testing.T, path string, size int) int {
+// residentPages counts the pages of a file that are in the page cache.
+func residentPages(t *testing.T, path string, size int) int {
 	t.Helper()
 	fd, err := os.Open(path)
 	if err != nil {
@@ -60,7 +60,7 @@ func TestReadFileReadsWhatIsThereAndLeavesThePageCacheAlone(t *testing.T) {
 				t.Fatal(errno)
 			}
 			fd.Close()
-			before := resident(t, path, size)
+			before := residentPages(t, path, size)
 			f, err := ReadFile(path, size)
 			if err != nil {
 				t.Fatal(err)
@@ -75,7 +75,7 @@ func TestReadFileReadsWhatIsThereAndLeavesThePageCacheAlone(t *testing.T) {
 				t.Skipf("no direct reads here: %v", err)
 			}
 			direct.Close()
-			if after := resident(t, path, size); name == "disk" && after > before {
+			if after := residentPages(t, path, size); name == "disk" && after > before {
 				t.Errorf("%d pages in the cache after the read, %d before", after, before)
 			}
 		})
@@ -136,7 +136,7 @@ func TestFilesThatOthersOwnOrMayWriteAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	opens := map[string]func() error{
-		"map":   func() error { f, err := MapForRead(path, 4096); f.Close(); return err },
+		"open":  func() error { f, err := OpenFile(path, 4096); f.Close(); return err },
 		"read":  func() error { _, err := ReadFile(path, 4096); return err },
 		"write": func() error { return WriteFile(path, make([]byte, 4096)) },
 	}
@@ -167,5 +167,68 @@ func TestFilesThatOthersOwnOrMayWriteAreRefused(t *testing.T) {
 		if err := os.Chown(path, 0, -1); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestOpenedFilesAreInMemoryAndNoMoreThanMayBe(t *testing.T) {
+	const size = 1 << 20
+	path := filepath.Join(t.TempDir(), "block")
+	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	if err := fd.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, errno := syscall.Syscall6(syscall.SYS_FADVISE64, fd.Fd(), 0, 0, 4, 0, 0); errno != 0 {
+		t.Fatal(errno)
+	}
+	if residentPages(t, path, size) == size/alignment {
+		t.Skip("this file system does not let go of pages")
+	}
+	if resident(fd, size) {
+		t.Error("pages that are on the disk are thought to be in memory")
+	}
+	limit := mostOpen
+	defer func() { mostOpen = limit }()
+	mostOpen = func() int64 { return 2 }
+	var files []*File
+	for range 2 {
+		f, err := OpenFile(path, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	if got := residentPages(t, path, size); got != size/alignment {
+		t.Errorf("%d of %d pages are in memory", got, size/alignment)
+	}
+	for range 3 {
+		if _, err := OpenFile(path, size); !errors.Is(err, ErrManyOpen) {
+			t.Fatalf("a third file: %v", err)
+		}
+	}
+	files[0].Close()
+	files[0].Close() // counts once
+	for range 3 {
+		if _, err := OpenFile(path+".none", size); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("nothing there: %v", err)
+		}
+	}
+	f, err := OpenFile(path, size)
+	if err != nil {
+		t.Fatalf("after one was closed: %v", err)
+	}
+	if _, err := OpenFile(path, size); !errors.Is(err, ErrManyOpen) {
+		t.Errorf("one that was closed twice counts twice: %v", err)
+	}
+	f.Close()
+	files[1].Close()
+	if n := openFiles.Load(); n != 0 {
+		t.Errorf("%d files are thought to be open", n)
 	}
 }

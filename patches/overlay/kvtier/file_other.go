@@ -7,15 +7,20 @@ import "errors"
 // File is the memory of a block file. The tiers are on Linux only; elsewhere every block is a miss.
 type File struct {
 	Data []byte
+	size int
 }
 
 var errNotHere = errors.New("kv tiering needs Linux")
 
 func WriteFile(string, []byte) error { return errNotHere }
 
-func MapForRead(string, int) (*File, error) { return nil, errNotHere }
+func OpenFile(string, int) (*File, error) { return nil, errNotHere }
 
 func ReadFile(string, int) (*File, error) { return nil, errNotHere }
+
+func (f *File) ReadAt([]byte, int64) (int, error) { return 0, errNotHere }
+
+func (f *File) readAt([][]byte, int) error { return errNotHere }
 
 func (f *File) Close() {}
 

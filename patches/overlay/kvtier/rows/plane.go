@@ -77,6 +77,21 @@ func (p Plane) Write(cells []int32, chunk Chunk) {
 	}
 }
 
+// Memory returns where the rows of cells lie, in their order: a piece for each run of cells that follow each other. nil where
+// the CPU can't access them, or a row is not in one piece.
+func (p Plane) Memory(cells []int32) (pieces [][]byte) {
+	host := p.Tensor.KVTierHost()
+	if p.Permuted || host == nil {
+		return nil
+	}
+	for len(cells) > 0 {
+		n, at := run(cells), int(cells[0])*p.RowBytes
+		pieces = append(pieces, host[at:at+n*p.RowBytes:at+n*p.RowBytes])
+		cells = cells[n:]
+	}
+	return pieces
+}
+
 // run returns how many cells from the first on follow each other.
 func run(cells []int32) int {
 	n := 1

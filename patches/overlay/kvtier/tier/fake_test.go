@@ -150,6 +150,10 @@ func (r *fakeRows) Write(segment int, cells []int32, chunk rows.Chunk) {
 	r.planes[segment].Write(cells, chunk)
 }
 
+func (r *fakeRows) Memory(segment int, cells []int32) [][]byte {
+	return r.planes[segment].Memory(cells)
+}
+
 func (r *fakeRows) Occupy(slot, from int, cells []int32) {
 	for i, cell := range cells {
 		r.slot[cell], r.position[cell] = slot, from+i

@@ -11,16 +11,18 @@ import (
 func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
 	tier := &Tier{}
 	ctx, cancel := context.WithCancel(context.Background())
-	opened := make(chan outcome, 3)
-	opened <- outcome{i: 1, block: fetchedBlock{first: 64}}
-	opened <- outcome{i: 0, err: kvtier.ErrCorrupt}
+	files := newReaders[*fetchedBlock](tier, 3)
+	files.n = 3
+	opened := files.opened
+	opened <- outcome[*fetchedBlock]{i: 1, block: &fetchedBlock{first: 64}}
+	opened <- outcome[*fetchedBlock]{i: 0, err: kvtier.ErrCorrupt}
 	go func() {
 		for len(opened) > 0 {
 			time.Sleep(time.Millisecond)
 		}
 		cancel()
 	}()
-	fetched, failed := tier.collect(ctx, opened, 3)
+	fetched, failed := files.collect(ctx)
 	if failed[0] != kvtier.ErrCorrupt || failed[1] != nil || failed[2] != errLate || fetched[1].first != 64 {
 		t.Fatalf("collected %v, %v", fetched, failed)
 	}
@@ -30,7 +32,7 @@ func TestCollectGivesUpOnReadsThatHang(t *testing.T) {
 	if l := tier.prefetch(context.Background(), Text(tokensFrom(0, 200)), 200, nil); l.fetch != nil || l.short.reason != readHangs {
 		t.Fatalf("fetched while a read hangs: %+v", l)
 	}
-	opened <- outcome{i: 2}
+	opened <- outcome[*fetchedBlock]{i: 2, block: &fetchedBlock{memory: &tier.memory}}
 	for range 1000 {
 		if tier.late.Load() == 0 {
 			return

@@ -76,6 +76,10 @@ type Rows interface {
 	// Write writes the rows of a chunk into cells; for different segments at the same time.
 	Write(segment int, cells []int32, chunk rows.Chunk)
 
+	// Memory returns where the rows of cells lie, in their order, in pieces of whole rows. nil where the CPU can't access them,
+	// or a row is not in one piece.
+	Memory(segment int, cells []int32) [][]byte
+
 	// Occupy gives cells to a slot: cells[i] holds position from+i. Their rows have been written.
 	Occupy(slot, from int, cells []int32)
 

@@ -17,7 +17,7 @@ type lookUp struct {
 	fetch  *fetch    // nil: none can
 }
 
-// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and maps or reads the blocks.
+// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and opens or reads the blocks.
 // It holds no lock while it waits for the sidecar or for a file. Where less than all can be restored it says why.
 func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func() int) *lookUp {
 	l := &lookUp{tokens: len(p.Tokens)}
@@ -64,13 +64,14 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	f := &fetch{prompt: p, from: plan.from, rows: plan.from, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
 	began, reason := time.Now(), unexplained
+	timeout := t.stats.getTimeout(plan.rows-plan.from, plan.seconds+plan.windowSeconds)
 	if windows {
-		reason = t.fetchWindows(ctx, f, plan, chain, encoded)
+		reason = t.fetchWindows(ctx, timeout, f, plan, chain, encoded)
 	}
 	if reason == unexplained {
-		reading := time.Since(began).Seconds()
-		reason = t.fetch(ctx, f, plan, chain, encoded)
-		f.report.FetchSeconds += reading
+		reading := time.Since(began)
+		reason = t.fetch(ctx, timeout-reading, f, plan, chain, encoded)
+		f.report.FetchSeconds += reading.Seconds()
 	}
 	if reason != unexplained {
 		l.short = shortfall{reason: reason}

@@ -51,6 +51,16 @@ func (m *memoryBound) take(ctx context.Context, want int, wait time.Duration) in
 	}
 }
 
+// takeAll takes so many bytes, or none where there are fewer just then.
+func (m *memoryBound) takeAll(want int) bool {
+	taken := m.take(context.Background(), want, 0)
+	if taken < want {
+		m.give(taken)
+		return false
+	}
+	return true
+}
+
 // try takes all that is wanted, or what there is if this is the last attempt or nobody else holds any; else it returns
 // what to wait for.
 func (m *memoryBound) try(want, available int, last bool) (taken int, freed <-chan struct{}) {

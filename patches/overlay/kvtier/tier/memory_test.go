@@ -192,16 +192,17 @@ func TestMemoryOfAReadThatHangsIsHeldUntilItReturns(t *testing.T) {
 	tier.memory.available = func() int { return 1 << 30 }
 	size := store.blocks[0].size
 	ctx, cancel := context.WithCancel(t.Context())
-	opened := make(chan outcome, 1)
-	late := outcome{block: fetchedBlock{memory: &tier.memory, own: tier.memory.take(ctx, size, 0)}}
+	files := newReaders[*fetchedBlock](tier, 1)
+	files.n = 1
+	late := outcome[*fetchedBlock]{block: &fetchedBlock{memory: &tier.memory, own: tier.memory.take(ctx, size, 0)}}
 	cancel()
-	if _, failed := tier.collect(ctx, opened, 1); failed[0] != errLate {
+	if _, failed := files.collect(ctx); failed[0] != errLate {
 		t.Fatalf("collected %v", failed)
 	}
 	if tier.memory.held != size {
 		t.Errorf("%d bytes are held while the read hangs", tier.memory.held)
 	}
-	opened <- late
+	files.opened <- late
 	for deadline := time.Now().Add(5 * time.Second); tier.late.Load() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the read is still thought to hang")

@@ -2,7 +2,6 @@ package tier
 
 import (
 	"errors"
-	"runtime/debug"
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
@@ -16,7 +15,7 @@ type fetchedBlock struct {
 	rows    int // that match the prompt
 	file    *kvtier.File
 	block   *kvtier.Block
-	private bool          // nobody else can write its memory
+	private bool          // all of it is in memory that nobody else can write
 	check   time.Duration // what its checksums took
 
 	memory *memoryBound
@@ -30,31 +29,21 @@ func (b *fetchedBlock) close() {
 	b.file, b.own = nil, 0
 }
 
-// openBlock maps or reads one block and checks everything about it before a byte of it is used; the rows of a mapped one,
-// which may still change, are checked when they are copied.
+// openBlock opens or reads one block and checks everything about it before a byte of it is used; the rows of one in the RAM
+// tier, which may still change, are checked when they are read.
 func (t *Tier) openBlock(
 	b *fetchedBlock, r *tierpb.GetResponse, parent kvtier.Key, tokens []byte, extras []kvtier.Extra,
 ) (err error) {
-	// A mapped file that somebody truncates faults; that must be a miss, not the end of the runner.
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	usable := false
 	defer func() {
-		if p := recover(); p != nil {
-			err = errors.Join(kvtier.ErrCorrupt, errors.New("fault while reading"))
-		}
-		if err != nil {
+		if !usable { // a panic, too
 			b.close()
 		}
 	}()
-	open := kvtier.ReadFile
-	if r.Tier == tierpb.Tier_TIER_RAM {
-		open = kvtier.MapForRead
-	} else {
-		b.private = true
-	}
-	if b.file, err = open(r.Path, int(r.FileBytes)); err != nil {
+	if err = t.openFile(b, r); err != nil {
 		return err
 	}
-	if b.block, err = kvtier.Open(b.file.Data); err != nil {
+	if b.block, err = b.file.Block(); err != nil {
 		return err
 	}
 	err = b.block.Matches(t.namespace, b.key, parent, b.first, b.rows, tokens, extras, t.model.Layers, t.model.DType)
@@ -66,5 +55,23 @@ func (t *Tier) openBlock(
 		err = b.block.Verify()
 		b.check = time.Since(start)
 	}
+	usable = err == nil
+	return err
+}
+
+// openFile opens a block's file if it lies in memory, and reads it if it does not, or if too many are open.
+func (t *Tier) openFile(b *fetchedBlock, r *tierpb.GetResponse) (err error) {
+	if r.Tier == tierpb.Tier_TIER_RAM {
+		b.file, err = t.files.open(r.Path, int(r.FileBytes))
+		if !errors.Is(err, kvtier.ErrManyOpen) {
+			return err
+		}
+		if !t.memory.takeAll(int(r.FileBytes)) {
+			return errMemory
+		}
+		b.own = int(r.FileBytes)
+	}
+	b.private = true
+	b.file, err = t.files.read(r.Path, int(r.FileBytes))
 	return err
 }

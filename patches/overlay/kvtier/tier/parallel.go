@@ -4,7 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
-	"runtime/debug"
 	"sync"
 )
 
@@ -12,7 +11,7 @@ func workerCount() int {
 	return max(1, min(8, runtime.NumCPU()))
 }
 
-// parallel runs do(0) … do(n-1) on some goroutines. A memory fault in one is an error.
+// parallel runs do(0) … do(n-1) on some goroutines. A panic in one is an error.
 func parallel(workers, n int, do func(i int)) error {
 	var wg sync.WaitGroup
 	errs := make([]error, workers)
@@ -20,10 +19,9 @@ func parallel(workers, n int, do func(i int)) error {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 			defer func() {
 				if p := recover(); p != nil {
-					errs[w] = errors.New("fault while copying")
+					errs[w] = errors.New("panic while copying")
 					slog.Error("kv tiering: panic while copying", "panic", p)
 				}
 			}()

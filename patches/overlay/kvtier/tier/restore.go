@@ -33,13 +33,13 @@ func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) 
 		return memory, shortfall{reason: noCells}
 	}
 	copying := time.Now()
-	rows, err := t.copyIn(f, memory, cells)
+	rows, bad, err := t.copyIn(f, memory, cells)
 	if err != nil {
 		slog.Warn("kv restore failed, recomputing", "error", err)
-		return memory, shortfall{reason: restoreFailed}
+		return memory, shortfall{reason: bad}
 	}
 	if rows < len(cells) {
-		cut.reason = damaged
+		cut.reason = bad
 		rows = f.whole(memory, rows)
 		cells = cells[:rows]
 		f.report.Bytes = uint64(rows) * t.rowBytes()

@@ -65,6 +65,8 @@ func callReason(err error, late tierpb.Shortfall) tierpb.Shortfall {
 // blockReason is why a block cannot be used.
 func blockReason(err error) tierpb.Shortfall {
 	switch {
+	case errors.Is(err, errMemory):
+		return noMemory
 	case errors.Is(err, errLate):
 		return filesLate
 	case errors.Is(err, kvtier.ErrCorrupt):

@@ -30,6 +30,8 @@ type sidecar struct {
 	get     func(context.Context) error // what a Get does before it answers to its last key, likewise
 	gone    bool                        // there is no block of that key any more
 
+	attached map[kvtier.Key][]*tierpb.AttachedBlock // window blocks, by the block that they hang on
+
 	mu      sync.Mutex
 	blocks  []sidecarBlock
 	asked   int      // keys of the last Get
@@ -153,7 +155,7 @@ func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.
 		left -= rows
 		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
 			Key: b.key[:], Rows: uint32(rows), BlockRows: uint32(b.rows), Tier: s.tier,
-			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: s.seconds,
+			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: s.seconds, Attached: s.attached[b.key],
 		})
 	}
 	return r, nil

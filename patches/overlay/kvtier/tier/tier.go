@@ -31,6 +31,7 @@ type Tier struct {
 
 	stats   stats
 	memory  memoryBound
+	files   fileAccess
 	lookUps lookUps
 	failed  atomic.Bool  // it has panicked, and is off
 	reports atomic.Int32 // reports of damage on their way
@@ -43,6 +44,11 @@ type Tier struct {
 
 	layouts sync.Map // rows and extras of a block -> *kvtier.Layout
 	work    *queue
+}
+
+// fileAccess is how blocks are had: open reads nothing, read reads all of a file. Tests put slow disks there.
+type fileAccess struct {
+	open, read func(path string, size int) (*kvtier.File, error)
 }
 
 // Model is what a runner says of the model that it has loaded. Of one that can't be tiered the first three are enough.
@@ -125,6 +131,7 @@ func (t *Tier) Attach(rows Rows, model Model) {
 
 func (t *Tier) bind(rows Rows, model Model) {
 	t.rows, t.model, t.namespace = rows, model, kvtier.NamespaceOf(model.Description)
+	t.files = fileAccess{kvtier.OpenFile, kvtier.ReadFile}
 	t.slots = make([]slot, model.Slots)
 	for i := range t.slots {
 		t.slots[i] = newSlot(i)

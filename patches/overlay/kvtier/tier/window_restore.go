@@ -3,10 +3,10 @@ package tier
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/rows"
@@ -82,9 +82,12 @@ func (t *Tier) windowBytes(end int) (bytes uint64) {
 	return bytes
 }
 
-// fetchWindows reads the windows that end where the plan does, and says why not all of them are there; unexplained: they are.
-func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte) tierpb.Shortfall {
-	ctx, cancel := context.WithTimeout(ctx, t.stats.getTimeout(plan.rows, plan.windowSeconds))
+// fetchWindows reads the windows that end where the plan does, for which it may take so long, and says why not all of them are
+// there; unexplained: they are.
+func (t *Tier) fetchWindows(
+	ctx context.Context, timeout time.Duration, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte,
+) tierpb.Shortfall {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	on := func(number int) kvtier.Key {
 		if number < len(chain) && (number+1)*kvtier.BlockTokens <= plan.rows {
@@ -92,112 +95,91 @@ func (t *Tier) fetchWindows(ctx context.Context, f *fetch, plan fetchPlan, chain
 		}
 		return kvtier.Key(plan.blocks[len(plan.blocks)-1].Key)
 	}
+	var last []windowPart // of each window: the block that names those before it
+	var lastKeys []kvtier.Key
+	before := make([][]windowPart, len(t.model.Windows))
 	for i := range t.model.Windows {
 		parts := windowParts(&t.model.Windows[i], tokens[:4*plan.rows], on)
-		before, last := parts[:len(parts)-1], parts[len(parts)-1:]
-		found, cut := t.getWindow(ctx, last, []kvtier.Key{last[0].block.Key()})
-		f.windows = append(f.windows, found...)
-		switch {
-		case cut != unexplained:
-			return cut
-		case len(found[0].block.Others) != len(before):
+		before[i] = parts[:len(parts)-1]
+		last = append(last, parts[len(parts)-1])
+		lastKeys = append(lastKeys, last[i].block.Key())
+	}
+	if cut := t.getWindows(ctx, f, last, lastKeys); cut != unexplained {
+		return cut
+	}
+	var keys []kvtier.Key
+	for i, w := range f.windows {
+		if len(w.block.Others) != len(before[i]) {
 			return unreadable
 		}
-		if len(before) > 0 {
-			found, cut = t.getWindow(ctx, before, found[0].block.Others)
-			f.windows = append(f.windows, found...)
-			if cut != unexplained {
-				return cut
-			}
+		keys = append(keys, w.block.Others...)
+	}
+	if len(keys) > 0 {
+		if cut := t.getWindows(ctx, f, slices.Concat(before...), keys); cut != unexplained {
+			return cut
 		}
 	}
-	for i := range f.windows {
-		f.report.Bytes += uint64(f.windows[i].block.Rows()) * layerBytes(f.windows[i].window.Layers)
+	for _, w := range f.windows {
+		f.report.Bytes += uint64(w.block.Rows()) * layerBytes(w.window.Layers)
 	}
 	return unexplained
 }
 
-// getWindow reads window blocks by their keys, up to the first that can't be used, and says why it can't.
-func (t *Tier) getWindow(ctx context.Context, parts []windowPart, keys []kvtier.Key) (found []fetchedWindow, cut tierpb.Shortfall) {
-	var bad error
+// getWindows adds window blocks to f, several read at a time, and says why not all of them are there; unexplained: they are.
+func (t *Tier) getWindows(ctx context.Context, f *fetch, parts []windowPart, keys []kvtier.Key) tierpb.Shortfall {
+	files := newReaders[*fetchedWindow](t, len(keys))
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
-		n := len(found)
-		opened, err := t.openWindowInTime(ctx, r, parts[n], keys[n])
-		if err != nil {
-			t.reportDamage(keys[n], err)
-			bad = err
-			return err
-		}
-		found = append(found, opened)
-		return nil
+		n := files.n
+		return files.begin(ctx, func() (*fetchedWindow, error) { return t.openWindow(r, parts[n], keys[n]) })
 	})
+	found, failed := files.collect(ctx)
 	release() // nothing of them is read from the store any more
 	if err != nil {
 		slog.Debug("kv tiering: get window", "error", err)
 	}
+	var bad error
+	for i, w := range found {
+		t.reportDamage(keys[i], failed[i])
+		if failed[i] == nil {
+			f.windows = append(f.windows, w)
+		} else if bad == nil {
+			bad = failed[i]
+		}
+	}
 	switch {
-	case errors.Is(bad, errMemory):
-		return found, noMemory
 	case bad != nil:
-		return found, blockReason(bad)
+		return blockReason(bad)
 	case err != nil:
-		return found, callReason(err, filesLate)
+		return callReason(err, filesLate)
 	case len(found) < len(keys):
-		return found, windowMissing
+		return windowMissing
 	}
-	return found, unexplained
-}
-
-// openWindowInTime is openWindow, but not beyond the context's end: a read that hangs in the kernel must not hold the request.
-// Until it has come back nothing else is fetched.
-func (t *Tier) openWindowInTime(
-	ctx context.Context, r *tierpb.GetResponse, part windowPart, key kvtier.Key,
-) (fetchedWindow, error) {
-	type outcome struct {
-		window fetchedWindow
-		err    error
-	}
-	opened := make(chan outcome, 1)
-	go func() {
-		window, err := t.openWindow(r, part, key)
-		opened <- outcome{window, err}
-	}()
-	select {
-	case o := <-opened:
-		return o.window, o.err
-	case <-ctx.Done():
-		t.late.Add(1)
-		go func() {
-			defer t.late.Add(-1)
-			late := <-opened
-			late.window.close()
-		}()
-		return fetchedWindow{}, errLate
-	}
+	return unexplained
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.
-func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key) (w fetchedWindow, err error) {
-	w = fetchedWindow{windowPart: part, memory: &t.memory, own: int(r.FileBytes)}
-	if taken := t.memory.take(context.Background(), w.own, 0); taken < w.own {
-		t.memory.give(taken)
-		return fetchedWindow{}, errMemory
+func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key) (w *fetchedWindow, err error) {
+	if !t.memory.takeAll(int(r.FileBytes)) {
+		return nil, errMemory
 	}
+	w = &fetchedWindow{windowPart: part, memory: &t.memory, own: int(r.FileBytes)}
+	usable := false
 	defer func() {
-		if err != nil {
+		if !usable { // a panic, too
 			w.close()
 		}
 	}()
-	if w.file, err = kvtier.ReadFile(r.Path, int(r.FileBytes)); err != nil {
+	if w.file, err = t.files.read(r.Path, int(r.FileBytes)); err != nil {
 		return w, err
 	}
-	if w.data, err = kvtier.Open(w.file.Data); err != nil {
+	if w.data, err = w.file.Block(); err != nil {
 		return w, err
 	}
 	w.block, err = w.data.WindowOf(t.namespace, part.block, key, part.window.Layers, part.window.DType, part.window.Cells)
 	if err == nil {
 		err = w.data.Verify()
 	}
+	usable = err == nil
 	return w, err
 }
 
@@ -223,9 +205,9 @@ func (t *Tier) windowsFit(f *fetch, slot int) bool {
 }
 
 func (f *fetch) windowCells(w *Window) (cells []int32) {
-	for i := range f.windows {
-		if f.windows[i].window == w {
-			cells = append(cells, f.windows[i].block.Cells...)
+	for _, fetched := range f.windows {
+		if fetched.window == w {
+			cells = append(cells, fetched.block.Cells...)
 		}
 	}
 	return cells
@@ -236,8 +218,7 @@ func (t *Tier) putWindows(f *fetch, slot int) {
 	for i := range t.model.Windows {
 		t.model.Windows[i].Rows.Drop(slot, 0)
 	}
-	for i := range f.windows {
-		w := &f.windows[i]
+	for _, w := range f.windows {
 		for segment := range w.data.Header.Segments {
 			w.window.Rows.Write(segment, w.block.Cells, rows.Chunk{Data: w.data.Segment(segment)})
 		}

@@ -159,6 +159,11 @@ func (r *tierRows) Write(segment int, cells []int32, chunk rows.Chunk) {
 	plane.Write(r.local(part), rows.Chunk{Data: chunk.Data})
 }
 
+// Memory implements tier.Rows.
+func (r *tierRows) Memory(segment int, cells []int32) [][]byte {
+	return r.plane(segment, cells).Memory(r.local(cells))
+}
+
 func (r *tierRows) plane(segment int, cells []int32) rows.Plane {
 	return r.planes[int(cells[0])/r.size][segment]
 }
