@@ -190,6 +190,12 @@ func TestOpenedFilesAreInMemoryAndNoMoreThanMayBe(t *testing.T) {
 	if residentPages(t, path, size) == size/alignment {
 		t.Skip("this file system does not let go of pages")
 	}
+	asked := map[string]func(*os.File, int) (bool, error){"cachestat": cached, "mincore": inCore}
+	for name, all := range asked {
+		if got, err := all(fd, size); got {
+			t.Errorf("%s: pages that are on the disk are thought to be in memory (%v)", name, err)
+		}
+	}
 	if resident(fd, size) {
 		t.Error("pages that are on the disk are thought to be in memory")
 	}
@@ -206,6 +212,11 @@ func TestOpenedFilesAreInMemoryAndNoMoreThanMayBe(t *testing.T) {
 	}
 	if got := residentPages(t, path, size); got != size/alignment {
 		t.Errorf("%d of %d pages are in memory", got, size/alignment)
+	}
+	for name, all := range asked {
+		if got, err := all(fd, size); !got && !errors.Is(err, syscall.ENOSYS) && !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%s: pages are in memory, and it says no (%v)", name, err)
+		}
 	}
 	for range 3 {
 		if _, err := OpenFile(path, size); !errors.Is(err, ErrManyOpen) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"syscall"
 	"unsafe"
 )
@@ -62,20 +61,4 @@ func preadv(fd *os.File, parts []syscall.Iovec, offset int) (int, error) {
 		return 0, errno
 	}
 	return int(n), nil
-}
-
-// resident reports whether all of a file is in memory; false also where the system does not say.
-func resident(fd *os.File, size int) bool {
-	data, err := syscall.Mmap(int(fd.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = syscall.Munmap(data) }() // no page of it was touched
-	pages := make([]byte, (size+os.Getpagesize()-1)/os.Getpagesize())
-	_, _, errno := syscall.Syscall(
-		syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&data[0])), uintptr(size), uintptr(unsafe.Pointer(&pages[0])))
-	if errno != 0 {
-		return false
-	}
-	return !slices.ContainsFunc(pages, func(p byte) bool { return p&1 == 0 })
 }

@@ -1,14 +1,25 @@
 package tier
 
-import "github.com/ollama/ollama/kvtier"
+import (
+	"slices"
+
+	"github.com/ollama/ollama/kvtier"
+)
 
 // promptEnd are the windows that end before the last token of a prompt, from where the same prompt is gone on with when it comes
 // again: a regenerated answer. They are in the cells from when the last batch of the prompt has been computed until the batch of the
 // answer's first token is; by then stock has freed some of the cells, and may have given one to that token.
+//
+// The runner's lock is held while they are copied, and can't be let go of in between: the batch has been taken up, and is not yet
+// known to be computed. So their memory is made ready before, while the prompt's last batch is computed: what the system has
+// to clear takes longer than the copying.
 type promptEnd struct {
 	end    int
 	cells  [][]int32  // of each window, by number
-	blocks [][]*block // of each window, with their rows; nil until they are copied
+	blocks [][]*block // of each window
+	bytes  int
+	memory chan [][]byte // of all blocks, when there is some
+	copied bool          // the blocks have their rows
 }
 
 // beforeLaunch notes the windows when the prompt's last batch is about to be launched, and copies them before the next.
@@ -38,44 +49,68 @@ func (ts *slot) notePromptEnd(t *Tier) {
 		}
 		p.cells = append(p.cells, cells)
 	}
+	if p.layOut(t); p.bytes > catchUpBytes-t.held() {
+		return
+	}
+	p.makeReady()
 	ts.lineage.promptEnd = p
 }
 
-// keepPromptEnd copies the rows that were noted, as far as there is memory for all of them.
+// makeReady has memory for all blocks, every page of it there, without the lock.
+func (p *promptEnd) makeReady() {
+	var sizes []int
+	for _, b := range slices.Concat(p.blocks...) {
+		sizes = append(sizes, b.layout.FileBytes)
+	}
+	p.memory = make(chan [][]byte, 1)
+	go func(ready chan<- [][]byte) {
+		var memory [][]byte
+		for _, size := range sizes {
+			file := make([]byte, size)
+			for i := 0; i < size; i += 4096 {
+				file[i] = 0
+			}
+			memory = append(memory, file)
+		}
+		ready <- memory
+	}(p.memory)
+}
+
+// keepPromptEnd copies the rows that were noted.
 func (ts *slot) keepPromptEnd(t *Tier) {
 	p := ts.lineage.promptEnd
-	if p == nil || p.blocks != nil {
+	if p == nil || p.copied {
 		return
 	}
-	blocks, bytes := p.layOut(t)
-	if bytes > catchUpBytes-t.held() {
-		ts.lineage.promptEnd = nil
-		return
-	}
-	if !t.model.OnHost {
+	workers := 1
+	if t.model.OnHost {
+		workers = workerCount()
+	} else {
 		t.host.Quiesce()
 	}
-	for i := range t.model.Windows {
-		for _, b := range blocks[i] {
-			b.file = make([]byte, b.layout.FileBytes)
-			for n, s := range b.layout.Segments {
-				t.model.Windows[i].Rows.Read(n, b.part.block.Cells, b.file[s.Offset:s.Offset+s.Bytes])
-			}
-			b.copied = true
+	blocks, memory := slices.Concat(p.blocks...), <-p.memory
+	err := parallel(workers, len(blocks), func(i int) {
+		b := blocks[i]
+		b.file = memory[i]
+		for n, s := range b.layout.Segments {
+			b.part.window.Rows.Read(n, b.part.block.Cells, b.file[s.Offset:s.Offset+s.Bytes])
 		}
+		b.copied = true
+	})
+	if p.copied = err == nil; !p.copied {
+		ts.lineage.promptEnd = nil
 	}
-	p.blocks = blocks
 }
 
 // dropPromptEnd forgets what was noted and not copied.
 func (ts *slot) dropPromptEnd() {
-	if p := ts.lineage.promptEnd; p != nil && p.blocks == nil {
+	if p := ts.lineage.promptEnd; p != nil && !p.copied {
 		ts.lineage.promptEnd = nil
 	}
 }
 
-// layOut returns the blocks of each window, without what their tokens say, and how many bytes they take.
-func (p *promptEnd) layOut(t *Tier) (blocks [][]*block, bytes int) {
+// layOut has the blocks of each window, without what their tokens say, and how many bytes they take.
+func (p *promptEnd) layOut(t *Tier) {
 	unknown := func(int) kvtier.Key { return kvtier.Key{} }
 	for i := range t.model.Windows {
 		w, of := &t.model.Windows[i], []*block(nil)
@@ -88,23 +123,18 @@ func (p *promptEnd) layOut(t *Tier) (blocks [][]*block, bytes int) {
 			b := &block{
 				first: part.block.Position - part.block.First, rows: part.block.Rows(), layout: t.windowLayout(part), part: &part,
 			}
-			of, bytes = append(of, b), bytes+b.layout.FileBytes
+			of, p.bytes = append(of, b), p.bytes+b.layout.FileBytes
 		}
-		blocks = append(blocks, of)
+		p.blocks = append(p.blocks, of)
 	}
-	return blocks, bytes
 }
 
-// held is the memory that the copies take.
-func (p *promptEnd) held() (bytes int) {
-	if p != nil {
-		for _, of := range p.blocks {
-			for _, b := range of {
-				bytes += len(b.file)
-			}
-		}
+// held is the memory that the copies take, from when it is made ready.
+func (p *promptEnd) held() int {
+	if p == nil {
+		return 0
 	}
-	return bytes
+	return p.bytes
 }
 
 // planPromptEnd adds the blocks of the windows that end before the prompt's last token, when the content, of so many rows, has
@@ -115,7 +145,7 @@ func (l *lineage) planPromptEnd(t *Tier, rows int) {
 		return
 	}
 	l.promptEnd = nil
-	if p.end >= rows { // shorter than the prompt: less of it is exact, or can be told from others
+	if !p.copied || p.end >= rows { // shorter than the prompt: less of it is exact, or can be told from others
 		return
 	}
 	for _, of := range p.blocks {

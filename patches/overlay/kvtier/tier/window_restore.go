@@ -191,7 +191,7 @@ func (t *Tier) windowsFit(f *fetch, slot int) bool {
 		avoid := make(map[int32]struct{})
 		maps.Copy(avoid, t.host.AvoidWindow(w.Child))
 		for n := range t.slots {
-			if p := t.slots[n].lineage.promptEnd; p != nil && p.blocks == nil { // still to be copied
+			if p := t.slots[n].lineage.promptEnd; p != nil && !p.copied {
 				for _, cell := range p.cells[i] {
 					avoid[cell] = struct{}{}
 				}

@@ -18,9 +18,10 @@ import (
 // fakeWindowRows are fakeRows of a cache that drops rows.
 type fakeWindowRows struct{ *fakeRows }
 
-func (r fakeWindowRows) Free(slot int, cells []int32, _ map[int32]struct{}) bool {
+func (r fakeWindowRows) Free(slot int, cells []int32, avoid map[int32]struct{}) bool {
 	for _, cell := range cells {
-		if s := r.slot[cell]; s >= 0 && s != slot {
+		_, pending := avoid[cell]
+		if s := r.slot[cell]; pending || (s >= 0 && s != slot) {
 			return false
 		}
 	}
