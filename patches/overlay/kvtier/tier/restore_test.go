@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -44,13 +47,39 @@ func allCells(tier *Tier) []byte {
 	return all
 }
 
+// layOut has the cells somewhere else than one after the other in the CPU's memory.
+func layOut(tier *Tier, cells string) {
+	planes := tier.rows.(*fakeRows).planes
+	switch cells {
+	case "on a device":
+		tier.model.OnHost = false
+		for i := range planes {
+			planes[i].Tensor = deviceTensor{planes[i].Tensor.(fakeTensor)}
+		}
+	case "transposed":
+		for i := range planes {
+			planes[i].Permuted = i%2 == 1 // V
+		}
+	case "scattered":
+		tier.fakeHost().avoid = make(map[int32]struct{})
+		for cell := int32(0); cell < fakeCells; cell += 3 {
+			tier.fakeHost().avoid[cell] = struct{}{}
+		}
+	}
+}
+
+// deviceTensor is one that the CPU can't access.
+type deviceTensor struct{ fakeTensor }
+
+func (deviceTensor) KVTierHost() []byte { return nil }
+
 func TestRestoredRowsAreTheStoredOnesAndTheLastTokenIsComputed(t *testing.T) {
 	for _, where := range []tierpb.Tier{tierpb.Tier_TIER_RAM, tierpb.Tier_TIER_LOCAL} {
-		for _, device := range []bool{false, true} {
+		for _, cells := range []string{"on the host", "on a device", "transposed", "scattered"} {
 			for _, memory := range []int{0, 70} {
-				t.Run(fmt.Sprintf("%v,device=%v,memory=%d", where, device, memory), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%v,%s,memory=%d", where, cells, memory), func(t *testing.T) {
 					tier, _ := withSidecar(t, 1, 3*64, where)
-					tier.model.OnHost = !device
+					layOut(tier, cells)
 					prompt := tokensFrom(0, 3*64) // all of it is stored, to the last token
 					if memory > 0 {
 						tier.fillCells(0, memory, 0)
@@ -83,14 +112,14 @@ func TestDamageOnTheDiskIsFoundAndEndsTheMatch(t *testing.T) {
 	holds(t, tier, 0, 0, 64)
 }
 
-// A file of the RAM tier is mapped: what was right when it was opened may be changed before it is copied.
+// What was right in a file of the RAM tier when it was opened may be changed before it is read.
 func TestAByteThatChangesBeforeTheCopyIsNotRestored(t *testing.T) {
 	for _, c := range []struct {
-		name                 string
-		block, row, segment  int
-		memory, least, rows  int // rows in the slot before, fewest worth restoring, position to resume from
-		cut                  bool
-		device, twoDamagedAt bool
+		name                string
+		block, row, segment int
+		memory, least, rows int // rows in the slot before, fewest worth restoring, position to resume from
+		cut, twoDamagedAt   bool
+		cells               string
 	}{
 		{name: "first block", block: 0, row: 5, segment: 0},
 		{name: "middle block, K", block: 1, row: 0, segment: 2, rows: 64},
@@ -99,12 +128,14 @@ func TestAByteThatChangesBeforeTheCopyIsNotRestored(t *testing.T) {
 		{name: "block that is in memory in part", block: 1, row: 2, segment: 0, memory: 70, rows: 70},
 		{name: "what is left is not worth it", block: 1, row: 0, segment: 0, least: 65},
 		{name: "two of them", block: 1, row: 7, segment: 1, rows: 64, twoDamagedAt: true},
-		{name: "memory of a device", block: 1, row: 7, segment: 1, rows: 64, device: true},
+		{name: "memory of a device", block: 1, row: 7, segment: 1, rows: 64, cells: "on a device"},
+		{name: "V that is transposed", block: 1, row: 7, segment: 1, rows: 64, cells: "transposed"},
+		{name: "cells here and there", block: 1, row: 7, segment: 1, rows: 64, cells: "scattered"},
 		{name: "file cut short", block: 1, rows: 64, cut: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tier, store := withSidecar(t, 1, 3*64, tierpb.Tier_TIER_RAM)
-			tier.model.OnHost = !c.device
+			layOut(tier, c.cells)
 			tier.config.MinTokens = max(1, c.least)
 			prompt := tokensFrom(0, 3*64)
 			if c.memory > 0 {
@@ -256,5 +287,79 @@ func TestTheFirstDamagedBlockCountsWhicheverIsFoundFirst(t *testing.T) {
 	}
 	if c.undamaged() != 2 || c.damage.Error() != "block 2" {
 		t.Errorf("%d blocks are undamaged, then %v", c.undamaged(), c.damage)
+	}
+}
+
+// A read that fails has filled some of the cells by then, with bytes that nothing can be said of.
+func TestWhatCouldNotBeCheckedDoesNotStayInItsCells(t *testing.T) {
+	tier, store := withSidecar(t, 1, 3*64, tierpb.Tier_TIER_RAM)
+	prompt := tokensFrom(0, 3*64)
+	if tier.prefetchFor(t.Context(), prompt) == nil {
+		t.Fatal("nothing fetched")
+	}
+	span := tier.layout(64, 0).Segments[2]
+	if err := os.Truncate(store.blocks[1].path, int64(span.Offset+40*span.RowBytes)); err != nil {
+		t.Fatal(err)
+	}
+	if got := tier.restoreFor(0, prompt, 0); got != 64 {
+		t.Fatalf("resumes at %d", got)
+	}
+	holds(t, tier, 0, 0, 64)
+	for _, row := range []int{0, 39, 40} {
+		got := make([]byte, fakeRowBytes)
+		tier.rows.Read(2, []int32{int32(64 + row)}, got) // cells are taken in order
+		if !bytes.Equal(got, make([]byte, fakeRowBytes)) {
+			t.Errorf("row %d is in its cell: %v", row, got)
+		}
+	}
+}
+
+func TestABlockTooManyToBeOpenIsReadIntoMemory(t *testing.T) {
+	tier, store := withSidecar(t, 1, 3*64, tierpb.Tier_TIER_RAM)
+	size, opened := store.blocks[0].size, 0
+	var mu sync.Mutex
+	open := tier.files.open
+	tier.files.open = func(path string, size int) (*kvtier.File, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if opened++; opened > 1 {
+			return nil, kvtier.ErrManyOpen
+		}
+		return open(path, size)
+	}
+	prompt := tokensFrom(0, 3*64+1)
+	f := tier.prefetchFor(t.Context(), prompt)
+	if f == nil || f.rows != 3*64 || privateBytes(f) != 2*size || tier.memory.held != 2*size {
+		t.Fatalf("fetched %+v, %d bytes are held", f, tier.memory.held)
+	}
+	if got := tier.restoreFor(0, prompt, 0); got != 3*64 {
+		t.Fatalf("resumes at %d", got)
+	}
+	holds(t, tier, 0, 0, 3*64)
+
+	tier.memory.available = func() int { return 0 }
+	l := tier.prefetch(t.Context(), Text(prompt), len(prompt), func() int { return 0 })
+	if l.fetch != nil || l.short.reason != noMemory {
+		t.Errorf("without memory: fetched %+v, %v", l.fetch, l.short)
+	}
+}
+
+func TestAPanicOfAReaderIsAMissAndKeepsNoMemory(t *testing.T) {
+	tier, _ := withSidecar(t, 1, 3*64, tierpb.Tier_TIER_LOCAL)
+	read := tier.files.read
+	tier.files.read = func(path string, size int) (*kvtier.File, error) {
+		if strings.HasSuffix(path, "/64") {
+			panic("for the test")
+		}
+		return read(path, size)
+	}
+	prompt := tokensFrom(0, 3*64+1)
+	f := tier.prefetchFor(t.Context(), prompt)
+	if f == nil || f.rows != 64 {
+		t.Fatalf("fetched %+v", f)
+	}
+	f.close()
+	if tier.memory.held != 0 {
+		t.Errorf("%d bytes are held by nobody", tier.memory.held)
 	}
 }

@@ -234,3 +234,27 @@ func TestWindowsAndChainHaveOneDeadline(t *testing.T) {
 		t.Errorf("fetched %+v, %v", l.fetch, l.short)
 	}
 }
+
+func TestADamagedBlockOfAWindowIsFoundAndReported(t *testing.T) {
+	tier, store := withWindows(t)
+	for i, b := range store.blocks {
+		if strings.HasSuffix(b.path, "window-2-256") {
+			content, err := os.ReadFile(b.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			content[len(content)-4096] ^= 1 // in its last segment
+			if err := os.WriteFile(b.path, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			defer store.wasReported(t, i)
+		}
+	}
+	l := tier.prefetch(context.Background(), Text(windowPrompt), len(windowPrompt), tier.held0)
+	if l.fetch != nil || l.short.reason != damaged {
+		t.Errorf("fetched %+v, %v", l.fetch, l.short)
+	}
+	if tier.memory.held != 0 {
+		t.Errorf("%d bytes are held by nobody", tier.memory.held)
+	}
+}
