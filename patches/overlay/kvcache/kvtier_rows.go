@@ -94,7 +94,9 @@ func (r *KVTierRows) Write(segment int, cells []int32, chunk rows.Chunk) {
 }
 
 // Memory returns where the rows of cells lie, or nil.
-func (r *KVTierRows) Memory(segment int, cells []int32) [][]byte { return r.planes[segment].Memory(cells) }
+func (r *KVTierRows) Memory(segment int, cells []int32) [][]byte {
+	return r.planes[segment].Memory(cells)
+}
 
 // Occupy gives cells to slot, in every child: cells[i] holds position from+i. The rows must have been written.
 func (r *KVTierRows) Occupy(slot, from int, cells []int32) {

@@ -148,6 +148,10 @@ func TestKVTierRowsAreCanonicalWhateverTheTensorsLayout(t *testing.T) {
 						if !bytes.Equal(back, all) {
 							t.Fatalf("layer %d v=%v: rows read differ from rows written", layer, v)
 						}
+						memory := r.Memory(segment, cells)
+						if direct := host && !(v && permuted); direct != (memory != nil) || direct && !bytes.Equal(slices.Concat(memory...), all) {
+							t.Fatalf("layer %d v=%v: their memory is %v", layer, v, memory)
+						}
 					}
 				}
 			})

@@ -102,3 +102,33 @@ func TestADeviceIsWrittenOncePerRunOfCells(t *testing.T) {
 		t.Errorf("%d writes for 2 runs of cells", m.sets)
 	}
 }
+
+func TestMemoryIsThatOfTheCellsInTheirOrder(t *testing.T) {
+	p, m := testPlane(false, true)
+	cells := []int32{3, 4, 5, 9, 7, 8, 39}
+	for i, cell := range cells {
+		copy(m.data[int(cell)*p.RowBytes:], bytes.Repeat([]byte{byte(i + 1)}, p.RowBytes))
+	}
+	var got []byte
+	pieces := p.Memory(cells)
+	for _, piece := range pieces {
+		if cap(piece) != len(piece) {
+			t.Error("a piece may grow into the next cell")
+		}
+		got = append(got, piece...)
+	}
+	want := make([]byte, len(got))
+	p.Read(cells, want)
+	if len(pieces) != 4 || len(got) != len(cells)*p.RowBytes || !bytes.Equal(got, want) {
+		t.Errorf("%d pieces, %v", len(pieces), got)
+	}
+	pieces[1][0] = 99
+	if m.data[9*p.RowBytes] != 99 {
+		t.Error("it is a copy")
+	}
+	for _, c := range []struct{ permuted, host bool }{{true, true}, {false, false}, {true, false}} {
+		if p, _ := testPlane(c.permuted, c.host); p.Memory(cells) != nil {
+			t.Errorf("%+v: rows that are not in one piece, or not the CPU's", c)
+		}
+	}
+}

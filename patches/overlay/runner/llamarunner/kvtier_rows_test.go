@@ -218,6 +218,13 @@ func TestTierRowsLieInTheirSlotsStream(t *testing.T) {
 			if want := map[bool]int{false: 3 * rowBytes, true: 3 * 2}[permuted]; at != want {
 				t.Errorf("host %v, permuted %v: the second row begins at %d, want %d", host, permuted, at, want)
 			}
+			if got := r.Memory(0, cells); host && !permuted {
+				if !bytes.Equal(slices.Concat(got...), data) {
+					t.Errorf("its memory holds %q", got)
+				}
+			} else if got != nil {
+				t.Errorf("host %v, permuted %v: has memory %q", host, permuted, got)
+			}
 		}
 	}
 }
