@@ -99,9 +99,10 @@ pa_status check_mask(const pa_mask &mask, int32_t n_q, int32_t n_cells) {
     const bool by_position = mask.cell_pos || mask.query_pos || mask.cell_seq || mask.query_seq;
     if (mask.window < 0) return fail(PA_BAD_ARGUMENT, "mask: the window is %d, less than 0", mask.window);
     if (mask.dense) {
-        if (by_position || mask.window) {
+        if (mask.query_pos || mask.cell_seq || mask.query_seq || mask.window) {
             return fail(PA_BAD_ARGUMENT, "mask: it is either dense or by position, not both");
         }
+        if (!aligned(mask.cell_pos, 4)) return fail(PA_BAD_ARGUMENT, "mask: a position or sequence array is not aligned");
         if (!aligned(mask.dense, 2)) return fail(PA_BAD_ARGUMENT, "mask: it does not lie at a multiple of 2 bytes");
         return check_stride("mask", "dense_stride", mask.dense_stride, n_q, int64_t{2} * n_cells, 2);
     }

@@ -174,7 +174,11 @@ TEST(masks_that_disagree) {
     expect_no_run([](pa_args &a) { a.mask.cell_seq = positions; }, "cell_pos is missing");
     expect_no_run([](pa_args &a) { a.mask.cell_pos = a.mask.query_pos = a.mask.cell_seq = positions; }, "query_seq is missing");
     expect_no_run([](pa_args &a) { a.mask.cell_pos = a.mask.query_pos = a.mask.query_seq = positions; }, "cell_seq is missing");
-    expect_no_run([](pa_args &a) { a.mask.dense = dense, a.mask.dense_stride = 200, a.mask.cell_pos = positions; }, "not both");
+    expect_no_run([](pa_args &a) { a.mask.dense = dense, a.mask.dense_stride = 200, a.mask.query_pos = positions; }, "not both");
+    expect_no_run([](pa_args &a) {
+        a.mask.dense = dense, a.mask.dense_stride = 200;
+        a.mask.cell_pos = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(positions) + 2);
+    }, "is not aligned");
     expect_no_run([](pa_args &a) { a.mask.dense = dense, a.mask.dense_stride = 198; }, "mask: dense_stride is 198");
     expect_no_run([](pa_args &a) { a.mask.dense = dense, a.mask.dense_stride = 201; }, "not a multiple of 2");
 }

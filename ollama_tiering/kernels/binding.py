@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.errors import TieringError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class PaStatus(enum.IntEnum):

@@ -13,17 +13,34 @@ from ollama_tiering.kernels.binding import PaError, PaMask, PaStatus, address
 HIDDEN = -65504.0  # this f16 and anything below hides a cell
 
 
+def _check_int32(name: str, values: NDArray[Any]) -> None:
+    if values.dtype != np.int32 or values.ndim != 1 or not values.flags.c_contiguous:
+        raise PaError(PaStatus.BAD_ARGUMENT, f"{name} is int32, one axis, contiguous")
+
+
+def _check_length(name: str, values: NDArray[Any], length: int) -> None:
+    if len(values) != length:
+        raise PaError(PaStatus.BAD_ARGUMENT, f"{name} has {len(values)} values, not {length}")
+
+
 @dataclass(frozen=True, slots=True)
 class DenseMask:
-    """`values` f16 [n_q, n_cells] are added to the logits; -inf or <= -65504 hides the cell."""
+    """`values` f16 [n_q, n_cells] are added to the logits; -inf or <= -65504 hides the cell.
+
+    `cell_pos` int32 [n_cells], on the CPU only: the order of the sums, whose last bits then do
+    not depend on where cells lie (docs/exact.md). None: the order of the cells.
+    """
 
     values: NDArray[np.float16]
+    cell_pos: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.float16 or self.values.ndim != 2:
             raise PaError(PaStatus.BAD_ARGUMENT, "a dense mask is f16 [n_q, n_cells]")
         if self.values.shape[1] > 1 and self.values.strides[1] != 2:
             raise PaError(PaStatus.BAD_ARGUMENT, "the rows of a dense mask are not contiguous")
+        if self.cell_pos is not None:
+            _check_int32("cell_pos", self.cell_pos)
 
     @classmethod
     def of(cls, seen: NDArray[np.bool_]) -> DenseMask:
@@ -36,9 +53,15 @@ class DenseMask:
                 PaStatus.BAD_ARGUMENT,
                 f"the mask is {list(self.values.shape)}, the run [{n_q}, {n_cells}]",
             )
+        if self.cell_pos is not None:
+            _check_length("cell_pos", self.cell_pos, n_cells)
 
     def c(self) -> PaMask:
-        return PaMask(dense=address(self.values), dense_stride=self.values.strides[0])
+        return PaMask(
+            dense=address(self.values),
+            dense_stride=self.values.strides[0],
+            cell_pos=address(self.cell_pos),
+        )
 
     def bias(self, n_q: int, n_cells: int) -> NDArray[np.float64]:
         """What is added to each logit: [n_q, n_cells], -inf where hidden."""
@@ -64,10 +87,8 @@ class PositionMask:
     def __post_init__(self) -> None:
         for name in ("cell_pos", "query_pos", "cell_seq", "query_seq"):
             values = getattr(self, name)
-            if values is None:
-                continue
-            if values.dtype != np.int32 or values.ndim != 1 or not values.flags.c_contiguous:
-                raise PaError(PaStatus.BAD_ARGUMENT, f"{name} is int32, one axis, contiguous")
+            if values is not None:
+                _check_int32(name, values)
 
     @classmethod
     def causal(cls, n_q: int, n_cells: int, *, window: int = 0) -> PositionMask:
@@ -83,10 +104,8 @@ class PositionMask:
             ("query_seq", n_q),
         ):
             values: NDArray[Any] | None = getattr(self, name)
-            if values is not None and len(values) != length:
-                raise PaError(
-                    PaStatus.BAD_ARGUMENT, f"{name} has {len(values)} values, not {length}"
-                )
+            if values is not None:
+                _check_length(name, values, length)
 
     def c(self) -> PaMask:
         return PaMask(

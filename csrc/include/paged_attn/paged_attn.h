@@ -10,8 +10,8 @@
  *     s[c] = softcap(scale * q . k[c]) + mask[c],   o = sum_c exp(s[c]) v[c] / (sum_c exp(s[c]) + exp(sink))
  * A query that sees no cell (and has no sink) gives 0.
  *
- * The attention *state* of a query and head over some of the cells is (m, l, o): m = the largest s in base 2
- * (s * log2 e), l = sum 2^(s2 - m), o = sum 2^(s2 - m) v, not divided by l; the empty state is (-inf, 0, 0).
+ * The attention *state* of a query and head over some of the cells is (m, l, o): m = a reference near the largest s in
+ * base 2 (s * log2 e), l = sum 2^(s2 - m), o = sum 2^(s2 - m) v, not divided by l; the empty state is (-inf, 0, 0).
  * States over disjoint cells merge into the state over their union (attn_state.h).
  */
 #ifndef PAGED_ATTN_H
@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define PA_ABI_VERSION 1 /* counts changes of anything below */
+#define PA_ABI_VERSION 2 /* counts changes of anything below */
 
 typedef enum pa_status {
     PA_OK = 0,
@@ -71,11 +71,14 @@ typedef struct pa_rows {
     int64_t head_stride; /* bytes */
 } pa_rows;
 
-/* Which cells a query sees. Either dense, or by position, or (all null) every cell. */
+/* Which cells a query sees. Either dense, or by position, or (all null) every cell. Beside a dense mask cell_pos alone may be
+ * given: it changes nothing of what is seen, but the order of the sums, and with it last bits. A query's result then depends
+ * on the positions of the cells it sees and not on where they lie (docs/exact.md); without positions cells go by index. A run
+ * on a GPU refuses both together. */
 typedef struct pa_mask {
     const uint16_t *dense;     /* [n_q] rows of [n_cells] f16, added to s; -inf (or <= -65504) hides; null: none */
     int64_t dense_stride;      /* bytes between rows */
-    const int32_t *cell_pos;   /* [n_cells] position of each cell; negative: the cell is empty; null: none */
+    const int32_t *cell_pos;   /* [n_cells] position of each cell; negative: it has none, the cell is empty; null: none */
     const int32_t *cell_seq;   /* [n_cells] sequence of each cell; null: all of one */
     const int32_t *query_pos;  /* [n_q] position of each query; seen: 0 <= cell_pos <= query_pos ... */
     const int32_t *query_seq;  /* [n_q] ... of the same sequence ... */
@@ -103,7 +106,8 @@ PA_API const char *pa_last_error(void); /* of this thread; never null */
 typedef struct pa_cpu_plan pa_cpu_plan;
 
 /* isa: null or "auto" (the best this machine has), "avx512", "avx2", "neon", "scalar". n_threads >= 1, including the
- * caller's. The same input gives the same bits whatever n_threads is. */
+ * caller's. A query's result has the same bits whatever n_threads is, whatever other queries are in the run, and with
+ * avx512, avx2 and neon: docs/exact.md defines them. */
 PA_API pa_status pa_cpu_plan_create(const pa_shape *shape, int32_t n_threads, const char *isa, pa_cpu_plan **plan);
 PA_API pa_status pa_cpu_run(pa_cpu_plan *plan, const pa_args *args); /* one run of a plan at a time */
 PA_API const char *pa_cpu_plan_isa(const pa_cpu_plan *plan);

@@ -7,15 +7,11 @@
 
 namespace paged_attn::cpu::PA_ISA {
 
-// A logit that stands for "hidden": far below any real one, and sums with real ones stay below kHiddenLimit.
-constexpr float kHidden = -1e30f;
-constexpr float kHiddenLimit = -1e29f;
-
 // What a group of queries sees of a tile of cells.
 struct View {
     enum Kind : uint8_t { none, some, all }; // some: needs the bias of each cell
     Kind kind;
-    uint8_t first, last; // cells [first, last) of the tile; the rest are hidden from all of the group
+    uint8_t first, last; // cells [first, last) of the tile's; the rest are hidden from all of the group
 };
 
 class Mask {
@@ -36,11 +32,23 @@ class Mask {
         }
     }
 
-    // What queries [q0, q1) see of the n <= 255 cells.
-    View view(int q0, int q1, const int32_t *cells, int n) const {
+    // Query q sees a cell whose flag is set.
+    bool meets(int q, const uint8_t *flags) const {
+        return any_of(q, [flags](int c) { return flags[c] != 0; }, [](int) { return false; });
+    }
+
+    // Calls f(c) for each cell that query q sees and whose flag is not set, ascending, until f answers false. True when
+    // it never did.
+    template <class F> bool each_new(int q, const uint8_t *flags, F &&f) const {
+        return !any_of(q, [flags](int c) { return flags[c] == 0; }, f);
+    }
+
+    // What the queries [0, n_q) of a list see of the n <= 255 cells of another.
+    View view(const int32_t *queries, int n_q, const int32_t *cells, int n) const {
         int first = n, last = 0;
         bool plain = true;
-        for (int q = q0; q < q1; q++) {
+        for (int i = 0; i < n_q; i++) {
+            const int q = queries[i];
             if (sees_all_plainly(q, cells, n)) {
                 first = 0;
                 last = n;
@@ -61,7 +69,7 @@ class Mask {
     float bias2(int q, int32_t cell) const {
         if (m_.dense != nullptr) {
             const uint16_t half = dense_row(q)[cell];
-            return half < kHiddenHalf ? f16_to_f32(half) * kLog2e : kHidden;
+            return half < kHiddenHalf ? product(f16_to_f32(half), kLog2e) : kHidden;
         }
         return sees(q, cell) ? 0.0f : kHidden;
     }
@@ -71,6 +79,25 @@ class Mask {
 
     const uint16_t *dense_row(int q) const {
         return reinterpret_cast<const uint16_t *>(reinterpret_cast<const char *>(m_.dense) + q * m_.dense_stride);
+    }
+
+    // Whether f(c) is false for a cell that query q sees and that is wanted. Sixty-four cells are asked at a time: mostly
+    // none of them is.
+    template <class Wanted, class F> bool any_of(int q, Wanted &&wanted, F &&f) const {
+        for (int first = 0; first < a_.n_cells; first += 64) {
+            const int last = first + 64 < a_.n_cells ? first + 64 : a_.n_cells;
+            unsigned any = 0;
+            if (m_.dense != nullptr) {
+                const uint16_t *row = dense_row(q);
+                for (int c = first; c < last; c++) any |= static_cast<unsigned>((row[c] < kHiddenHalf) & wanted(c));
+            } else {
+                for (int c = first; c < last; c++) any |= static_cast<unsigned>(sees(q, c) & wanted(c));
+            }
+            if (any == 0) continue;
+            for (int c = first; c < last; c++)
+                if (wanted(c) && sees(q, c) && !f(c)) return true;
+        }
+        return false;
     }
 
     bool sees(int q, int32_t cell) const {

@@ -1,8 +1,9 @@
-// The course of one run: find the live cells, see what each group of queries sees, do the tasks, merge.
+// The course of one run: find the live cells and the groups of queries, see what each query sees, do the tasks, merge.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "paged_attn/attn_state.h"
 #include "paged_attn/cpu/decode.h"
@@ -41,51 +42,144 @@ struct Share {
 
 // A decode costs a query's own cells times (G + 1: the group's products and the widening) per K/V head; a prefill costs
 // kPanel rows for every live cell, whoever sees it. Speculative batches and several slots fall on either side.
-inline bool decode_is_cheaper(const pa_shape &s, const pa_args &a, const Shared &shared) {
-    const int group = s.n_head / s.n_kv_head, tiles = ceil_div(shared.n_live, kDecodeTile);
-    if (a.n_q > kDecodeQueries) return false;
+inline bool decode_is_cheaper(const pa_shape &s, const Batch &batch, const View *views) {
+    const int group = s.n_head / s.n_kv_head, tiles = batch.live.n_tiles;
     int64_t seen = 0;
-    for (int i = 0; i < a.n_q * tiles; i++) seen += shared.views[i].kind != View::none;
-    return seen * (group + 1) * 4 <= int64_t{tiles} * ceil_div(a.n_q * group, kPanel) * kPanel * 3;
+    for (int i = 0; i < batch.n_q * tiles; i++) seen += views[i].kind != View::none;
+    return seen * (group + 1) * 4 <= int64_t{tiles} * ceil_div(batch.n_q * group, kPanel) * kPanel * 3;
 }
 
-// Rows [first, last) of the merged parts, in the order of the parts: to the output, or to the caller's state.
-inline void merge_rows(const pa_shape &s, const pa_args &a, const States &states, int parts, int first, int last) {
-    for (int row = first; row < last; row++) {
-        float m = kEmptyM, l = 0.0f;
-        for (int i = 0; i < parts; i++) m = std::max(m, *states.m_of(i, row));
-        float *out = a.out != nullptr ? a.out + int64_t{row} * s.d_v : a.state_o + int64_t{row} * s.d_v;
-        std::fill_n(out, s.d_v, 0.0f);
-        for (int i = 0; i < parts && m != kEmptyM; i++) {
-            const float w = exp2f(*states.m_of(i, row) - m);
-            l += w * *states.l_of(i, row);
-            const float *o = states.o_of(i, row);
-            for (int d = 0; d < s.d_v; d += W) vstore(out + d, vfma(vset(w), vload(o + d), vload(out + d)));
-        }
-        if (a.out == nullptr) {
-            a.state_m[row] = m;
-            a.state_l[row] = l;
-            continue;
-        }
-        float f = 1.0f;
-        if (a.sinks != nullptr) merge_sink(f, l, m, a.sinks[row % s.n_head]);
+// Parts 1 .. chunks of a row join part 0, in their order; close_chunk in prefill.h does the same. `first`: part 0 is empty.
+inline void merge_row(const States &states, int chunks, int row, bool first) {
+    float m = first ? kEmptyM : *states.m_of(0, row), l = first ? 0.0f : *states.l_of(0, row);
+    float *o = states.o_of(0, row);
+    if (first) std::fill_n(o, states.d_v, 0.0f);
+    for (int i = 1; i <= chunks; i++) {
+        const float here = *states.m_of(i, row), up = std::max(m, here);
+        const float a = m == kEmptyM ? 0.0f : power_of_two(m - up), b = here == kEmptyM ? 0.0f : power_of_two(here - up);
+        const float *its = states.o_of(i, row);
+        m = up;
+        l = __builtin_fmaf(b, *states.l_of(i, row), apart(a * l));
+        for (int d = 0; d < states.d_v; d += W) vstore(o + d, vfma(vset(b), vload(its + d), vmul(vset(a), vload(o + d))));
+    }
+    *states.m_of(0, row) = m;
+    *states.l_of(0, row) = l;
+}
+
+// A merged row: to the output, or to the caller's state.
+inline void give_row(const pa_shape &s, const pa_args &a, const Batch &batch, const States &states, int row) {
+    const int head = row % s.n_head, at = batch.queries[row / s.n_head] * s.n_head + head;
+    const float m = *states.m_of(0, row);
+    float l = *states.l_of(0, row), f = 1.0f;
+    if (a.out != nullptr) {
+        if (a.sinks != nullptr) merge_sink(f, l, m, a.sinks[head]);
         f *= inverse_or_zero(l);
-        for (int d = 0; d < s.d_v; d += W) vstore(out + d, vmul(vset(f), vload(out + d)));
+    } else {
+        a.state_m[at] = m;
+        a.state_l[at] = l;
     }
+    give(states.o_of(0, row), f, s.d_v, (a.out != nullptr ? a.out : a.state_o) + int64_t{at} * s.d_v);
 }
 
-inline void find_live(const pa_args &a, Shared &shared) {
-    int n = 0;
-    for (int32_t c = 0; c < a.n_cells; c++) {
-        shared.live[n] = c;
-        n += shared.seen[c];
+// Chunks in waves of as many as states are kept for: `task` does one of `tasks_of(wave)`, then all rows are merged. A run's
+// counter is at 0 before and after.
+template <class TasksOf, class Task>
+inline void run_waves(const pa_shape &s, const pa_args &a, const Shared &here, const Batch &batch, const Team &team,
+                      TasksOf &&tasks_of, Task &&task) {
+    const int rows = batch.n_q * s.n_head, n_chunks = batch.live.n_chunks;
+    const int most = std::min(state_slots(s, rows) - 1, n_chunks);
+    const States states = states_in(here.partial, most + 1, rows, s.d_v);
+    const Share share(team, rows);
+    int first = 0;
+    do {
+        Wave wave{first, std::min(most, n_chunks - first), 1};
+        const int tasks = tasks_of(wave);
+        for (int i; (i = team.take(team.self)) < tasks;) task(wave, i, states);
+        team.barrier(team.self);
+        for (int row = share.first; row < share.last; row++) {
+            merge_row(states, wave.chunks, row, first == 0);
+            if (first + wave.chunks >= n_chunks) give_row(s, a, batch, states, row);
+        }
+        if (team.index == 0) team.restart(team.self);
+        team.barrier(team.self);
+        first += wave.chunks;
+    } while (first < n_chunks);
+}
+
+// The queries of a batch, scaled, one row after another; and what each sees of each tile.
+inline void prepare_few(const pa_shape &s, const pa_args &a, const Shared &here, const Batch &batch, const Team &team) {
+    const Mask mask(a);
+    const Live &live = batch.live;
+    const Share rows(team, batch.n_q * s.n_head), tiles(team, live.n_tiles);
+    const float f = s.scale * kLog2e;
+    for (int row = rows.first; row < rows.last; row++) {
+        const auto *q = reinterpret_cast<const float *>(reinterpret_cast<const char *>(a.q) +
+                                                        batch.queries[row / s.n_head] * a.q_stride +
+                                                        row % s.n_head * a.q_head_stride);
+        for (int d = 0; d < s.d_k; d++) here.q[int64_t{row} * s.d_k + d] = q[d] * f;
     }
-    shared.n_live = n;
+    for (int q = 0; q < batch.n_q; q++)
+        for (int t = tiles.first; t < tiles.last; t++)
+            here.views[int64_t{q} * live.n_tiles + t] = mask.view(batch.queries + q, 1, live.cells + live.tiles[t], live.cells_of(t));
+}
+
+inline void run_prefill(const pa_shape &s, const pa_args &a, const Shared &here, const Batch &batch, const Team &team) {
+    const Mask mask(a);
+    const Live &live = batch.live;
+    const PrefillCut cut(s, batch, team.size);
+    const int group = s.n_head / s.n_kv_head;
+    const Share share(team, live.n_tiles);
+    for (int p = 0; p < cut.panels; p++) {
+        const int q0 = p * kPanel / group, q1 = std::min(((p + 1) * kPanel - 1) / group + 1, batch.n_q);
+        for (int t = share.first; t < share.last; t++)
+            here.views[int64_t{p} * live.n_tiles + t] =
+                mask.view(batch.queries + q0, q1 - q0, live.cells + live.tiles[t], live.cells_of(t));
+    }
+    team.barrier(team.self);
+    Carver carver(here.thread + here.thread_bytes * static_cast<size_t>(team.index));
+    PrefillScratch mine(s, carver);
+    const int tasks = s.n_kv_head * cut.groups;
+    if (cut.split) {
+        run_waves(s, a, here, batch, team, [&](const Wave &wave) { return tasks * wave.chunks; },
+                  [&](const Wave &wave, int i, const States &to) { prefill_task(s, a, here, batch, cut, wave, i, mine, &to); });
+        return;
+    }
+    for (int i; (i = team.take(team.self)) < tasks;) prefill_task(s, a, here, batch, cut, Wave{0, 0, 1}, i, mine, nullptr);
+    team.barrier(team.self);
+    if (team.index == 0) team.restart(team.self);
+    team.barrier(team.self);
+}
+
+// Some queries of one group. Which kernel runs, and how it is cut, changes no bit.
+inline void run_batch(const pa_shape &s, const pa_args &a, const Shared &here, const Batch &batch, const Team &team) {
+    if (batch.n_q <= kFewQueries) {
+        prepare_few(s, a, here, batch, team);
+        team.barrier(team.self);
+        const bool decode = decode_is_cheaper(s, batch, here.views);
+        if (decode) {
+            run_waves(s, a, here, batch, team,
+                      [&](Wave &wave) {
+                          wave.parts = std::clamp(4 * team.size / std::max(wave.chunks, 1), 1, s.n_kv_head);
+                          return wave.chunks * wave.parts;
+                      },
+                      [&](const Wave &wave, int i, const States &to) { decode_task(s, a, here, batch, wave, i, to); });
+            return;
+        }
+        team.barrier(team.self); // the views are written anew
+    }
+    run_prefill(s, a, here, batch, team);
+}
+
+// The queries of a batch of a group with `tiles` tiles: as many as there is room for what they see of each.
+inline int batch_queries(const pa_shape &s, size_t n_views, int n_q, int tiles) {
+    const auto rows = static_cast<int64_t>(n_views) / std::max(tiles, 1);
+    if (rows >= std::max<int64_t>(ceil_div(n_q * (s.n_head / s.n_kv_head), kPanel), std::min(n_q, kFewQueries))) return n_q;
+    return static_cast<int>(std::max<int64_t>(std::min<int64_t>(rows, rows * kPanel / (s.n_head / s.n_kv_head)), 1));
 }
 
 inline void run(const pa_shape &s, const pa_args &a, void *scratch, const Team &team) {
     const FlushDenormals flush;
-    Shared here; // the same in every thread but for n_live and decode, which thread 0 leaves in `all`
+    Shared here; // the same in every thread but for `live`, which thread 0 leaves in `all`
     carve(s, team.size, scratch, here);
     Shared &all = *static_cast<Shared *>(scratch);
     const Mask mask(a);
@@ -94,67 +188,20 @@ inline void run(const pa_shape &s, const pa_args &a, void *scratch, const Team &
     std::fill(here.seen + cells.first, here.seen + cells.last, uint8_t{0});
     mask.seen_by_any(cells.first, cells.last, here.seen + cells.first);
     team.barrier(team.self);
-
-    if (team.index == 0) {
-        find_live(a, here);
-        all.n_live = here.n_live;
-        team.restart(team.self);
-    }
-    team.barrier(team.self);
-    here.n_live = all.n_live;
-
-    const bool few = a.n_q <= kDecodeQueries;
-    if (few) {
-        const int tiles = ceil_div(here.n_live, kDecodeTile);
-        const Share share(team, tiles);
-        for (int q = 0; q < a.n_q; q++)
-            for (int t = share.first; t < share.last; t++)
-                here.views[q * tiles + t] = mask.view(q, q + 1, here.live + t * kDecodeTile,
-                                                      std::min(kDecodeTile, here.n_live - t * kDecodeTile));
-        team.barrier(team.self);
-        if (team.index == 0) all.decode = decode_is_cheaper(s, a, here);
-        team.barrier(team.self);
-    }
-    here.decode = few && all.decode;
-
-    const int rows = a.n_q * s.n_head;
-    const States own{a.state_m, a.state_l, a.state_o, rows, s.d_v};
-    if (here.decode) {
-        const Share share(team, rows);
-        for (int row = share.first; row < share.last; row++) {
-            const auto *q = reinterpret_cast<const float *>(reinterpret_cast<const char *>(a.q) + row / s.n_head * a.q_stride +
-                                                            row % s.n_head * a.q_head_stride);
-            for (int d = 0; d < s.d_k; d++) here.q[int64_t{row} * s.d_k + d] = q[d] * (s.scale * kLog2e);
+    std::optional<Grouping> grouping;
+    if (team.index == 0) grouping.emplace(a, here.seen, here.finding, here.live);
+    do {
+        if (team.index == 0) {
+            grouping->next();
+            all.live = here.live;
+            team.restart(team.self);
         }
         team.barrier(team.self);
-        const DecodeCut cut(s, a.n_q, here.n_live);
-        const States states = states_in(here.partial, cut.chunks, rows, s.d_v);
-        for (int i; (i = team.take(team.self)) < cut.chunks * cut.parts;) decode_task(s, a, here, cut, i, states);
-        team.barrier(team.self);
-        merge_rows(s, a, states, cut.chunks, share.first, share.last);
-    } else {
-        const PrefillCut cut(s, a.n_q, here.n_live, team.size);
-        const int tile = tile_cells(s), tiles = ceil_div(here.n_live, tile), group = s.n_head / s.n_kv_head;
-        const Share share(team, cut.panels);
-        for (int p = share.first; p < share.last; p++) {
-            const int q0 = p * kPanel / group, q1 = std::min(((p + 1) * kPanel - 1) / group + 1, a.n_q);
-            for (int t = 0; t < tiles; t++)
-                here.views[p * tiles + t] = mask.view(q0, q1, here.live + t * tile, std::min(tile, here.n_live - t * tile));
-        }
-        team.barrier(team.self);
-        Carver carver(here.thread + here.thread_bytes * static_cast<size_t>(team.index));
-        PrefillScratch mine(s, carver);
-        const States parts = states_in(here.partial, cut.splits, rows, s.d_v);
-        const States *states = cut.splits > 1 ? &parts : a.out == nullptr ? &own : nullptr;
-        for (int i; (i = team.take(team.self)) < s.n_kv_head * cut.groups * cut.splits;)
-            prefill_task(s, a, here, cut, i, mine, states);
-        if (cut.splits > 1) {
-            team.barrier(team.self);
-            const Share merged(team, rows);
-            merge_rows(s, a, parts, cut.splits, merged.first, merged.last);
-        }
-    }
-    team.barrier(team.self);
+        here.live = all.live;
+        const Live &live = here.live;
+        const int most = batch_queries(s, here.n_views, live.n_q, live.n_tiles);
+        for (int q = 0; q < live.n_q; q += most) run_batch(s, a, here, {live, live.queries + q, std::min(most, live.n_q - q)}, team);
+    } while (!here.live.last);
 }
 
 } // namespace paged_attn::cpu::PA_ISA

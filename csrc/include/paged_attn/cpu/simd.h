@@ -4,6 +4,7 @@
 
 // Loops over registers must be unrolled whole, and what they call be part of them, or the arrays go to memory.
 #define PA_INLINE __attribute__((always_inline)) inline
+#define PA_INLINE_LAMBDA __attribute__((always_inline))
 #if defined(__clang__)
 #define PA_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -24,15 +25,23 @@
 
 namespace paged_attn::cpu::PA_ISA {
 
-// 2^r for r in [-0.5, 0.5], a polynomial of degree 5: what is left of 2^x once an integer has been split off by rounding.
-// (AVX-512 splits off the floor, and has one of its own for [0, 1).)
-inline Vec exp2_fraction(Vec r) {
-    Vec p = vset(1.327647177e-3f);
-    p = vfma(p, r, vset(9.675541333e-3f));
-    p = vfma(p, r, vset(5.550713274e-2f));
-    p = vfma(p, r, vset(2.402211972e-1f));
-    p = vfma(p, r, vset(6.931469671e-1f));
-    return vfma(p, r, vset(1.000000072f));
+// exp2_over of order.h, lane by lane.
+PA_INLINE Vec vexp2_over(Vec x, Vec m) {
+    const Vec n = vround(x), r = vsub(x, n);
+    Vec p = vset(kExp2[0]);
+    PA_UNROLL
+    for (int i = 1; i < 6; i++) p = vfma(p, r, vset(kExp2[i]));
+    return vscale2(p, vsub(n, m));
+}
+
+// 2^y for an integer y <= 127, 0 below kLeastExponent.
+PA_INLINE Vec vpower_of_two(Vec y) { return vscale2(vset(1.0f), y); }
+
+// What a result is given as: NaN is one NaN, what is not finite is that NaN, and zero has no sign.
+PA_INLINE Vec vsettled(Vec x) {
+    hold(x); // a product may not become part of the sums below
+    const Vec zero_or_nan = vfma(x, vzero(), vzero());
+    return vselect_gt(vset(1.0f), zero_or_nan, vadd(x, vzero()), vset(kNotANumber));
 }
 
 } // namespace paged_attn::cpu::PA_ISA

@@ -4,12 +4,15 @@
 
 #include <cstdint>
 
+#include "paged_attn/order.h"
+
 namespace paged_attn::cpu::PA_ISA {
 
 using Vec = __m256;
 constexpr int W = 8;
 constexpr int kTileRows = 6; // 6 x 2 accumulators of 16 registers
 constexpr int kTileVecs = 2;
+constexpr int kTileChains = 2; // of a dot product, side by side in the block of products with Q
 constexpr int kRegisters = 16;
 
 inline Vec vload(const float *p) { return _mm256_loadu_ps(p); }
@@ -35,19 +38,13 @@ inline float vmax_lane(Vec a) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-inline Vec exp2_fraction(Vec r); // simd.h
-
-// 2^x for any x <= 127, 0 below -126. Rounds x to an integer, which is added to the exponent.
-inline Vec vexp2(Vec x) {
-    const Vec magic = vset(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const Vec low = vset(-126.0f);
-    const Vec clamped = _mm256_max_ps(low, x); // NaN stays NaN: the second operand wins
-    const Vec t = vadd(clamped, magic);
-    const Vec r = vsub(clamped, vsub(t, magic));
-    const Vec p = exp2_fraction(r);
+inline Vec vround(Vec x) { return _mm256_round_ps(x, 8); } // to the nearest integer, ties to even
+inline Vec vceil(Vec x) { return _mm256_round_ps(x, 10); }
+// As simd_avx512.h; y is added to the exponent. A NaN of y becomes an integer whose last bits are 0, and p stays.
+inline Vec vscale2(Vec p, Vec y) {
     const Vec e = _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
-    return _mm256_and_ps(e, _mm256_cmp_ps(x, low, _CMP_NLE_UQ));
+        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(y), 23)));
+    return _mm256_and_ps(e, _mm256_cmp_ps(y, vset(kLeastExponent), _CMP_NLT_UQ));
 }
 
 inline Vec from_f16(const uint16_t *p) {
@@ -70,15 +67,11 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
-// As simd_avx512.h.
-inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) {
-    const Vec t0 = vadd(_mm256_unpacklo_ps(a, c), _mm256_unpackhi_ps(a, c));
-    const Vec t1 = vadd(_mm256_unpacklo_ps(b, d), _mm256_unpackhi_ps(b, d));
-    return vadd(_mm256_unpacklo_ps(t0, t1), _mm256_unpackhi_ps(t0, t1));
+// As simd_avx512.h; a vector holds one cell of 8 chains.
+inline Vec vjoin_halves(Vec a, Vec b) {
+    return vadd(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
-inline Vec vjoin(const Vec *f) {
-    return vadd(_mm256_permute2f128_ps(f[0], f[1], 0x20), _mm256_permute2f128_ps(f[0], f[1], 0x31));
-}
+inline Vec vjoin_neighbours(Vec a, Vec b) { return vadd(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)); }
 
 } // namespace paged_attn::cpu::PA_ISA
 

@@ -8,12 +8,15 @@
 
 #include <cstdint>
 
+#include "paged_attn/order.h"
+
 namespace paged_attn::cpu::PA_ISA {
 
 using Vec = __m512;
 constexpr int W = 16;        // floats in a vector
 constexpr int kTileRows = 12; // keys (or values of d) a product block holds: 12 x 2 accumulators of 32 registers;
 constexpr int kTileVecs = 2;  // a panel of Q (D 128) then fills half of a 32 KB first-level cache
+constexpr int kTileChains = 2; // of a dot product, side by side in the block of products with Q
 constexpr int kRegisters = 32;
 
 inline Vec vload(const float *p) { return _mm512_loadu_ps(p); }
@@ -46,16 +49,11 @@ inline float vmax_lane(Vec a) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-// 2^x for any x <= 127, 0 below -149. Splits off floor(x); a polynomial of degree 5 on [0, 1), relative error 7.5e-8.
-inline Vec vexp2(Vec x) {
-    const Vec r = _mm512_reduce_ps(x, 9); // x - floor(x)
-    Vec p = vset(1.877576644e-3f);
-    p = vfma(p, r, vset(8.989340167e-3f));
-    p = vfma(p, r, vset(5.582631799e-2f));
-    p = vfma(p, r, vset(2.401536171e-1f));
-    p = vfma(p, r, vset(6.931530732e-1f));
-    p = vfma(p, r, vset(9.999999251e-1f));
-    return _mm512_scalef_ps(p, x); // p * 2^floor(x)
+inline Vec vround(Vec x) { return _mm512_roundscale_ps(x, 8); } // to the nearest integer, ties to even
+inline Vec vceil(Vec x) { return _mm512_roundscale_ps(x, 10); }
+// p * 2^y for an integer y, 0 where y < kLeastExponent; y or p NaN stays NaN.
+inline Vec vscale2(Vec p, Vec y) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(y, vset(kLeastExponent), _CMP_NLT_UQ), p, y);
 }
 
 inline Vec from_f16(const uint16_t *p) {
@@ -78,17 +76,41 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
-// Sums of four vectors, not yet joined over the 128-bit lanes: lane 4 i + j holds a part of the sum of argument j.
-inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) {
-    const Vec t0 = vadd(_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c));
-    const Vec t1 = vadd(_mm512_unpacklo_ps(b, d), _mm512_unpackhi_ps(b, d));
-    return vadd(_mm512_unpacklo_ps(t0, t1), _mm512_unpackhi_ps(t0, t1));
+// Eight values of each of two rows, a's in the lower half.
+#define PA_TWO_ROWS
+inline Vec two_f32(const float *a, const float *b) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
 }
-// W/4 folds -> the W sums, in order.
-inline Vec vjoin(const Vec *f) {
-    const Vec a = vadd(_mm512_shuffle_f32x4(f[0], f[1], 0x88), _mm512_shuffle_f32x4(f[0], f[1], 0xDD));
-    const Vec b = vadd(_mm512_shuffle_f32x4(f[2], f[3], 0x88), _mm512_shuffle_f32x4(f[2], f[3], 0xDD));
+inline __m256i two_halves(const void *a, const void *b) { // 16 bytes of each
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(static_cast<const __m128i *>(a))),
+                                   _mm_loadu_si128(static_cast<const __m128i *>(b)), 1);
+}
+inline Vec two_f16(const uint16_t *a, const uint16_t *b) { return _mm512_cvtph_ps(two_halves(a, b)); }
+inline Vec two_bf16(const uint16_t *a, const uint16_t *b) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(two_halves(a, b)), 16));
+}
+inline __m128i two_bytes(const void *a, const void *b) { // 8 bytes of each
+    return _mm_unpacklo_epi64(_mm_loadl_epi64(static_cast<const __m128i *>(a)), _mm_loadl_epi64(static_cast<const __m128i *>(b)));
+}
+inline Vec two_i8(const int8_t *a, const int8_t *b) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(two_bytes(a, b))); }
+// first: 0, 8 (low halves), 16, 24 (high halves).
+inline Vec two_nibbles(const uint8_t *a, const uint8_t *b, int first) {
+    __m128i bytes = two_bytes(a + first % 16, b + first % 16);
+    if (first >= 16) bytes = _mm_srli_epi16(bytes, 4);
+    bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i less8 = _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_shuffle_epi8(less8, bytes)));
+}
+inline Vec two_set(float a, float b) { return _mm512_mask_blend_ps(0xFF00, vset(a), vset(b)); }
+inline Vec two_same(const float *p) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(p)); } // 8 values in both halves
+
+// The chains of a dot product join in three steps (order.h): c + 4, neighbours, neighbours. A vector holds two cells of 8
+// chains; these join those of a and b.
+inline Vec vjoin_halves(Vec a, Vec b) {
     return vadd(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+inline Vec vjoin_neighbours(Vec a, Vec b) { // of the four lanes of each part of 128 bits
+    return vadd(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
 }
 
 } // namespace paged_attn::cpu::PA_ISA

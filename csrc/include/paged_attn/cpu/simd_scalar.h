@@ -1,9 +1,12 @@
 // Vectors of 4 floats in the compiler's own vector type: any machine that GCC or Clang serves (on x86-64 this is SSE2).
+// Products and sums are rounded one by one, so its bits are not those of the others (docs/exact.md).
 #pragma once
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "paged_attn/order.h"
 
 namespace paged_attn::cpu::PA_ISA {
 
@@ -12,6 +15,7 @@ typedef int32_t IntVec __attribute__((vector_size(16)));
 constexpr int W = 4;
 constexpr int kTileRows = 6; // 6 x 2 accumulators of 16 registers
 constexpr int kTileVecs = 2;
+constexpr int kTileChains = 2; // of a dot product, side by side in the block of products with Q
 constexpr int kRegisters = 16;
 
 inline Vec vload(const float *p) {
@@ -42,26 +46,29 @@ inline bool vany_gt(Vec a, Vec b) {
     const IntVec mask = a > b;
     return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
 }
-inline float vsum(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+inline float vsum(Vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline float vmax_lane(Vec a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 
-inline Vec exp2_fraction(Vec r); // simd.h
-
-// As simd_avx2.h.
-inline Vec vexp2(Vec x) {
-    const Vec low = vset(-126.0f), magic = vset(12582912.0f);
-    const Vec clamped = vselect_gt(low, x, low, x); // NaN stays NaN
-    const Vec t = clamped + magic;
-    const Vec r = clamped - (t - magic);
-    const Vec p = exp2_fraction(r);
+inline Vec vround(Vec x) { // adding 1.5 * 2^23 rounds; what is larger than 2^22 is left as it is, as is NaN
+    const Vec magic = vset(12582912.0f), limit = vset(4194304.0f);
+    const Vec rounded = (x + magic) - magic;
+    return vselect_gt(limit, vmax(x, -x), rounded, x);
+}
+inline Vec vceil(Vec x) {
+    const Vec n = vround(x);
+    return vselect_gt(x, n, n + vset(1.0f), n);
+}
+// As simd_avx512.h; y is added to the exponent.
+inline Vec vscale2(Vec p, Vec y) {
+    const Vec low = vset(kLeastExponent), kept = vselect_gt(low, y, low, y);
     typedef uint32_t Bits __attribute__((vector_size(16)));
-    Bits pi, ti;
-    std::memcpy(&pi, &p, sizeof pi);
-    std::memcpy(&ti, &t, sizeof ti);
-    const Bits e = pi + (ti << 23);
+    Bits bits;
+    std::memcpy(&bits, &p, sizeof bits);
+    for (int i = 0; i < W; i++)
+        if (kept[i] == kept[i]) bits[i] += static_cast<uint32_t>(static_cast<int32_t>(kept[i])) << 23;
     Vec out;
-    std::memcpy(&out, &e, sizeof out);
-    return vselect_gt(low, x, vzero(), out);
+    std::memcpy(&out, &bits, sizeof out);
+    return vselect_gt(low, y, vzero(), out);
 }
 
 // IEEE half to single by shifting the exponent; halves below 2^-14 by a product.
@@ -104,11 +111,17 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
                static_cast<float>((p[2] >> shift & 15) - 8), static_cast<float>((p[3] >> shift & 15) - 8)};
 }
 
-// As simd_avx512.h; with one 128-bit lane there is nothing left to join.
-inline Vec vfold4(Vec a, Vec b, Vec c, Vec d) { return Vec{vsum(a), vsum(b), vsum(c), vsum(d)}; }
-inline Vec vjoin(const Vec *f) { return f[0]; }
+// As simd_neon.h.
+inline Vec vjoin_halves(Vec a, Vec b) { return a + b; }
+inline Vec vjoin_neighbours(Vec a, Vec b) { return Vec{a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]}; }
 
-inline void hold(Vec &) {} // as simd_x86.h: here a product takes registers only
+inline void hold(Vec &a) { // as simd_x86.h
+#if defined(__SSE2__)
+    __asm__("" : "+x"(a));
+#else
+    __asm__("" : "+m"(a));
+#endif
+}
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 inline void transpose8(const float *from, size_t from_stride, float *to, size_t to_stride) {
@@ -120,7 +133,7 @@ inline void transpose8(const float *from, size_t from_stride, float *to, size_t 
 // As simd_x86.h; the bits have been there since SSE.
 struct FlushDenormals {
     unsigned saved = __builtin_ia32_stmxcsr();
-    FlushDenormals() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
+    FlushDenormals() { __builtin_ia32_ldmxcsr((saved & ~0x6000u) | 0x8040u); }
     ~FlushDenormals() { __builtin_ia32_ldmxcsr(saved); }
     FlushDenormals(const FlushDenormals &) = delete;
     FlushDenormals &operator=(const FlushDenormals &) = delete;

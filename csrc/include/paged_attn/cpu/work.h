@@ -1,30 +1,23 @@
-// How one run is cut into tasks, and the scratch memory the tasks share. Everything here follows from the shape and from
-// what the mask shows, never from the number of threads: that is why the bits do not depend on it.
+// How one run is cut into tasks, and the scratch memory the tasks share. None of it changes a bit: borders of tiles and
+// chunks are those of order.h, and each chunk has a state of its own whoever computes it.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "paged_attn/cpu/live.h"
 #include "paged_attn/cpu/mask.h"
 #include "paged_attn/cpu/rows.h"
 
 namespace paged_attn::cpu::PA_ISA {
 
 constexpr int kPanel = kTileVecs * W;   // rows (query x head of the group) of a prefill panel, along the SIMD lanes
-constexpr int kDecodeTile = 32;         // cells of a decode tile
-constexpr int kDecodeQueries = 16;      // most queries the decode kernel is asked for
-constexpr int kDecodeStates = 64;       // most partial states of one head over all queries and chunks
-constexpr int kTasks = 32;              // tasks that states may be kept for, so that many cores find work
+constexpr int kFewQueries = 16;         // most queries the decode kernel is asked for
+constexpr int kFewStates = 80;          // states that are kept for each head of one query: chunks, and what they join
+constexpr int kSplitStates = 2048;      // states that are kept for a prefill of few panels
 constexpr int kMaxPanels = 16;          // of one prefill task: they share a widened K/V tile
-constexpr int kMinSplitTiles = 4;       // tiles of K/V below which a prefill is not split further
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-// Cells of a prefill tile: K, V and P together stay in the second-level cache beside the panels. A multiple of kTileRows.
-inline int tile_cells(const pa_shape &s) {
-    const int d = std::max(s.d_k, s.d_v);
-    return d <= 128 ? 96 : d <= 256 ? 48 : 24;
-}
 
 // Floats from one widened row of K to the next: the smallest of these that holds d_k. The large ones are odd multiples of
 // a line, so that rows do not fall into the same cache sets.
@@ -35,39 +28,17 @@ inline int key_stride(int d_k) {
     return 0; // unsupported() has refused it
 }
 
-struct DecodeCut {
-    int chunk_cells, chunks; // chunks of live cells ...
-    int parts;               // ... times parts of the K/V heads = tasks
-
-    DecodeCut(const pa_shape &s, int n_q, int n_live) {
-        const int most = std::max(kDecodeStates / n_q, kDecodeStates / kDecodeQueries);
-        chunk_cells = std::max(2 * kDecodeTile, ceil_div(ceil_div(n_live, most), kDecodeTile) * kDecodeTile);
-        chunks = ceil_div(n_live, chunk_cells);
-        parts = std::clamp(kTasks / std::max(chunks, 1), 1, s.n_kv_head);
-    }
+// The queries of one group that are worked on together: queries[i] of the call, over all cells of `live`.
+struct Batch {
+    const Live &live;
+    const int32_t *queries;
+    int n_q;
 };
 
-struct PrefillCut {
-    int panels;       // of one K/V head
-    int group_panels; // panels of one task
-    int groups;       // of one K/V head
-    int splits;       // of the live cells, in whole tiles
-    int split_tiles;
+// States kept at a time for `rows` rows.
+inline int state_slots(const pa_shape &s, int rows) { return std::max(kFewStates * s.n_head, kSplitStates) / rows; }
 
-    // Which panels go together changes no bit, so it may follow the number of threads; the splits may not.
-    PrefillCut(const pa_shape &s, int n_q, int n_live, int n_threads) {
-        const int tiles = ceil_div(n_live, tile_cells(s));
-        panels = ceil_div(n_q * (s.n_head / s.n_kv_head), kPanel);
-        group_panels = kMaxPanels;
-        while (group_panels > 1 && s.n_kv_head * ceil_div(panels, group_panels) < 4 * n_threads) group_panels /= 2;
-        groups = ceil_div(panels, group_panels);
-        splits = std::clamp(kTasks / (s.n_kv_head * panels), 1, std::max(tiles / kMinSplitTiles, 1));
-        split_tiles = ceil_div(std::max(tiles, 1), splits);
-        splits = ceil_div(std::max(tiles, 1), split_tiles);
-    }
-};
-
-// Partial states, one per part and row; row = query * n_head + head.
+// Partial states, one per part and row; row = query of the batch * n_head + head.
 struct States {
     float *m, *l, *o; // [parts][rows], [parts][rows], [parts][rows][d_v]
     int rows, d_v;
@@ -80,13 +51,35 @@ struct States {
     int64_t at(int part, int row) const { return int64_t{part} * rows + row; }
 };
 
-// What all threads see. `live`: the cells that some query sees, ascending; everything after works on these alone.
+// Chunks [first, first + chunks) of the list; their states go to parts 1 .. chunks, and join part 0.
+struct Wave {
+    int first, chunks;
+    int parts; // decode: parts of the K/V heads, which with the chunks make the tasks
+};
+
+struct PrefillCut {
+    int panels;       // of one K/V head
+    int group_panels; // panels of one task
+    int groups;       // of one K/V head
+    bool split;       // each chunk is a task: there are too few panels for the threads
+
+    PrefillCut(const pa_shape &s, const Batch &batch, int n_threads) {
+        panels = ceil_div(batch.n_q * (s.n_head / s.n_kv_head), kPanel);
+        group_panels = kMaxPanels;
+        while (group_panels > 1 && s.n_kv_head * ceil_div(panels, group_panels) < 4 * n_threads) group_panels /= 2;
+        groups = ceil_div(panels, group_panels);
+        split = n_threads > 1 && s.n_kv_head * groups < 2 * n_threads && batch.live.n_chunks > 1 &&
+                state_slots(s, batch.n_q * s.n_head) > 2;
+    }
+};
+
+// What all threads see; `live` is filled by the first.
 struct Shared {
-    int n_live;
-    bool decode;
+    Live live;
+    LiveScratch finding;
     uint8_t *seen;  // [max_cells]
-    int32_t *live;  // [max_cells]
-    View *views;    // decode: [n_q][tiles of kDecodeTile]; prefill: [panels][tiles of tile_cells]
+    View *views;    // decode: [n_q][tiles]; prefill: [panels][tiles]
+    size_t n_views;
     float *q;       // decode: [n_q][n_head][d_k], scaled
     float *partial; // states
     uint8_t *thread; // first thread's own scratch
@@ -111,14 +104,18 @@ class Carver {
 
 // One panel of a prefill task: kPanel rows, transposed.
 struct Panel {
-    float *qt;    // [d_k][kPanel] Q, scaled
-    float *ot;    // [d_v][kPanel] sum 2^(s-m) v
-    float *neg_m; // [kPanel] minus the reference
-    float *l;     // [kPanel]
-    float *shrink;// [kPanel] what ot is still to be multiplied by
-    float *limit; // [kPanel] a logit above it moves the reference
+    float *qt;     // [kDotChains][d_k / kDotChains][kPanel] Q, scaled: chain by chain
+    float *ot;     // [d_v][kPanel] sum 2^(s-m) v of this chunk
+    float *m;      // [kPanel] the reference, 0 where there is none yet
+    float *l;      // [kPanel]
+    float *top;    // [kPanel] the largest logit of this tile
+    float *shrink; // [kPanel] what ot is still to be multiplied by
+    float *limit;  // [kPanel] a logit above it moves the reference; kHiddenLimit: there is none
+    float *sum_o, *sum_m, *sum_l; // the state over the chunks before this one; sum_m kHidden: empty
     int first_row, rows; // of the head's n_q * group rows
-    bool shrunk;
+    bool shrunk;   // some value of `shrink` is not 1
+    bool touched;  // this chunk has been begun
+    bool begun;    // sum_* hold something
 };
 
 struct PrefillScratch {
@@ -127,7 +124,7 @@ struct PrefillScratch {
     int k_stride, v_stride; // floats
 
     PrefillScratch(const pa_shape &s, Carver &carver) {
-        const auto tile = static_cast<size_t>(tile_cells(s) + kTileRows);
+        const auto tile = static_cast<size_t>(kTile + kTileRows);
         const auto d_k = static_cast<size_t>(s.d_k), d_v = static_cast<size_t>(s.d_v);
         k_stride = key_stride(s.d_k);
         v_stride = s.d_v + 16; // rows one after another would fall into the same cache sets
@@ -139,10 +136,9 @@ struct PrefillScratch {
         for (Panel &one : panel) {
             one.qt = carver.take<float>(d_k * kPanel);
             one.ot = carver.take<float>(d_v * kPanel);
-            one.neg_m = carver.take<float>(kPanel);
-            one.l = carver.take<float>(kPanel);
-            one.shrink = carver.take<float>(kPanel);
-            one.limit = carver.take<float>(kPanel);
+            one.sum_o = carver.take<float>(d_v * kPanel);
+            for (float **each : {&one.m, &one.l, &one.top, &one.shrink, &one.limit, &one.sum_m, &one.sum_l})
+                *each = carver.take<float>(kPanel);
         }
     }
 };
@@ -151,16 +147,22 @@ struct PrefillScratch {
 inline size_t carve(const pa_shape &s, int n_threads, void *base, Shared &shared) {
     Carver carver(base);
     carver.take<Shared>(1);
-    const auto cells = static_cast<size_t>(s.max_cells);
+    const auto cells = static_cast<size_t>(s.max_cells), queries = static_cast<size_t>(s.max_q);
     const auto head = static_cast<size_t>(s.n_head), d_k = static_cast<size_t>(s.d_k), d_v = static_cast<size_t>(s.d_v);
-    const auto few = static_cast<size_t>(std::min(s.max_q, kDecodeQueries));
+    const auto few = static_cast<size_t>(std::min(s.max_q, kFewQueries));
     const auto panels = static_cast<size_t>(ceil_div(s.max_q * (s.n_head / s.n_kv_head), kPanel));
     shared.seen = carver.take<uint8_t>(cells);
-    shared.live = carver.take<int32_t>(cells + kDecodeTile);
-    shared.views = carver.take<View>(std::max(few * (cells / kDecodeTile + 1),
-                                              panels * (cells / static_cast<size_t>(tile_cells(s)) + 1)));
+    LiveScratch &finding = shared.finding;
+    for (int32_t **each : {&shared.live.cells, &shared.live.tiles, &shared.live.chunks, &finding.order, &finding.spare, &finding.rank})
+        *each = carver.take<int32_t>(cells + 1);
+    for (uint8_t **each : {&finding.in, &finding.blocked}) *each = carver.take<uint8_t>(cells);
+    for (int32_t **each : {&shared.live.queries, &finding.waiting, &finding.by_index}) *each = carver.take<int32_t>(queries);
+    // Tiles with holes are more than cells / kTile; then fewer queries are worked on at a time (run.h).
+    const auto one = static_cast<size_t>(ceil_div(s.n_head / s.n_kv_head, kPanel)); // panels of a query
+    shared.n_views = std::max(std::max(few, panels) * (cells / kTile + 1), one * (cells + 1));
+    shared.views = carver.take<View>(shared.n_views);
     shared.q = carver.take<float>(few * head * d_k);
-    const size_t states = std::max(kDecodeStates * head, size_t{kTasks} * kPanel);
+    const auto states = static_cast<size_t>(std::max(kFewStates * s.n_head, kSplitStates));
     shared.partial = carver.take<float>(states * (d_v + 2) + 64);
     Carver own(nullptr);
     PrefillScratch scratch(s, own);
