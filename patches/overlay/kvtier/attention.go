@@ -9,7 +9,7 @@ import (
 
 // CPUAttentionVersion counts the changes of the exact attention that change the bits of its results, and with them the
 // K/V of every layer but the first.
-const CPUAttentionVersion = 1
+const CPUAttentionVersion = 2
 
 // AttentionExact begins what the CPU backend says of its attention when the exact kernels compute it.
 const AttentionExact = "exact"
