@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ollama_tiering.kernels import CpuAttention, DenseMask, Dtype, PaError, PositionMask, Rows, Shape
+from ollama_tiering.kernels import (
+    CpuAttention,
+    DenseMask,
+    Dtype,
+    PaError,
+    PositionMask,
+    Rows,
+    Shape,
+)
 from ollama_tiering.patchset import kernels, manifest
 
 # Version -> digest of the results of avx512, avx2 and neon, which agree (docs/exact.md).

@@ -49,10 +49,10 @@ struct DecodeTile {
 };
 
 // G rows of logits: softcap, bias (null: none), reference, 2^(s - m) in place. shrink[g]: what the state so far is to be
-// multiplied by. The rows go side by side: each alone is one long chain of dependent steps.
-template <int G>
-inline void soften(float (*s)[kTile], const DecodeTile &tile, const float *bias, float cap2, float *m, float *l, float *shrink) {
-    const int n = tile.padded();
+// multiplied by. n: of logits, a multiple of 16. The rows go side by side: each alone is one long chain of dependent steps.
+template <int G, class Count>
+inline void soften(float (*s)[kTile], const DecodeTile &tile, Count n, const float *bias, float cap2, float *m, float *l,
+                   float *shrink) {
     float highest[G];
     PA_UNROLL
     for (int g = 0; g < G; g++) {
@@ -198,7 +198,9 @@ inline void decode_group(const pa_shape &s, const pa_args &a, const DecodeTile &
     with_type(s.k_type, [&](auto t) {
         scores<t(), G>(q, s.d_k, tile.k, tile.padded(), kv_head * a.k.head_stride, p, next_k);
     });
-    soften<G>(p, tile, bias, s.softcap * kLog2e, m, l, shrink);
+    const float cap2 = s.softcap * kLog2e;
+    if (tile.n == kTile) soften<G>(p, tile, std::integral_constant<int, kTile>(), bias, cap2, m, l, shrink); // mostly
+    else soften<G>(p, tile, tile.padded(), bias, cap2, m, l, shrink);
     with_type(s.v_type, [&](auto t) {
         const int64_t at = kv_head * a.v.head_stride;
         const Scales<t()> scales(tile.v, tile.n, at, s.d_v);
