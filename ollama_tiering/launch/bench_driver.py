@@ -20,6 +20,7 @@ _FLASH = "OLLAMA_FLASH_ATTENTION"
 _FLASH_IN_LOG = re.compile(
     rb"FlashAttention:(Enabled|Disabled)\b|Flash Attention was auto, set to (enabled|disabled)\b"
 )
+_BUILT_FOR = {"native": "this machine", "variants": "several kinds, the best is chosen"}
 _ENGINES = {"ollama-go": "Go engine", "llama.cpp": "llama.cpp engine"}  # as a report names them
 
 
@@ -37,12 +38,13 @@ class BenchDriver(OllamaDriver):
         ctx: int,
         attention: str,
         flash: bool | None = None,
+        threads: int | None = None,
         tiered: bool = True,
     ) -> None:
         env: dict[str, str | None] = {_GATE: "restore", "OLLAMA_NOPRUNE": "1"}
         env |= {config.ENV_CPU_ATTENTION: attention}
         env |= {_FLASH: str(int(flash))} if flash is not None else {}
-        super().__init__(binary, scratch, ctx=ctx, env=env, tiered=tiered)
+        super().__init__(binary, scratch, ctx=ctx, threads=threads, env=env, tiered=tiered)
         self._asked_for, self._flash = attention, flash
         self._log_before = 0  # bytes that servers before this one have written
 
@@ -64,6 +66,12 @@ class BenchDriver(OllamaDriver):
         version = self.name.partition(" (")[0]  # a path says nothing to a reader
         told = self.last_report.engine.partition("/")[0] if self.last_report else ""
         return f"{version}, {_ENGINES.get(told, told)}" if told else version
+
+    @property
+    def built_for(self) -> str:
+        """The processors it was compiled for, by the name of the build's folder (choose.py)."""
+        kinds = set(self._binary.parent.parent.name.split("-"))
+        return next((words for kind, words in _BUILT_FOR.items() if kind in kinds), "not told")
 
     @property
     def attention(self) -> str:
@@ -137,8 +145,17 @@ class Untiered(BenchDriver):
         ctx: int,
         attention: str,
         flash: bool | None = None,
+        threads: int | None = None,
     ) -> None:
-        super().__init__(binary, scratch, ctx=ctx, attention=attention, flash=flash, tiered=False)
+        super().__init__(
+            binary,
+            scratch,
+            ctx=ctx,
+            attention=attention,
+            flash=flash,
+            threads=threads,
+            tiered=False,
+        )
 
     def settle(self) -> pb.RunnerReport:
         return pb.RunnerReport()

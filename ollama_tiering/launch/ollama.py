@@ -83,8 +83,17 @@ class Generated:
     tokens: list[str] = field(default_factory=list)
     logprobs: list[list[tuple[str, float]]] = field(default_factory=list)
     seconds_to_first_token: float = 0.0
+    seconds_to_last_token: float = 0.0
     prompt_tokens: int = 0
-    decode_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0  # as the server counts
+
+    def add(self, token: str, best: list[tuple[str, float]], seconds: float) -> None:
+        """The next token, that many seconds after the request was sent."""
+        if not self.tokens:
+            self.seconds_to_first_token = seconds
+        self.seconds_to_last_token = seconds
+        self.tokens.append(token)
+        self.logprobs.append(best)
 
 
 class Api:
@@ -179,11 +188,8 @@ def _add(answer: Generated, part: dict[str, Any], seconds: float) -> None:
     if "error" in part:
         raise ServiceError(f"Ollama: {part['error']}")
     for entry in part.get("logprobs") or []:
-        if not answer.tokens:
-            answer.seconds_to_first_token = seconds
-        answer.tokens.append(entry["token"])
         best = [(top["token"], float(top["logprob"])) for top in entry.get("top_logprobs") or []]
-        answer.logprobs.append(best)
+        answer.add(entry["token"], best, seconds)
     if part.get("done"):
         answer.prompt_tokens = int(part.get("prompt_eval_count") or 0)
         if nanoseconds := part.get("eval_duration"):

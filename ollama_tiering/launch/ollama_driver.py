@@ -33,6 +33,7 @@ class OllamaDriver:
         scratch: Scratch,
         *,
         ctx: int = 4096,
+        threads: int | None = None,
         env: Mapping[str, str | None] | None = None,
         tiered: bool = True,
     ) -> None:
@@ -41,6 +42,7 @@ class OllamaDriver:
         self._binary = binary
         self._scratch = scratch
         self._options: dict[str, Any] = {"num_ctx": ctx}
+        self._options |= {"num_thread": threads} if threads else {}  # else Ollama's own number
         self._env = dict(env or {})
         self._sidecar = scratch.sidecar() if tiered else None
         self._asked = 0  # of this runner
