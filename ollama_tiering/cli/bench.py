@@ -12,6 +12,7 @@ import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.cli.bench_attention import attention
+from ollama_tiering.cli.bench_peers import peers
 from ollama_tiering.cli.bench_run import (
     Run,
     attention_of_up,
@@ -37,6 +38,7 @@ def bench() -> None:
 
 bench.add_command(store)
 bench.add_command(attention)
+bench.add_command(peers)
 
 
 @bench.command()

@@ -11,6 +11,7 @@ from ollama_tiering.cli import main
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import bench_driver
 from ollama_tiering.launch.drivers import Scratch
+from ollama_tiering.launch.peers import environment
 from ollama_tiering.models.shapes import make_shape
 
 BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}
@@ -100,3 +101,32 @@ def test_an_unknown_baseline_is_refused_before_anything_starts(
     assert bench("restore", "--baselines", "ours,worst") == 2
     assert "worst" in capsys.readouterr().err
     assert not asked
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--repeat", "3,0"],
+        ["--repeat", "3,1,1"],
+        ["--repeat", "x"],
+        ["--tokens", "100,many"],
+        ["--only", "vllm"],
+    ],
+)
+def test_peers_refuses_what_it_can_t_measure_before_anything_starts(
+    arguments: list[str], asked: list[dict[str, Any]]
+) -> None:
+    assert bench("peers", *arguments) == 2
+    assert not asked
+
+
+def test_peers_puts_all_sides_on_the_same_threads(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = (Path("/no/python"), {"llama.cpp": "no wheel"})
+    monkeypatch.setattr(environment, "python_with", lambda *_: absent)
+    bench("peers", "-q", "--threads", "3", "--only", "default")  # stock is asked for its default
+    assert asked.pop()["threads"] == 3
+    bench("peers", "-q", "--threads", "3", "--only", "llama.cpp")
+    ours = asked.pop()
+    assert (ours["threads"], ours["attention"]) == (3, "exact")
