@@ -55,7 +55,7 @@ def table(
         "at a time, with the same prompt in a round and a new one in each. Seconds are counted by "
         "the client from the request to the first token, with the model loaded and nothing known "
         f"of the prompt; decode is the {NEW_TOKENS - 1} tokens after the first, counted likewise.",
-        f"All: {threads} threads, batches of {batch_tokens}, an f16 cache, greedy. Bold: the "
+        f"All: threads {threads}, batches of {batch_tokens}, an f16 cache, greedy. Bold: the "
         f"better setting of a program. Stock: {stock}.",
         PORTABLE,
         "Every side's log probabilities of the first token were compared with ours: it is the same "

@@ -6,6 +6,8 @@ a client would see.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.drivers import Scratch
@@ -50,12 +52,12 @@ class PeerDriver:
         self.engine, self.built_for = "", ""  # known when it has started
         self._python, self._scratch, self._settings = python, scratch, settings
         self._child: Child | None = None
-        self._connection: socket.socket | None = None
+        self._lines: TextIO = io.StringIO()  # the connection, once there is one
         self._log = scratch.root / f"{settings.peer}.log"
 
     def start(self) -> None:
         """The model is loaded. ServiceError, with the last lines of its log, where it is not."""
-        path = self._scratch.root / "peer.sock"
+        path = self._scratch.root / "p.sock"
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
@@ -71,8 +73,8 @@ class PeerDriver:
                 cwd=self._scratch.root,
                 leashed=True,
             )
-            self._connection = self._accept(listener, self._child)
-        self._lines = self._connection.makefile("rw", encoding="utf-8")
+            with self._accept(listener, self._child) as connection:
+                self._lines = connection.makefile("rw", encoding="utf-8")  # it stays open by this
         hello = self._receive()
         self.engine, self.built_for = str(hello["version"]), instructions(str(hello["system"]))
 
@@ -95,15 +97,14 @@ class PeerDriver:
         return pb.RunnerReport()
 
     def close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
         if self._child:
             self._child.stop(seconds=_STOP_SECONDS)
             self._child = None
+        with contextlib.suppress(OSError):  # of a request it has not read
+            self._lines.close()
 
     def _worker_settings(self) -> dict[str, Any]:
-        own_socket = self._scratch.root / "peer-own.sock"
+        own_socket = self._scratch.root / "o.sock"
         own_socket.unlink(missing_ok=True)  # of one that was killed
         places = {"model": str(self._scratch.model_file), "own_socket": str(own_socket)}
         return asdict(self._settings) | places

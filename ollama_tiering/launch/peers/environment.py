@@ -48,7 +48,7 @@ def python_with(
         found = {peer: _version(python, peer.packages[0]) for peer in peers}
         return python, {p.name: f"not in {given}" for p, version in found.items() if not version}
     with locked(folder.with_name(f".{folder.name}.lock"), "another process installs peers", report):
-        if not python.is_file() and (why := _make(folder, report)):
+        if not _has_pip(python) and (why := _make(folder, report)):
             return python, {peer.name: why for peer in peers}
         reasons = {peer.name: _install(python, peer, report) for peer in peers}
     return python, {name: reason for name, reason in reasons.items() if reason}
@@ -68,6 +68,11 @@ def own_folder() -> Path:
     version = "{}.{}".format(*sys.version_info)
     name = hashlib.sha256(LOCK.read_bytes() + version.encode()).hexdigest()[:16]
     return config.cache_dir() / "peers" / name
+
+
+def _has_pip(python: Path) -> bool:
+    """It comes last: without it the environment was begun and not finished."""
+    return python.is_file() and run(python, "-c", "import pip").returncode == 0
 
 
 def _make(folder: Path, report: Report) -> str:

@@ -183,7 +183,7 @@ def test_the_better_setting_of_each_figure_is_bold_and_compared() -> None:
         "100 tokens, x: first token 1.50x, ours is ahead (on), "
         "decode 0.80x, ours is NOT ahead (off)."
     ]
-    assert "2 threads, batches of 512, an f16 cache" in notes
+    assert "threads 2, batches of 512, an f16 cache" in notes
     assert "no upper bound" in notes
 
 

@@ -37,6 +37,27 @@ def test_every_driver_tells_its_server_which_attention(scratch: Scratch, attenti
         assert driver._env["OLLAMA_CPU_ATTENTION"] == attention
 
 
+def test_threads_are_asked_for_only_where_a_number_is_given(scratch: Scratch) -> None:
+    binary = Path("/no/trees/v0.16.3-native-stock/src/ollama")
+    given = Untiered(binary, scratch, ctx=256, attention="stock", threads=2)
+    assert given._options == {"num_ctx": 256, "num_thread": 2}
+    assert Untiered(binary, scratch, ctx=256, attention="stock")._options == {"num_ctx": 256}
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("v0.16.3-native-stock", "this machine"),
+        ("v0.16.3-variants-cuda12", "several"),
+        ("x", "not"),
+    ],
+)
+def test_a_build_says_what_it_was_compiled_for(scratch: Scratch, folder: str, words: str) -> None:
+    binary = Path("/no/trees") / folder / "src/ollama"
+    driver = BenchDriver(binary, scratch, ctx=256, attention="exact")
+    assert driver.built_for.startswith(words)
+
+
 def test_stock_is_named_by_the_flash_attention_of_the_last_load(scratch: Scratch) -> None:
     driver = Untiered(Path("/no/ollama"), scratch, ctx=256, attention="stock")
     log(driver, "nothing yet\n")

@@ -124,7 +124,7 @@ class FakeRun:
     def __init__(self, bad: str = "", no_venv: bool = False) -> None:
         self.installed: set[str] = set()
         self.commands: list[list[str]] = []
-        self.bad, self.no_venv = bad, no_venv
+        self.bad, self.no_venv, self.no_pip = bad, no_venv, False
 
     def __call__(self, *args: str | Path, stdin: bytes = b"", **_: object) -> Finished:
         words = [str(arg) for arg in args]
@@ -132,9 +132,13 @@ class FakeRun:
         if "venv" in words:
             if self.no_venv:
                 return Finished(1, "", ("ensurepip is not available",))
-            (Path(words[-1]) / "bin").mkdir(parents=True)
+            assert "--clear" in words
+            self.no_pip = False
+            (Path(words[-1]) / "bin").mkdir(parents=True, exist_ok=True)
             (Path(words[-1]) / "bin/python").touch()
             return Finished(0, "", ())
+        if words[-1] == "import pip":
+            return Finished(1 if self.no_pip else 0, "", ())
         package = stdin.decode().partition("==")[0] or words[-1]
         if "pip" in words:
             if package == self.bad:
@@ -169,6 +173,20 @@ def test_wheels_only_with_hashes_once_and_below_the_cache(
     run.commands.clear()
     environment.python_with(PEERS, None, QUIET)
     assert not [command for command in run.commands if "pip" in command or "venv" in command]
+
+
+def test_an_environment_that_was_not_finished_is_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    run.no_pip = True  # interrupted after it got its interpreter
+    monkeypatch.setattr(environment, "run", run)
+    python = environment.own_folder() / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    _, absent = environment.python_with(PEERS, None, QUIET)
+    assert not absent
+    assert not run.no_pip
 
 
 def test_a_wheel_that_is_not_to_be_had_keeps_the_other_peer(
