@@ -90,10 +90,9 @@ RECORDS = (
     Record("cpu-attention-q4km.md", "the same, Q4_K_M",
            "stock's attention of the same binary, with and without flash attention",
            "tiering bench cpu-attention --cpu native --shape qwen3-0.6b-q4km", 15),
-    Record("peers.md", "ours beside other programs on the same model file, Q8_0; 3 runs, at 8,192 "
-           "tokens one",
-           "stock, llama.cpp, ik_llama.cpp: with and without flash attention",
-           "tiering bench peers --cpu native --tokens 2048,8192 --repeat 3,1", 15),
+    Record("peers.md", "ours beside other programs on the same model file, Q8_0; 3 runs, with "
+           "8,192 tokens one", "stock, llama.cpp, ik_llama.cpp, with and without flash attention",
+           "tiering bench peers --cpu native --tokens 2048,8192 --repeat 3,1 --short default", 15),
     Record("overhead.md", "what tiering costs with nothing to restore, Q8_0",
            "the same binary with tiering off, the same attention",
            "tiering bench overhead --cpu native --pairs 21 --bursts 4", 15),

@@ -68,12 +68,15 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A program with one setting. What of `may_fail` fails is noted, and the rest goes on."""
+    """A program with one setting. What of `may_fail` fails is noted, and the rest goes on; `short`:
+    only with the shortest prompt.
+    """
 
     program: str
     setting: str
     start: Callable[[], AbstractContextManager[Engine]]
     may_fail: bool = False
+    short: bool = False
 
     @property
     def name(self) -> str:
@@ -91,6 +94,11 @@ class Case:
     built_for: str = ""
     first_seconds: list[float] = field(default_factory=list)
     decode_rates: list[float] = field(default_factory=list)  # tokens/s after the first
+
+    @property
+    def name(self) -> str:
+        """That of its side."""
+        return f"{self.program}, {self.setting}"
 
     @property
     def first_median(self) -> float:
@@ -140,15 +148,16 @@ def measure(
     cases: dict[tuple[str, int], Case] = {}
     failures: dict[str, Failure] = {}
     for number in range(max(repeats.values())):
-        lengths = [length for length, rounds in repeats.items() if number < rounds]
+        now = [length for length, rounds in repeats.items() if number < rounds]
         firsts: dict[tuple[Side, int], Best] = {}
         for side in sides if number % 2 == 0 else sides[::-1]:
-            if side.name in failures:
+            lengths = [length for length in now if not side.short or length == min(repeats)]
+            if side.name in failures or not lengths:
                 continue
             say(f"round {number + 1}: {side.name}")
             try:
                 with side.start() as engine:
-                    warm_up = prompt_of(warm_up_tokens(lengths), _WARM_ROUND)
+                    warm_up = prompt_of(warm_up_tokens(now), _WARM_ROUND)
                     engine.generate(warm_up, 2)
                     engine.settle()
                     for length in lengths:

@@ -60,6 +60,7 @@ def table(
         PORTABLE,
         "Every side's log probabilities of the first token were compared with ours: it is the same "
         "model. The quality of answers was not compared.",
+        *_shortest_only(cases, failures),
         *(f"Not measured, or not all of it: {one.name}: {one.reason}" for one in failures),
     ]
     return Table(f"Beside stock, llama.cpp and ik_llama.cpp, {shape}", headings, rows, notes)
@@ -80,6 +81,16 @@ def verdicts(cases: Sequence[Case]) -> list[str]:
                 f"{_ahead(ours.rate_median / fastest.rate_median)} ({fastest.setting})."
             )
     return lines
+
+
+def _shortest_only(cases: Sequence[Case], failures: Sequence[Failure]) -> list[str]:
+    """Sides that were not asked to run with every length."""
+    failed = {one.name for one in failures}
+    longest = max(case.prompt_tokens for case in cases)
+    ran = {case.name for case in cases if case.prompt_tokens == longest}
+    left_out = [name for name in dict.fromkeys(case.name for case in cases) if name not in ran]
+    names = [name for name in left_out if name not in failed]
+    return [f"With the shortest prompt only: {'; '.join(names)}."] if names else []
 
 
 def _ahead(times: float) -> str:

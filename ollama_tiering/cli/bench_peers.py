@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _BATCH_TOKENS = 512  # Ollama's own default, and llama.cpp's
 _SEEDS = 1_000_000  # of a round, more than any length: two prompts share no beginning
 _DEFAULT, _BEST = "default", "best"
-_LLAMA_CPP, _IK_LLAMA_CPP = "llama.cpp", "ik_llama.cpp"
+_BESIDE = (_DEFAULT, _BEST, "llama.cpp", "ik_llama.cpp")  # ours
 
 
 @click.command()
@@ -44,10 +44,16 @@ _LLAMA_CPP, _IK_LLAMA_CPP = "llama.cpp", "ik_llama.cpp"
 @click.option("--threads", type=click.IntRange(1), help="Of each side.  [default: physical cores]")
 @click.option(
     "--only",
-    type=click.Choice([_DEFAULT, _BEST, _LLAMA_CPP, _IK_LLAMA_CPP]),
+    type=click.Choice(_BESIDE),
     multiple=True,
     help="What to put beside ours; may be given more than once.  [default: all; `default` and "
     "`best` are stock's]",
+)
+@click.option(
+    "--short",
+    type=click.Choice(_BESIDE),
+    multiple=True,
+    help="What to run with the shortest prompt only; may be given more than once.",
 )
 @click.option(
     "--peers",
@@ -62,6 +68,7 @@ def peers(
     repeat: str,
     threads: int | None,
     only: tuple[str, ...],
+    short: tuple[str, ...],
     peers: Path | None,
 ) -> None:
     """First token and tokens/s beside stock, llama.cpp and ik_llama.cpp, in turns.
@@ -79,7 +86,7 @@ def peers(
     repeats, binary = _repeats(tokens, repeat), run.binary()
     threads = threads or psutil.cpu_count(logical=False) or 1
     place = _Place(binary, context_for(max(repeats)), threads)
-    wanted = only or (_DEFAULT, _BEST, _LLAMA_CPP, _IK_LLAMA_CPP)
+    wanted = {name: name in short for name in only or _BESIDE}
     stored_tokens = sum(length * rounds for length, rounds in repeats.items())
     with run.scratch(stored_tokens=stored_tokens) as scratch:
         attentions: list[str] = []
@@ -146,8 +153,10 @@ def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
     return Side(OURS, f"{asked_for} attention", start)
 
 
-def _stock(place: _Place, scratch: Scratch, wanted: Sequence[str]) -> list[Side]:
-    """As it comes, and each other way it has: one of them is its best."""
+def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[Side]:
+    """As it comes, and each other way it has: one of them is its best. `wanted` says of each side
+    whether it is to run with the shortest prompt only.
+    """
     from ollama_tiering.bench.peers import Engine, Side
     from ollama_tiering.launch.bench_driver import Untiered
 
@@ -165,23 +174,23 @@ def _stock(place: _Place, scratch: Scratch, wanted: Sequence[str]) -> list[Side]
             driver.start()
             yield driver
 
-    def side(flash: bool | None, setting: str) -> Side:
+    def side(name: str, flash: bool | None, setting: str) -> Side:
         begin: Callable[[], AbstractContextManager[Engine]] = functools.partial(start, flash)
-        return Side("stock", setting, begin)
+        return Side("stock", setting, begin, short=wanted[name])
 
-    if not {_DEFAULT, _BEST} & set(wanted):
+    if not {_DEFAULT, _BEST} & wanted.keys():
         return []
     with start(None) as driver:
         known, way = driver.flash, driver.attention.removeprefix("stock").strip()
-    sides = [side(None, f"as it comes ({way})")] if _DEFAULT in wanted else []
+    sides = [side(_DEFAULT, None, f"as it comes ({way})")] if _DEFAULT in wanted else []
     if _BEST in wanted:
         ways = (True, False) if _DEFAULT not in wanted else {True, False} - {known}
-        sides += [side(flash, _flash_words(flash)) for flash in ways]
+        sides += [side(_BEST, flash, _flash_words(flash)) for flash in ways]
     return sides
 
 
 def _others(
-    place: _Place, scratch: Scratch, wanted: Sequence[str], folder: Path | None, report: Report
+    place: _Place, scratch: Scratch, wanted: Mapping[str, bool], folder: Path | None, report: Report
 ) -> tuple[list[Side], list[Failure]]:
     """The peers with and without flash attention, and those that can't be had."""
     from ollama_tiering.bench.peers import Engine, Failure, Side
@@ -205,7 +214,7 @@ def _others(
         if peer.name not in absent:
             settings = Settings(peer.name, place.ctx, _BATCH_TOKENS, place.threads, flash)
             begin = functools.partial(start, settings)
-            sides.append(Side(peer.name, _flash_words(flash), begin, may_fail=True))
+            sides.append(Side(peer.name, _flash_words(flash), begin, True, wanted[peer.name]))
     return sides, [Failure(name, reason) for name, reason in absent.items()]
 
 

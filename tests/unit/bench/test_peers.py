@@ -63,7 +63,13 @@ class Machine:
     running: int = 0
 
     def side(
-        self, program: str, setting: str = "s", *, may_fail: bool = False, **how: object
+        self,
+        program: str,
+        setting: str = "s",
+        *,
+        may_fail: bool = False,
+        short: bool = False,
+        **how: object,
     ) -> Side:
         @contextlib.contextmanager
         def start() -> Iterator[Engine]:
@@ -74,7 +80,7 @@ class Machine:
             finally:
                 self.running -= 1
 
-        return Side(program, setting, start, may_fail)
+        return Side(program, setting, start, may_fail, short)
 
 
 def prompt_of(tokens: int, number: int) -> str:
@@ -124,6 +130,16 @@ def test_a_peer_that_dies_is_noted_once_and_the_rest_goes_on() -> None:
     assert found["x", "on", 100] == 1, "what it did before stays, and it is not started again"
     assert ("x", "on", 200) not in found
     assert found["x", "off", 200] == found[OURS, "s", 200] == 2
+
+
+def test_what_is_short_runs_with_the_shortest_prompt_only() -> None:
+    machine = Machine()
+    slow = machine.side("stock", seconds=9.0, short=True)
+    cases, failures = measured([machine.side(OURS, seconds=1.0), slow], {100: 1, 200: 2})
+    assert {c.prompt_tokens for c in cases if c.program == "stock"} == {100}
+    assert sum(name == "stock, s" for name, _ in machine.log) == 2, "not started for nothing"
+    notes = table("shape", cases, failures, threads=2, batch_tokens=512, stock="stock").notes
+    assert "With the shortest prompt only: stock, s." in notes
 
 
 def test_stock_and_ours_must_not_fail() -> None:
@@ -190,3 +206,4 @@ def test_the_better_setting_of_each_figure_is_bold_and_compared() -> None:
 def test_the_record_says_what_was_not_measured_and_why() -> None:
     _, notes = made([Failure("ik_llama.cpp", "no wheel")])
     assert "Not measured, or not all of it: ik_llama.cpp: no wheel" in notes
+    assert "shortest" not in notes
