@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ollama_tiering.patchset.report import Report
 
 _BATCH_TOKENS = 512  # Ollama's own default, and llama.cpp's
-_SEEDS = 1_000_000  # of a round, more than any length: two prompts share no beginning
+_SEEDS = 1_000_000  # of a round: more than any length
 _DEFAULT, _BEST = "default", "best"
 _BESIDE = (_DEFAULT, _BEST, "llama.cpp", "ik_llama.cpp")  # ours
 
@@ -80,7 +80,6 @@ def peers(
 
     from ollama_tiering.bench import peers as measuring
     from ollama_tiering.bench.peers_table import table as peers_table
-    from ollama_tiering.launch.demo import make_prompt
     from ollama_tiering.patchset.report import Report
 
     repeats, binary = _repeats(tokens, repeat), run.binary()
@@ -94,7 +93,7 @@ def peers(
         others, absent = _others(place, scratch, wanted, peers, Report(quiet=run.quiet))
         cases, failures = measuring.measure(
             [*sides, *others],
-            lambda length, number: make_prompt(length, seed=_SEEDS * (number + 2) + length),
+            prompt_of,
             repeats,
             run.say,
         )
@@ -110,6 +109,13 @@ def peers(
     results += [failure.as_json() for failure in (*absent, *failures)]
     engine = next(case.engine for case in cases if case.program == measuring.OURS)
     run.publish(table, results, engine, attentions[-1])
+
+
+def prompt_of(tokens: int, number: int) -> str:
+    """That of a round. No two share a beginning, or an engine would have a part in memory."""
+    from ollama_tiering.launch.demo import make_prompt
+
+    return make_prompt(tokens, seed=_SEEDS * (number + 2) + tokens)
 
 
 @dataclass(frozen=True, slots=True)

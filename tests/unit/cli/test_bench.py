@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.cli import main
+from ollama_tiering.cli import bench_peers, main
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import bench_driver
 from ollama_tiering.launch.drivers import Scratch
@@ -118,6 +118,11 @@ def test_peers_refuses_what_it_can_t_measure_before_anything_starts(
 ) -> None:
     assert bench("peers", *arguments) == 2
     assert not asked
+
+
+def test_no_two_prompts_for_peers_share_a_beginning() -> None:
+    cases = [(tokens, number) for tokens in (64, 1064, 2064, 8192) for number in range(-1, 4)]
+    assert len({bench_peers.prompt_of(*case)[:16] for case in cases}) == len(cases)
 
 
 def test_peers_puts_all_sides_on_the_same_threads(
