@@ -44,6 +44,8 @@ class Engine:
     built_for: str = "AVX2"
 
     def generate(self, prompt: str, new_tokens: int) -> Generated:
+        if self.name.startswith(OURS) and (self.name, prompt) in self.machine.log:
+            self.restored += len(prompt)  # ours has stored it
         self.machine.log.append((self.name, prompt))
         if self.dies_at == len(prompt):
             raise ServiceError("it died; last lines of its log:\n  GGML_ASSERT\n  aborted")
@@ -84,7 +86,7 @@ class Machine:
 
 
 def prompt_of(tokens: int, number: int) -> str:
-    return str(number)[-1] * tokens
+    return (str(number) + "x" * tokens)[:tokens]
 
 
 def measured(
@@ -103,8 +105,8 @@ def test_sides_take_turns_with_one_prompt_a_round_and_the_order_turns() -> None:
         ("x, s", 100, "1"), ("ours", 100, "1"),
         ("ours", 100, "2"), ("x, s", 100, "2"),
     ]  # fmt: skip
-    warm = [prompt for _, prompt in machine.log if len(prompt) == 64]
-    assert len(warm) == 6, "every process has read its weights before"
+    warm = [name for name, prompt in machine.log if len(prompt) == 64]
+    assert warm == [name for name, prompt in machine.log if len(prompt) == 100], "weights are read"
     assert [(c.program, c.prompt_tokens, len(c.first_seconds)) for c in cases] == [
         (OURS, 100, 3), ("x", 100, 3), (OURS, 200, 1), ("x", 200, 1),
     ]  # fmt: skip
