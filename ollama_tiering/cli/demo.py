@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -28,9 +29,13 @@ LAYERS = 8  # of the made model: enough that computing the prompt is felt
 _NOTE = (
     "Seconds are to the first token, with the model loaded; the prompt's tokens were recomputed, "
     "found in memory or restored. Identical: {tokens} tokens and the top 5 log probabilities of "
-    "each, against the in-memory hit. A cold run computes the prompt in other batches, so its "
-    "last bits may differ without any tiering."
+    "each, against the in-memory hit. {cold}"
 )
+_COLD = {
+    True: "Attention is exact: a cold run computes the prompt in other batches, and is identical.",
+    False: "A cold run computes the prompt in other batches, so its last bits may differ without "
+    "any tiering.",
+}
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -112,8 +117,10 @@ def _driver(choice: Choice, scratch: Scratch) -> Driver:
         from ollama_tiering.launch.ollama_driver import OllamaDriver
 
         # What `up` serves with: against stock's attention the gain would be the kernels', too.
-        env = {ENV_CPU_ATTENTION: load().server.cpu_attention}
-        return OllamaDriver(choice.binary, scratch, env=env)
+        attention = load().server.cpu_attention
+        one_answer = attention == "exact" and platform.machine() in ("x86_64", "AMD64")
+        env = {ENV_CPU_ATTENTION: attention}
+        return OllamaDriver(choice.binary, scratch, env=env, one_answer=one_answer)
     from ollama_tiering.launch.reference_driver import ReferenceDriver
 
     return ReferenceDriver(scratch)
@@ -129,7 +136,7 @@ def _print(outcome: Outcome, seconds: float) -> None:
     if not console.is_terminal:
         console.width = 110
     console.print(_table(outcome))
-    console.print(_NOTE.format(tokens=len(outcome.rows[0].answer.tokens)), style="dim")
+    console.print(_note(outcome), style="dim")
     if not outcome.failures:
         sooner = outcome.sooner(demonstration.RESTARTED)
         saved = duration(outcome.saved_seconds(demonstration.RESTARTED))
@@ -140,6 +147,11 @@ def _print(outcome: Outcome, seconds: float) -> None:
         console.print(
             f"Restored answers are identical, bit for bit. The demonstration took {seconds:.0f} s."
         )
+
+
+def _note(outcome: Outcome) -> str:
+    tokens = len(outcome.rows[0].answer.tokens)
+    return _NOTE.format(tokens=tokens, cold=_COLD[outcome.one_answer])
 
 
 def _table(outcome: Outcome) -> Table:
@@ -161,7 +173,8 @@ def _table(outcome: Outcome) -> Table:
             f"{answer.restored_tokens:,}",
             row.verdict,
             style="red"
-            if row.restored and not (row.identical and answer.restored_tokens)
+            if row.must_agree
+            and not (row.identical and (answer.restored_tokens or not row.restored))
             else None,
         )
     return table

@@ -40,6 +40,7 @@ class Driver(Protocol):
     """
 
     name: str
+    one_answer: bool  # a cold run must give the bits of a hit
 
     def start(self) -> None:
         """Sidecar and engine run, the model is loaded."""

@@ -36,8 +36,10 @@ class OllamaDriver:
         threads: int | None = None,
         env: Mapping[str, str | None] | None = None,
         tiered: bool = True,
+        one_answer: bool = False,
     ) -> None:
         self.name = f"Ollama ({binary})"
+        self.one_answer = one_answer
         self.last_report: pb.RunnerReport | None = None
         self._binary = binary
         self._scratch = scratch

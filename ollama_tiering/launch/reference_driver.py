@@ -22,6 +22,7 @@ class ReferenceDriver:
     """Engine and sidecar in a Scratch, with the GGUF file of it as the model."""
 
     name = "reference engine (numpy)"
+    one_answer = False
 
     def __init__(self, scratch: Scratch, *, ctx: int = 4096) -> None:
         self._scratch = scratch

@@ -98,10 +98,17 @@ def test_two_cpu_libraries_of_one_build_never_share_a_block(
 
 @pytest.mark.parametrize(
     ("model", "env", "shared"),
-    [("g2", EXACT, False), ("g2", {}, True), ("llama", {}, False), ("llama", EXACT, False)],
-    ids=["exact", "stock attention", "llama.cpp", "llama.cpp, exact"],
+    [
+        ("g2", EXACT, True),
+        ("g2", {}, True),
+        ("sliding", EXACT, True),
+        ("sliding", {}, False),
+        ("llama", {}, False),
+        ("llama", EXACT, False),
+    ],
+    ids=["exact", "stock", "windows, exact", "windows, stock", "llama.cpp", "llama.cpp, exact"],
 )
-def test_exact_attention_with_another_batch_size_is_another_namespace(
+def test_another_batch_size_is_another_namespace_where_bits_depend_on_it(
     binary: Path,
     models: Path,
     tmp_path: Path,
@@ -110,8 +117,8 @@ def test_exact_attention_with_another_batch_size_is_another_namespace(
     env: dict[str, str],
     shared: bool,
 ) -> None:
-    """On the Go engine stock's flash attention gives the same rows however a prompt is cut: those
-    are shared.
+    """On the Go engine stock's flash attention gives the same rows however a prompt is cut, if they
+    lie in the same cells, and ours wherever they lie: those are shared.
     """
     prompt = text(PROMPT_TOKENS, ("batch", shared))
     came_back = []

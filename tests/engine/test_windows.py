@@ -131,6 +131,38 @@ def test_the_same_prompt_again_goes_on_before_its_last_token(rig: Rig, model: st
     until_heard(again)
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("rig", "model"), [(STOCK, "sliding"), (EXACT, "sliding")], indirect=["rig"]
+)
+def test_an_answer_is_regenerated_again_and_again(rig: Rig, model: str) -> None:
+    """Each answer has a block of its own after the prompt. The window hangs on the first one's; of
+    all that share the prompt it is the one to be found.
+    """
+    length = 600
+
+    def again(attempt: int) -> None:
+        prompt = text(length, (model, attempt, "regenerated"))
+        rig.reference.generate(model, prompt[:-1], predict=1)
+        expected = rig.reference.generate(model, prompt)
+        assert expected.resumed == length - 1
+        rig.server.generate(model, prompt)
+        texts = {expected.text}
+        for seed in range(4):
+            restart_everything(rig, model)
+            pauses = rig.server.pauses()
+            other = rig.server.generate(model, prompt, temperature=2.0, seed=seed)
+            if not other.resumed and rig.server.pauses() > pauses:
+                raise LookupTooSlow
+            assert other.resumed == length - 1, seed
+            texts.add(other.text)
+        assert len(texts) > 3
+        restart_everything(rig, model)
+        rig.check(length, expected, model, prompt)
+
+    until_heard(again)
+
+
 def test_another_cut_of_the_prompt_has_another_window(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:

@@ -53,7 +53,7 @@ def namespaces() -> dict[str, Namespace]:
             )
             for name, attention in (
                 ("stock attention", ""),
-                ("exact attention", ";attention=exact.1.avx2;batch=512"),
+                ("exact attention", ";attention=exact.2.avx2"),
             )
         },
         "gemma3": Namespace.of(

@@ -6,6 +6,7 @@ import "slices"
 type KVTierWindow struct {
 	Child int
 	Size  int // rows that it keeps before the position that a slot goes on from: as many as its layers see, or more
+	Still int // of those, the last that it has when a sequence has ended
 	Cells int
 	Rows  *KVTierRows
 	cache *Causal
@@ -18,7 +19,7 @@ func (c *KVTierCache) Windows() (windows []KVTierWindow) {
 			continue
 		}
 		w := KVTierWindow{
-			Child: number, Size: int(child.swaMemorySize), Cells: len(child.cells),
+			Child: number, Size: int(child.swaMemorySize), Still: child.tierKeeps(), Cells: len(child.cells),
 			Rows: &KVTierRows{children: []*Causal{child}}, cache: child,
 		}
 		for _, l := range c.Layers() {
@@ -29,6 +30,16 @@ func (c *KVTierCache) Windows() (windows []KVTierWindow) {
 		windows = append(windows, w)
 	}
 	return windows
+}
+
+// tierKeeps is how many rows before the position that a slot goes on from the cache still has when a sequence has ended. For several
+// slots stock keeps one more than layers see, which the batch that was built ahead has pushed out then. Where rows must come
+// back into their cells it is needed nevertheless: its cell must not be free.
+func (c *Causal) tierKeeps() int {
+	if c.swaMemorySize == c.swaWindowSize+1 {
+		return int(c.swaWindowSize)
+	}
+	return int(c.swaMemorySize)
 }
 
 // BatchCells returns the cells that the last StartForward assigned to its batch.
@@ -48,4 +59,17 @@ func (r *KVTierRows) Free(slot int, cells []int32, avoid map[int32]struct{}) boo
 		}
 	}
 	return true
+}
+
+// FreeCells returns the lowest n cells, or as many as there are, that nobody but slot has a row in, none of which is in avoid.
+func (r *KVTierRows) FreeCells(slot, n int, avoid map[int32]struct{}) (cells []int32) {
+	for cell := range int32(len(r.children[0].cells)) {
+		if len(cells) == n {
+			break
+		}
+		if r.Free(slot, []int32{cell}, avoid) {
+			cells = append(cells, cell)
+		}
+	}
+	return cells
 }

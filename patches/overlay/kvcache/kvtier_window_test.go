@@ -20,7 +20,7 @@ func TestKVTierAWindowHasRowsAndCellsOfItsOwn(t *testing.T) {
 	full.tierLocs = []int32{30}
 	cache := tierTestOf(t, window, full, empty)
 	windows := cache.Windows()
-	if len(windows) != 1 || windows[0].Child != 0 || windows[0].Size != 9 || windows[0].Cells != 20 {
+	if len(windows) != 1 || windows[0].Child != 0 || windows[0].Size != 9 || windows[0].Still != 8 || windows[0].Cells != 20 {
 		t.Fatalf("windows %+v", windows)
 	}
 	if layers := cache.Layers(); len(layers) != 4 || !layers[0].Drops || layers[2].Drops {
@@ -59,6 +59,15 @@ func TestKVTierAWindowHasRowsAndCellsOfItsOwn(t *testing.T) {
 	} {
 		if got := r.Free(c.slot, c.cells, c.avoid); got != c.free {
 			t.Errorf("%s: free %v", name, got)
+		}
+	}
+}
+
+func TestKVTierAWindowIsWhatStockStillHasWhenASequenceHasEnded(t *testing.T) {
+	for memory, want := range map[int32]int{8: 8, 9: 8, 10: 10, 4096: 4096} {
+		c := &Causal{swaWindowSize: 8, swaMemorySize: memory}
+		if got := c.tierKeeps(); got != want {
+			t.Errorf("of %d rows %d are a window", memory, got)
 		}
 	}
 }

@@ -30,14 +30,13 @@ func cpuAttentionExact() bool {
 	}
 }
 
-// AttentionExtra is what the exact attention adds to the description of a namespace: its version, its instruction set as
-// the CPU backend says it in state ("exact (avx512)"), and the size of a batch, since its sums depend on how a prompt is
-// cut. Nothing where it is off or computes no layer.
-func AttentionExtra(state string, batch int) string {
+// AttentionExtra is what the exact attention adds to the description of a namespace: its version, and its instruction set as
+// the CPU backend says it in state ("exact (avx512)"). Nothing where it is off or computes no layer.
+func AttentionExtra(state string) string {
 	if !strings.HasPrefix(state, AttentionExact) {
 		return ""
 	}
 	_, isa, _ := strings.Cut(state, "(")
 	isa, _, _ = strings.Cut(isa, ")")
-	return Part("attention", fmt.Sprintf("%s.%d.%s", AttentionExact, CPUAttentionVersion, isa)) + Part("batch", fmt.Sprint(batch))
+	return Part("attention", fmt.Sprintf("%s.%d.%s", AttentionExact, CPUAttentionVersion, isa))
 }

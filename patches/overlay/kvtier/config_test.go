@@ -34,14 +34,11 @@ func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
 func TestAttentionIsPartOfTheNamespaceOnlyWhereItComputes(t *testing.T) {
 	for state, want := range map[string]string{
 		"": "", "stock": "", "stock (flash attention is off)": "",
-		"exact (avx512)": ";attention=exact.1.avx512;batch=64",
-		"exact (avx2), but stock where it is too long": ";attention=exact.1.avx2;batch=64",
+		"exact (avx512)": ";attention=exact.2.avx512",
+		"exact (avx2), but stock where it is too long": ";attention=exact.2.avx2",
 	} {
-		if got := AttentionExtra(state, 64); got != want {
+		if got := AttentionExtra(state); got != want {
 			t.Errorf("%q: %q, want %q", state, got, want)
 		}
-	}
-	if AttentionExtra("exact (avx512)", 64) == AttentionExtra("exact (avx512)", 512) {
-		t.Error("two sizes of a batch share a namespace")
 	}
 }

@@ -29,6 +29,7 @@ GOOD = (answer(), answer(memory=99), answer(restored=99), answer(restored=99))
 class FakeDriver:
     answers: list[Answer]
     name: str = "fake"
+    one_answer: bool = False
     calls: list[str] = field(default_factory=list)
 
     def start(self) -> None:
@@ -60,11 +61,15 @@ def test_the_prompt_is_asked_cold_from_memory_after_unload_and_after_restart() -
     assert [row.verdict for row in outcome.rows] == ["yes", "the reference", "yes", "yes"]
 
 
-def test_last_bits_of_a_cold_run_decide_nothing() -> None:
+def test_last_bits_of_a_cold_run_decide_nothing_unless_the_engine_has_one_answer() -> None:
     cold = replace(GOOD[0], logprobs=((("a", -0.5000001), ("b", -1.0)),))
     outcome = outcome_of(cold, *GOOD[1:])
     assert outcome.failures == []
     assert outcome.rows[0].verdict == "tokens yes, last bits no"
+    driver = FakeDriver([cold, *GOOD[1:]], one_answer=True)
+    outcome = demo.show(driver, "prompt", lambda _line: None)
+    assert outcome.failures == ["cold: the answer differs from that of the in-memory hit"]
+    assert outcome.rows[0].verdict == "NO"
 
 
 @pytest.mark.parametrize("which", [2, 3])

@@ -91,7 +91,7 @@ class Mask {
                 const uint16_t *row = dense_row(q);
                 for (int c = first; c < last; c++) any |= static_cast<unsigned>((row[c] < kHiddenHalf) & wanted(c));
             } else {
-                for (int c = first; c < last; c++) any |= static_cast<unsigned>(sees(q, c) & wanted(c));
+                for (int c = first; c < last; c++) any |= static_cast<unsigned>(sees(q, c)) & static_cast<unsigned>(wanted(c));
             }
             if (any == 0) continue;
             for (int c = first; c < last; c++)

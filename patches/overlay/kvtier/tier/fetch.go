@@ -150,10 +150,15 @@ func (t *Tier) keep(f *fetch, keys []kvtier.Key, fetched []*fetchedBlock, failed
 // reportDamage tells the sidecar of a block if it is damaged.
 func (t *Tier) reportDamage(key kvtier.Key, err error) {
 	if errors.Is(err, kvtier.ErrCorrupt) {
-		t.reports.Add(1)
-		go func() {
-			defer t.reports.Add(-1)
-			_ = t.client.ReportCorrupt(t.namespace, key, err.Error())
-		}()
+		t.reportUnusable(key, err.Error())
 	}
+}
+
+// reportUnusable tells the sidecar why a block is of no use; it looks for itself.
+func (t *Tier) reportUnusable(key kvtier.Key, why string) {
+	t.reports.Add(1)
+	go func() {
+		defer t.reports.Add(-1)
+		_ = t.client.ReportCorrupt(t.namespace, key, why)
+	}()
 }

@@ -93,7 +93,7 @@ func (ts *slot) keepPromptEnd(t *Tier) {
 		b := blocks[i]
 		b.file = memory[i]
 		for n, s := range b.layout.Segments {
-			b.part.window.Rows.Read(n, b.part.block.Cells, b.file[s.Offset:s.Offset+s.Bytes])
+			b.part.window.Rows.Read(n, b.part.cells, b.file[s.Offset:s.Offset+s.Bytes])
 		}
 		b.copied = true
 	})
@@ -115,8 +115,7 @@ func (p *promptEnd) layOut(t *Tier) {
 	for i := range t.model.Windows {
 		w, of := &t.model.Windows[i], []*block(nil)
 		for n, part := range windowParts(w, make([]byte, 4*p.end), unknown) {
-			at := part.block.Position - max(0, p.end-w.Size)
-			part.block.Cells = p.cells[i][at : at+part.block.Rows()]
+			part.lieIn(p.cells[i][part.block.Position-max(0, p.end-w.Size):])
 			if part.block.Last {
 				part.block.Others = make([]kvtier.Key, n)
 			}

@@ -121,11 +121,11 @@ func TestNoWindowIsPutIntoCellsOfAPromptsEndThatAreStillToBeCopied(t *testing.T)
 		part.block.Cells = []int32{500 + 299}
 		f.windows = append(f.windows, &fetchedWindow{windowPart: part})
 	}
-	if tier.windowsFit(f, 0) {
+	if tier.placeWindows(f, 0) {
 		t.Error("a window may have a cell that is still to be copied")
 	}
 	ts.keepPromptEnd(tier)
-	if !tier.windowsFit(f, 0) {
+	if !tier.placeWindows(f, 0) {
 		t.Error("a window may not have a cell that has been copied")
 	}
 }

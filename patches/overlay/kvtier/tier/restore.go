@@ -29,7 +29,7 @@ func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) 
 	if len(cells) < t.config.MinTokens { // or memory has grown, so that little is left
 		return memory, cmp.Or(cut, l.short, shortfall{reason: tooShort})
 	}
-	if !t.windowsFit(f, slot) {
+	if !t.placeWindows(f, slot) {
 		return memory, shortfall{reason: noCells}
 	}
 	copying := time.Now()

@@ -177,6 +177,9 @@ func (s *sidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) 
 			}
 		}
 		i := slices.IndexFunc(s.blocks, func(b sidecarBlock) bool { return string(b.key[:]) == string(key) })
+		if i < 0 {
+			return stream.Send(&tierpb.GetResponse{Key: key, LeaseId: 1})
+		}
 		answer := &tierpb.GetResponse{
 			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: s.blocks[i].path, FileBytes: uint64(s.blocks[i].size),
 		}

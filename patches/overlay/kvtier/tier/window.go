@@ -10,8 +10,8 @@ import (
 
 // Window is a cache of layers that keep only the last rows of a slot (sliding windows). Its rows are stored beside the chain, in
 // window blocks, when a content ends, for that is the one position from which a runner could go on with them in memory, and before
-// the last token of a prompt (prompt_end.go). They come back there only, all of them, and in the cells they lay in: elsewhere they
-// would be summed in another order.
+// the last token of a prompt (prompt_end.go). They come back there only, all of them, and in the cells they lay in, where they
+// would be summed in another order elsewhere (window_cells.go).
 //
 // The states of recurrent layers are a window of one row, which has all of them. There are some at checkpoints, wherever the
 // runner has noted them.
@@ -22,6 +22,10 @@ type Window struct {
 	DType  string
 	Layers []kvtier.Layer
 	Rows   WindowRows
+
+	// FreeCells returns n cells, or as many as there are, that nobody but slot has a row in, none of which is in avoid. Not nil where
+	// rows may come back in any cells: the layers sum in the order of positions.
+	FreeCells func(slot, n int, avoid map[int32]struct{}) []int32
 
 	// Checkpoints returns the positions that a slot's states were noted at; nil for a sliding window.
 	Checkpoints func(slot int) []int
@@ -41,10 +45,11 @@ type WindowRows interface {
 	Free(slot int, cells []int32, avoid map[int32]struct{}) bool
 }
 
-// windowPart is one block of a window.
+// windowPart is one block of a window. cells are those that its rows lie in.
 type windowPart struct {
 	window *Window
 	block  kvtier.WindowBlock
+	cells  []int32
 }
 
 // windowParts are the blocks of a window that ends at the end of tokens, in order, without cells. on names the blocks of the
@@ -63,7 +68,7 @@ func windowParts(w *Window, tokens []byte, on func(block int) kvtier.Key) (parts
 func (w *Window) part(tokens []byte, at int, on func(block int) kvtier.Key) windowPart {
 	number := at / kvtier.BlockTokens
 	to := min(4*(number+1)*kvtier.BlockTokens, len(tokens))
-	return windowPart{w, kvtier.WindowBlock{
+	return windowPart{window: w, block: kvtier.WindowBlock{
 		On: on(number), Child: w.Child, First: at % kvtier.BlockTokens, Position: at,
 		Tokens: tokens[4*at : to : to], Last: to == len(tokens),
 	}}
@@ -150,8 +155,7 @@ func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
 	}
 	var keys []kvtier.Key
 	for _, part := range windowParts(w, l.tokens[:4*end], l.on(t, rows)) {
-		at := part.block.Position - from
-		part.block.Cells = cells[at : at+part.block.Rows()]
+		part.lieIn(cells[part.block.Position-from:])
 		if part.block.Last {
 			part.block.Others = keys
 		}
@@ -166,9 +170,9 @@ func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
 
 // exportWindow copies a window block's rows out of the cells. They are there until the slot goes on.
 func (t *Tier) exportWindow(l *lineage, b *block) {
-	w, rows := b.part.window, b.part.block
-	cells := w.Rows.Cells(l.slot, rows.Position, rows.Position+b.rows)
-	if l.present != math.MaxInt || !slices.Equal(cells, rows.Cells) { // the slot has gone on
+	w, from := b.part.window, b.part.block.Position
+	cells := w.Rows.Cells(l.slot, from, from+b.rows)
+	if l.present != math.MaxInt || !slices.Equal(cells, b.part.cells) { // the slot has gone on
 		b.lost = true
 		return
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -115,7 +114,13 @@ func (t *Tier) fetchWindows(
 		keys = append(keys, w.block.Others...)
 	}
 	if len(keys) > 0 {
-		if cut := t.getWindows(ctx, f, slices.Concat(before...), keys); cut != unexplained {
+		cut := t.getWindows(ctx, f, slices.Concat(before...), keys)
+		if cut == windowMissing { // while its end is there nobody stores it anew
+			for _, end := range lastKeys {
+				t.reportUnusable(end, "a block that it names is gone")
+			}
+		}
+		if cut != unexplained {
 			return cut
 		}
 	}
@@ -175,7 +180,7 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key
 	if w.data, err = w.file.Block(); err != nil {
 		return w, err
 	}
-	w.block, err = w.data.WindowOf(t.namespace, part.block, key, part.window.Layers, part.window.DType, part.window.Cells)
+	w.block, err = w.data.WindowOf(t.namespace, part.block, key, part.window.Layers, part.window.DType, part.window.named())
 	if err == nil {
 		err = w.data.Verify()
 	}
@@ -183,46 +188,16 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key
 	return w, err
 }
 
-// windowsFit reports whether the fetched windows can have the cells they lay in: no other slot, and no batch that is built,
-// has one, nor the end of a prompt that is still to be copied.
-func (t *Tier) windowsFit(f *fetch, slot int) bool {
-	for i := range t.model.Windows {
-		w := &t.model.Windows[i]
-		avoid := make(map[int32]struct{})
-		maps.Copy(avoid, t.host.AvoidWindow(w.Child))
-		for n := range t.slots {
-			if p := t.slots[n].lineage.promptEnd; p != nil && !p.copied {
-				for _, cell := range p.cells[i] {
-					avoid[cell] = struct{}{}
-				}
-			}
-		}
-		if !w.Rows.Free(slot, f.windowCells(w), avoid) {
-			return false
-		}
-	}
-	return true
-}
-
-func (f *fetch) windowCells(w *Window) (cells []int32) {
-	for _, fetched := range f.windows {
-		if fetched.window == w {
-			cells = append(cells, fetched.block.Cells...)
-		}
-	}
-	return cells
-}
-
-// putWindows gives the slot the fetched windows in place of what it has of them. windowsFit has said that they fit.
+// putWindows gives the slot the fetched windows in place of what it has of them. placeWindows has said where.
 func (t *Tier) putWindows(f *fetch, slot int) {
 	for i := range t.model.Windows {
 		t.model.Windows[i].Rows.Drop(slot, 0)
 	}
 	for _, w := range f.windows {
 		for segment := range w.data.Header.Segments {
-			w.window.Rows.Write(segment, w.block.Cells, rows.Chunk{Data: w.data.Segment(segment)})
+			w.window.Rows.Write(segment, w.cells, rows.Chunk{Data: w.data.Segment(segment)})
 		}
-		w.window.Rows.Occupy(slot, w.block.Position, w.block.Cells)
+		w.window.Rows.Occupy(slot, w.block.Position, w.cells)
 	}
 }
 

@@ -45,10 +45,9 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		return nil, m, "what this program was built from can't be told: " + err.Error()
 	}
 	info.ExactShift = info.ExactShift && dtype == "f16" // else it rounds anew
-	cut := kvtier.AttentionExtra(tierAttention(layers, info), s.batchSize)
-	if cut == "" { // how a prompt is cut into batches decides which of GGML's products of matrices compute it
-		cut = kvtier.Part("batch", fmt.Sprint(s.batchSize))
-	}
+	// How a prompt is cut into batches decides which of GGML's products of matrices compute it, and no cell has a position here
+	// that the exact attention could go by.
+	cut := kvtier.AttentionExtra(tierAttention(layers, info)) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)

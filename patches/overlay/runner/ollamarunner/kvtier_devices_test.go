@@ -11,12 +11,14 @@ import (
 type tierFakeDevices struct {
 	devices []ml.DeviceInfo
 	libc    string
+	bf16    bool
 }
 
 func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
+func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.bf16 }
 
 func tierCard(id, description string, driver int) ml.DeviceInfo {
 	return ml.DeviceInfo{
@@ -34,7 +36,7 @@ func TestTierWhatComputesTheModelIsInTheNamespace(t *testing.T) {
 	one, other := tierCard("GPU-a", "RTX 3090", 12), tierCard("GPU-b", "RTX 3060", 12)
 	both := []ml.DeviceInfo{one, other}
 	say := func(devices []ml.DeviceInfo, hosts string, assigned ...ml.GPULayers) string {
-		return tierComputing(tierFakeDevices{devices, "2.36"}, hosts, layers, assigned)
+		return tierComputing(tierFakeDevices{devices: devices, libc: "2.36"}, hosts, layers, assigned)
 	}
 	if got := say(nil, "hhhh"); got != "devices=none;cpu=AVX2,FMA;libc=2.36;rows=hhhh" {
 		t.Error(got)
@@ -50,7 +52,7 @@ func TestTierWhatComputesTheModelIsInTheNamespace(t *testing.T) {
 		say(both, "dddd", tierLayersOn("GPU-a", 0, 1), tierLayersOn("GPU-b", 2, 3)),
 		say(both, "dddd", tierLayersOn("GPU-a", 0, 1, 2), tierLayersOn("GPU-b", 3)),
 		say(both, "dddd", tierLayersOn("GPU-b", 0, 1), tierLayersOn("GPU-a", 2, 3)),
-		tierComputing(tierFakeDevices{nil, "2.40"}, "hhhh", layers, nil),
+		tierComputing(tierFakeDevices{devices: nil, libc: "2.40"}, "hhhh", layers, nil),
 	} {
 		if first, ok := seen[said]; ok {
 			t.Errorf("%d says what %d says: %s", i, first, said)

@@ -127,7 +127,7 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ..
 	layers := tierKept(tiered)
 	engineHost.Store(host)
 	f.tier.Attach(f.rows, tier.Model{
-		Slots: slots, Layers: layers, Windows: append(tierWindows(tiered), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
+		Slots: slots, Layers: layers, Windows: append(tierWindows(tiered, false), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),
 		}.Proto(),

@@ -44,11 +44,12 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
 	layers := tierLayers(cache.Layers())
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
-	m.Layers, m.Windows = tierKept(cache), tierWindows(cache)
-	cut := kvtier.AttentionExtra(tierAttention(s), s.batchSize)
-	// Which cells the rows of a window are given follows from how the prompt is cut, and so do the bits of states.
-	if cut == "" && len(m.Windows) > 0 {
-		cut = kvtier.Part("batch", fmt.Sprint(s.batchSize))
+	cut := kvtier.AttentionExtra(tierAttention(s))
+	ordered := cut != "" && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
+	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
+	if cut != "" && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
+		cut += kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
@@ -78,13 +79,17 @@ func tierKept(cache *kvcache.KVTierCache) []kvtier.Layer {
 	return tierLayers(slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Drops }))
 }
 
-// tierWindows are the caches that do not.
-func tierWindows(cache *kvcache.KVTierCache) (windows []tier.Window) {
+// tierWindows are the caches that do not. ordered: their rows may come back in any cells.
+func tierWindows(cache *kvcache.KVTierCache, ordered bool) (windows []tier.Window) {
 	for _, w := range cache.Windows() {
 		of := slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Child != w.Child })
-		windows = append(windows, tier.Window{
+		window := tier.Window{
 			Child: w.Child, Size: w.Size, Cells: w.Cells, DType: cache.Type(), Layers: tierLayers(of), Rows: w.Rows,
-		})
+		}
+		if ordered {
+			window.Size, window.FreeCells = w.Still, w.Rows.FreeCells
+		}
+		windows = append(windows, window)
 	}
 	if states, child := cache.States(); states != nil {
 		windows = append(windows, tierStates(states, child))
@@ -101,11 +106,14 @@ func tierStates(states kvcache.KVTierStates, child int) tier.Window {
 }
 
 // tierWindowsExtra is what K/V of such a model depends on beside its layers: which cell a row is given follows from how many
-// rows are kept and how many cells there are, and in which order sums run follows from the cells.
+// rows are kept and how many cells there are, and in which order sums run follows from the cells, but where it does not.
 func tierWindowsExtra(windows []tier.Window) string {
 	var said []string
 	for _, w := range windows {
-		if w.Checkpoints == nil {
+		switch {
+		case w.FreeCells != nil:
+			said = append(said, fmt.Sprintf("%d:%d", w.Child, w.Size))
+		case w.Checkpoints == nil:
 			said = append(said, fmt.Sprintf("%d:%d:%d", w.Child, w.Size, w.Cells))
 		}
 	}

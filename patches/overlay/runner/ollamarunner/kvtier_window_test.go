@@ -291,6 +291,11 @@ func TestTierAWindowOfAnotherSizeIsAnotherNamespace(t *testing.T) {
 	} {
 		seen[tierWindowsExtra([]tier.Window{w})] = true
 	}
+	free := func(int, int, map[int32]struct{}) []int32 { return nil }
+	anywhere := tierWindowsExtra([]tier.Window{{Child: 0, Size: 1024, Cells: 1536, FreeCells: free}})
+	if more := tierWindowsExtra([]tier.Window{{Child: 0, Size: 1024, Cells: 2816, FreeCells: free}}); anywhere != more || seen[more] {
+		t.Errorf("rows that may lie anywhere: %q, with more cells %q", anywhere, more)
+	}
 	if len(seen) != 4 || !seen[";windows=0:1024:1536"] || tierWindowsExtra(nil) != "" {
 		t.Errorf("%v, without windows %q", seen, tierWindowsExtra(nil))
 	}

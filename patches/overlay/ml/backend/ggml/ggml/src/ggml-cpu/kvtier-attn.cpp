@@ -107,6 +107,10 @@ const char * describe(const ggml_tensor * dst, pa_shape & shape) {
     if (sinks && (sinks->type != GGML_TYPE_F32 || !ggml_is_contiguous(sinks) || ggml_nelements(sinks) != q->ne[2])) {
         return "sinks are not one f32 a head";
     }
+    const ggml_tensor * positions = dst->src[KVTIER_ATTN_POSITIONS];
+    if (positions && (positions->type != GGML_TYPE_I32 || !ggml_is_contiguous(positions) || ggml_nelements(positions) < k->ne[1])) {
+        return "positions are not one number a cell";
+    }
     if (q->ne[1] > std::numeric_limits<int32_t>::max() || k->ne[1] > std::numeric_limits<int32_t>::max()) return "it is too long";
     shape.n_head    = (int32_t) q->ne[2];
     shape.n_kv_head = (int32_t) k->ne[2];
@@ -174,6 +178,9 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
         args.mask.dense        = static_cast<const uint16_t *>(mask->data);
         args.mask.dense_stride = (int64_t) mask->nb[1];
     }
+    if (mask && dst->src[KVTIER_ATTN_POSITIONS]) {
+        args.mask.cell_pos = static_cast<const int32_t *>(dst->src[KVTIER_ATTN_POSITIONS]->data);
+    }
     args.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
     args.out   = static_cast<float *>(dst->data);
 
@@ -182,6 +189,11 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
     const paged_attn::cpu::Team team = {params->ith, params->nth, params->threadpool, meet, restart, take};
     kernel::run(shape, args, scratch, team);
     return true;
+}
+
+int kvtier_attn_fewest_columns(int weights) {
+    const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32;
+    return plain && is_exact() ? 1 : 2;
 }
 
 const char * kvtier_attn_state(void) {
