@@ -36,7 +36,9 @@ struct Batch {
 };
 
 // States kept at a time for `rows` rows.
-inline int state_slots(const pa_shape &s, int rows) { return std::max(kFewStates * s.n_head, kSplitStates) / rows; }
+inline int state_slots(const pa_shape &s, int rows) {
+    return static_cast<int>(std::max(int64_t{kFewStates} * s.n_head, int64_t{kSplitStates}) / rows);
+}
 
 // Partial states, one per part and row; row = query of the batch * n_head + head.
 struct States {
@@ -162,7 +164,7 @@ inline size_t carve(const pa_shape &s, int n_threads, void *base, Shared &shared
     shared.n_views = std::max(std::max(few, panels) * (cells / kTile + 1), one * (cells + 1));
     shared.views = carver.take<View>(shared.n_views);
     shared.q = carver.take<float>(few * head * d_k);
-    const auto states = static_cast<size_t>(std::max(kFewStates * s.n_head, kSplitStates));
+    const auto states = std::max(static_cast<size_t>(kFewStates) * head, static_cast<size_t>(kSplitStates));
     shared.partial = carver.take<float>(states * (d_v + 2) + 64);
     Carver own(nullptr);
     PrefillScratch scratch(s, own);
