@@ -173,3 +173,20 @@ TEST(sinks_of_every_size) {
         }
     }
 }
+
+// In the order of places cells 0, 7, 2 are not a run, though the first and the last are as far apart as if they were.
+TEST(cells_that_only_look_like_a_run) {
+    Spec spec;
+    spec.n_q = 2;
+    spec.n_cells = 8;
+    Problem problem(spec);
+    constexpr uint16_t sees = 0, hidden = 0xFC00; // 0 and -inf in f16
+    std::vector<uint16_t> mask(16, hidden);
+    for (const int cell : {0, 1, 2}) mask[size_t(cell)] = sees;     // the first query
+    for (const int cell : {0, 7, 2}) mask[8 + size_t(cell)] = sees; // the second
+    const std::vector<int32_t> pos = {0, 100, 2, 3, 4, 5, 6, 1};
+    problem.args.mask.dense = mask.data();
+    problem.args.mask.dense_stride = 16; // bytes
+    problem.args.mask.cell_pos = pos.data();
+    expect_model(problem);
+}

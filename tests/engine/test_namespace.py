@@ -134,6 +134,25 @@ def test_another_batch_size_is_another_namespace_where_bits_depend_on_it(
     assert batches == ({None} if shared else {"512", "64"})
 
 
+def test_off_is_stock_and_exact_without_flash_attention_is_neither(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    """Products with one column are summed in another order as soon as exact attention is asked for,
+    also where it computes nothing.
+    """
+    prompt, found = text(PROMPT_TOKENS, "columns"), []
+    off = {"OLLAMA_FLASH_ATTENTION": "0"}
+    for number, env in enumerate((off, off | EXACT, off, off | EXACT)):
+        folder = tmp_path / str(number)
+        with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
+            server.generate("g2", prompt, predict=1)
+            sidecar.settle(server, "g2")
+            found.append(_restored(server))
+    assert found == [0, 0, PROMPT_TOKENS - 1, PROMPT_TOKENS - 1]
+    columns = {_parts(description).get("columns") for description in _descriptions(sidecar)}
+    assert columns == {None, "1"}
+
+
 def test_another_salt_finds_nothing_and_the_same_one_everything(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:

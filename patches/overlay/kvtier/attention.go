@@ -30,11 +30,16 @@ func cpuAttentionExact() bool {
 	}
 }
 
-// AttentionExtra is what the exact attention adds to the description of a namespace: its version, and its instruction set as
-// the CPU backend says it in state ("exact (avx512)"). Nothing where it is off or computes no layer.
-func AttentionExtra(state string) string {
-	if !strings.HasPrefix(state, AttentionExact) {
+// AttentionExtra is what exact attention adds to the description of a namespace where it is asked for: its version, and its
+// instruction set as the CPU backend says it in state ("exact (avx512)"); nothing where no layer is on the CPU ("").
+// Where it can't compute the model ("stock (flash attention is off)") products with one column are summed as those with
+// several nevertheless (kvtier_attn_fewest_columns), and stock's are not.
+func AttentionExtra(state string, asked bool) string {
+	switch {
+	case !asked || state == "":
 		return ""
+	case !strings.HasPrefix(state, AttentionExact):
+		return Part("columns", "1")
 	}
 	_, isa, _ := strings.Cut(state, "(")
 	isa, _, _ = strings.Cut(isa, ")")

@@ -32,12 +32,17 @@ func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
 }
 
 func TestAttentionIsPartOfTheNamespaceOnlyWhereItComputes(t *testing.T) {
+	for _, state := range []string{"", "stock", "exact (avx512)"} {
+		if got := AttentionExtra(state, false); got != "" {
+			t.Errorf("%q, not asked for: %q", state, got)
+		}
+	}
 	for state, want := range map[string]string{
-		"": "", "stock": "", "stock (flash attention is off)": "",
+		"": "", "stock": ";columns=1", "stock (flash attention is off)": ";columns=1",
 		"exact (avx512)": ";attention=exact.2.avx512",
 		"exact (avx2), but stock where it is too long": ";attention=exact.2.avx2",
 	} {
-		if got := AttentionExtra(state); got != want {
+		if got := AttentionExtra(state, true); got != want {
 			t.Errorf("%q: %q, want %q", state, got, want)
 		}
 	}

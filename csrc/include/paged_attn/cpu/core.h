@@ -16,7 +16,7 @@ namespace paged_attn::cpu::PA_ISA {
 // Null, or the reason in words why no kernel here serves the shape.
 inline const char *unsupported(const pa_shape &shape);
 
-// Scratch memory that `run` needs, 64-byte aligned. Per cell it is 5 bytes, and 3 for each group of queries (a prefill
+// Scratch memory that `run` needs, 64-byte aligned. Per cell it is 27 bytes, and 3 for each group of queries (a prefill
 // panel, or one of few queries) and tile; the rest follows from max_q, head sizes and threads.
 inline size_t scratch_bytes(const pa_shape &shape, int n_threads);
 

@@ -45,7 +45,7 @@ inline void cut(Live &live) {
         chunk = place / kChunk;
         live.tiles[n_tiles] = i;
         const int full = i + kTile; // a tile without a hole is passed in one step: places ascend
-        if (full <= live.n_cells && place == first && live.place(live.cells[full - 1]) == first + kTile - 1) {
+        if (full <= live.n_cells && place == first && live.place(live.cells[full - 1]) - first == kTile - 1) {
             i = full;
         } else {
             while (i < live.n_cells && live.place(live.cells[i]) - first < kTile) i++;

@@ -112,7 +112,9 @@ class Mask {
     bool sees_all_plainly(int q, const int32_t *cells, int n) const {
         if (m_.dense != nullptr) {
             unsigned any = 0; // the bits of 0.0 are 0
-            if (cells[n - 1] - cells[0] == n - 1) {
+            unsigned apart = 0; // in the order of places, first and last say nothing of those between
+            for (int i = 0; i < n; i++) apart |= static_cast<unsigned>(cells[i] - cells[0] - i);
+            if (apart == 0) {
                 const uint16_t *row = dense_row(q) + cells[0];
                 for (int i = 0; i < n; i++) any |= row[i];
             } else {

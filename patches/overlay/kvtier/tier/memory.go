@@ -18,7 +18,7 @@ const (
 )
 
 // memoryBound bounds what blocks read from a disk hold until they are copied into cells, over all requests of the runner.
-// Blocks of the RAM tier are mapped: they lie in memory already and take none of it. The zero value is ready.
+// Blocks of the RAM tier lie in memory already and take none of it. The zero value is ready.
 type memoryBound struct {
 	available func() int // bytes; nil: what the machine says
 

@@ -47,7 +47,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	info.ExactShift = info.ExactShift && dtype == "f16" // else it rounds anew
 	// How a prompt is cut into batches decides which of GGML's products of matrices compute it, and no cell has a position here
 	// that the exact attention could go by.
-	cut := kvtier.AttentionExtra(tierAttention(layers, info)) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
+	cut := kvtier.AttentionExtra(tierAttention(layers, info), kvtier.CPUAttentionExact()) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)

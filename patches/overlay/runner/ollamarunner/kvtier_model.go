@@ -44,11 +44,12 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
 	layers := tierLayers(cache.Layers())
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
-	cut := kvtier.AttentionExtra(tierAttention(s))
-	ordered := cut != "" && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+	attention := tierAttention(s)
+	cut, exact := kvtier.AttentionExtra(attention, kvtier.CPUAttentionExact()), strings.HasPrefix(attention, kvtier.AttentionExact)
+	ordered := exact && tierOrdered(backend, cache, s.lastLoad.GPULayers)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
-	if cut != "" && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
+	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
 		cut += kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
 	m.Description = kvtier.Description{

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/ollama/ollama/kvtier"
@@ -41,16 +42,30 @@ func kvtierSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	}
 }
 
+// kvtierAnyCut are the types of weights whose products have the same bits for one column as for several, with the exact
+// attention, in GGML's code for AVX2 and more: its sgemm has one chain of sums for each element, and so has what computes one
+// column, or sgemm does not have the type. Not bf16 and iq4_nl, for which they differ.
+var kvtierAnyCut = []uint32{
+	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1, C.GGML_TYPE_Q8_0,
+	C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
+}
+
 // KVTierAnyCut reports whether the products of the model's weights have the same bits for one column as for several, with the
-// exact attention: not where a tensor is bf16, nor on processors where nobody has compared them.
+// exact attention: where that is known of every tensor's type, and of the processor's code.
 func (b *Backend) KVTierAnyCut() bool {
-	if runtime.GOARCH != "amd64" {
+	if state := b.KVTierAttention(); runtime.GOOS != "linux" || !strings.Contains(state, "(avx2)") && !strings.Contains(state, "(avx512)") {
 		return false
 	}
 	for _, t := range b.tensors {
-		if t._type == C.GGML_TYPE_BF16 && t.ne[1] > 1 {
+		if !kvtierSameForAnyCut(uint32(t._type), int(t.ne[1]), int(t.ne[2])) {
 			return false
 		}
 	}
 	return true
+}
+
+// kvtierSameForAnyCut is KVTierAnyCut for a tensor of a type, with so many rows and matrices. f32 in several matrices (latent
+// attention) meets activations that lie in one piece for one column only, which sgemm refuses.
+func kvtierSameForAnyCut(of uint32, rows, matrices int) bool {
+	return rows <= 1 || slices.Contains(kvtierAnyCut, of) && (of != C.GGML_TYPE_F32 || matrices <= 1)
 }
