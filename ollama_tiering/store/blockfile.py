@@ -27,7 +27,7 @@ from ollama_tiering.store.key import (
     block_key,
 )
 from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.window_fields import check_window_fields
+from ollama_tiering.store.window_fields import check_window_fields, plain_rows_of_window
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -115,9 +115,9 @@ class BlockMeta:
 
     @property
     def plain_rows(self) -> int:
-        """Leading rows with nothing but a token: so many may match in part. -1: a window block."""
+        """Leading rows with nothing but a token: they may match in part. < 0: a window block."""
         if self.cells:
-            return -1
+            return plain_rows_of_window(self.extras, self.segments[0].child, self.rows)
         return self.extras[0].row if self.extras else self.rows
 
 

@@ -22,6 +22,7 @@ from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.window_fields import end_row
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 TOKENS = list(range(10))
@@ -99,7 +100,7 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     head, file_bytes = large()
     assert 192 * MIB < file_bytes < 200 * MIB
     meta = read_meta(buffer_reader(head), file_bytes)
-    assert (meta.rows, meta.cells, meta.plain_rows) == (1, (2,), -1)
+    assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
     claim = Claim(meta.key, meta.parent, file_bytes, tail=True)
     check_claim(claim)
