@@ -158,6 +158,10 @@ def _named(
     speeds: Sequence[tuple[float, float]],
     resting: Sequence[int],
 ) -> AttachedBlock:
+    if 0 in window.levels and not window.encoded and not resting:  # by far the most
+        per_block, per_byte = speeds[0]
+        seconds = per_block + window.file_bytes * per_byte
+        return AttachedBlock(window.key, window.file_bytes, window.file_bytes, seconds)
     nearest, seconds = state.nearest(window, speeds, resting)
     return AttachedBlock(window.key, window.bytes_at(nearest), window.file_bytes, seconds)
 

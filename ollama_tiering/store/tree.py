@@ -303,6 +303,10 @@ def _entry(record: BlockRecord) -> tuple[bytes, bool, BlockKey]:
 
 def _window_count(siblings: Sequence[BlockRecord]) -> int:
     """They come first."""
+    if not siblings or not siblings[0].window:
+        return 0
+    if siblings[-1].window:  # the chain ends here
+        return len(siblings)
     return bisect_left(siblings, _FIRST_OF_CHAIN, key=_entry)
 
 

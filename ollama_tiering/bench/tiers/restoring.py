@@ -166,5 +166,5 @@ def _checked_read(block: LeasedBlock) -> None:
 
 def _parts(target: NDArray[np.uint8], files: Sequence[OpenBlock]) -> list[memoryview]:
     """Where the rows of each come to lie: one after the other."""
-    memory, ends = memoryview(target), np.cumsum([file.rows_bytes for file in files])
+    memory, ends = target.data, np.cumsum([file.rows_bytes for file in files])
     return [memory[end - file.rows_bytes : end] for end, file in zip(ends, files, strict=True)]
