@@ -97,6 +97,27 @@ def test_a_prompt_has_one_answer(need: Callable[[str], None], server: Server, mo
     assert again.logprobs == expected.logprobs[half:]
 
 
+@pytest.mark.parametrize(("model", "cache"), CACHES)
+def test_no_batch_is_otherwise_than_was_expected_of_the_model(
+    need: Callable[[str], None],
+    binary: Path,
+    weights: Path,
+    tmp_path: Path,
+    sidecar: Sidecar,
+    model: str,
+    cache: str,
+) -> None:
+    """A runner that finds that rows do not follow from positions alone is tiered no more."""
+    need(model)
+    env = EXACT | {"OLLAMA_KV_CACHE_TYPE": cache}
+    with Server(binary, tmp_path / "tested", weights, socket=sidecar.socket, env=env) as server:
+        server.generate(model, text(600, model), predict=3)
+        report = sidecar.settle(server, model)
+        assert "was expected when the model was loaded" not in server.log_text()
+    assert report.tiered, report.reason
+    assert report.snapshot_blocks >= 600 // BLOCK_TOKENS
+
+
 @pytest.mark.parametrize("model", ["qwen3-q8_0", "qwen3-f16", "sliding"])
 def test_who_else_is_in_the_batches_changes_nothing(
     binary: Path, weights: Path, server: Server, tmp_path: Path, model: str

@@ -14,6 +14,8 @@ type tierBackend interface {
 	KVTierCPU() string
 	KVTierLibc() string
 	KVTierAnyCut() bool
+	KVTierReads(cache []ml.Tensor) func(batch ml.Context) string
+	KVTierRefused() int
 }
 
 // tierComputing says what computes the model and which layer where. hosts is the Placement of its cache.

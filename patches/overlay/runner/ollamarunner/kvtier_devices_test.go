@@ -19,6 +19,11 @@ func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
 func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.bf16 }
+func (tierFakeDevices) KVTierRefused() int                { return 0 }
+
+func (tierFakeDevices) KVTierReads([]ml.Tensor) func(ml.Context) string {
+	return func(ml.Context) string { return "" }
+}
 
 func tierCard(id, description string, driver int) ml.DeviceInfo {
 	return ml.DeviceInfo{

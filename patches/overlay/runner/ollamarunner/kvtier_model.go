@@ -46,7 +46,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
 	attention := tierAttention(s)
 	cut, exact := kvtier.AttentionExtra(attention, kvtier.CPUAttentionExact()), strings.HasPrefix(attention, kvtier.AttentionExact)
-	ordered := exact && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+	ordered := tierExpectsOrder(s, backend, cache)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
 	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
