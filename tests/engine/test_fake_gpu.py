@@ -171,28 +171,34 @@ def test_a_device_that_is_too_small_is_not_used(
         assert offloaded(server) == (0, 9)
 
 
-@pytest.mark.parametrize("failing", ["1", "3", "1,2,3", "19"])
-def test_an_allocation_that_fails_is_made_up_for(
-    gpu_binary: Path, models: Path, eight: str, tmp_path: Path, device_log: Path, failing: str
+@pytest.mark.parametrize(
+    ("what", "failing"), [("weights", 1), ("K of the second layer", 4), ("graph", 18)]
+)
+def test_an_allocation_that_fails_leaves_fewer_layers_on_the_device(
+    gpu_binary: Path,
+    models: Path,
+    eight: str,
+    tmp_path: Path,
+    device_log: Path,
+    what: str,
+    failing: int,
 ) -> None:
-    """Weights come first, then K and V of each layer, then the graph. Stock tries again, with less
-    of the memory that it was told of.
-    """
+    """Stock believes in less and less memory, until its plan is another."""
     with Server(gpu_binary, tmp_path / "cpu", models, env=NO_DEVICE) as server:
         expected = _answers(server, eight, "fails")
     env = devices(1024, FAIL_ALLOC=failing, LOG=str(device_log))
     with Server(gpu_binary, tmp_path / "gpu", models, env=env) as server:
-        _same(_answers(server, eight, "fails"), expected, failing)
+        _same(_answers(server, eight, "fails"), expected, what)
         assert "model layout did not fit, applying backoff" in server.log_text()
-        assert offloaded(server) == (9, 9)
+        assert offloaded(server)[0] < 9
     failed = re.findall(r"allocation (\d+) of \d+ bytes fails", device_log.read_text())
-    assert failed == failing.split(",")
+    assert failed == [str(failing)]
 
 
-def test_layers_that_cannot_fit_are_an_error_that_says_so(
+def test_layers_that_were_asked_for_and_cannot_be_allocated_are_an_error_that_says_so(
     gpu_binary: Path, models: Path, eight: str, tmp_path: Path
 ) -> None:
-    with Server(gpu_binary, tmp_path, models, env=devices(8)) as server:
+    with Server(gpu_binary, tmp_path, models, env=devices(1024, FAIL_ALLOC=1)) as server:
         with pytest.raises(AssertionError, match="cannot be allocated with num_gpu = 9"):
             server.generate(eight, text(10, "error"), num_gpu=9)
         assert server.generate(eight, text(10, "error"), num_gpu=0).tokens
