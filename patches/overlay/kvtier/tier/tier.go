@@ -62,7 +62,7 @@ type Model struct {
 	Layers      []kvtier.Layer // that keep every row
 	Windows     []Window       // of those that do not
 	DType       string
-	OnHost      bool // the CPU can access all rows directly
+	OnHost      bool // the CPU can access all rows directly, as soon as the batch that computes them has been
 	Description *tierpb.Namespace
 }
 

@@ -123,15 +123,15 @@ func tierWindowsExtra(windows []tier.Window) string {
 
 // tierPlaced says what computes the model, where the layers with rows are computed, and then where those with states are.
 func tierPlaced(backend tierBackend, cache *kvcache.KVTierCache, assigned ml.GPULayersList) string {
-	hosts, layers := cache.Placement(), tierLayers(cache.Layers())
+	by, layers := cache.ComputedBy(), tierLayers(cache.Layers())
 	if states, child := cache.States(); states != nil {
-		hosts += states.Placement()
+		by += states.ComputedBy()
 		for _, l := range tierLayers(states.Layers(child)) {
 			l.Layer /= 2 // a layer may have two states
 			layers = append(layers, l)
 		}
 	}
-	return tierComputing(backend, hosts, layers, assigned)
+	return tierComputing(backend, by, layers, assigned)
 }
 
 // tierStatesExtra is the child of the states of recurrent layers, and how many bytes each has.
