@@ -43,7 +43,10 @@ template <class I> struct Kernels {
                                         kMma ? Wide::kShared : FmaTile<I>::kShared,
                                         CombineTile<I>::kThreads,
                                         CombineTile<I>::kShared,
-                                        kMma && !Wide::kSumsApart ? kMostCells : 0};
+                                        kMma && !Wide::kSumsApart ? kMostCells : 0,
+                                        sizeof(Problem),
+                                        sizeof(Combination),
+                                        sizeof(Mask)};
     // what a block may have: 48 KiB everywhere, more on request
     static constexpr int kMostShared = I::kArch == 75                      ? 65536
                                        : I::kArch == 80                    ? 163 * 1024

@@ -1,6 +1,7 @@
 // Plan -> run: an image's kernels, device memory for states, and launches.
 #include "device.h"
 #include "divisor.h"
+#include "splits.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +12,7 @@ using namespace paged_attn::gpu;
 namespace {
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kMostQueries = 1 << 16;
+constexpr int kMostQueries = 1 << 16, kMostRows = 1 << 30, kMostGridZ = 65535;
 
 struct Kernel {
     CuFunction function = nullptr; // null: the image has none
@@ -63,6 +64,8 @@ pa_status check_shape(const pa_shape &s) {
         return fail(PA_BAD_ARGUMENT, "%d heads over %d K/V heads", s.n_head, s.n_kv_head);
     if (s.max_q <= 0 || s.max_q > kMostQueries || s.max_cells <= 0)
         return fail(PA_BAD_ARGUMENT, "at most %d queries and %d cells", s.max_q, s.max_cells);
+    if (static_cast<int64_t>(s.max_q) * s.n_head > kMostRows)
+        return fail(PA_BAD_ARGUMENT, "%d queries of %d heads: at most %d rows", s.max_q, s.n_head, kMostRows);
     if (!(s.softcap >= 0.0f)) return fail(PA_BAD_ARGUMENT, "a soft-cap of %g", static_cast<double>(s.softcap));
     const auto served = [](pa_dtype t) { return t == PA_F16 || t == PA_BF16 || t == PA_Q8_0 || t == PA_Q4_0; };
     if (!served(s.k_type) || !served(s.v_type))
@@ -103,6 +106,10 @@ pa_status load_image(pa_cuda_plan &plan, const void *image) {
     const pa_shape &s = plan.shape;
     if (info.version != kImageVersion)
         return fail(PA_BAD_ARGUMENT, "an image of version %d, this library takes %d", info.version, kImageVersion);
+    const int sizes[3] = {sizeof(Problem), sizeof(Combination), sizeof(Mask)};
+    if (info.problem_bytes != sizes[0] || info.combination_bytes != sizes[1] || info.mask_bytes != sizes[2])
+        return fail(PA_BAD_ARGUMENT, "the image lays out its arguments in %d, %d, %d bytes, this library in %d, %d, %d",
+                    info.problem_bytes, info.combination_bytes, info.mask_bytes, sizes[0], sizes[1], sizes[2]);
     if (info.d_k != s.d_k || info.d_v != s.d_v || info.k_type != static_cast<int>(s.k_type) ||
         info.v_type != static_cast<int>(s.v_type))
         return fail(PA_BAD_ARGUMENT,
@@ -114,6 +121,11 @@ pa_status load_image(pa_cuda_plan &plan, const void *image) {
     PA_TRY(find_kernel(plan, "pa_bounds", kBoundsCells, 128, 0, plan.bounds));
     if (info.narrow_rows > 0)
         PA_TRY(find_kernel(plan, "pa_narrow", info.narrow_rows, info.narrow_threads, info.narrow_shared, plan.narrow));
+    // only a run of one or two row tiles takes another kernel than this one
+    const int64_t tiles = (static_cast<int64_t>(s.max_q) * plan.group() + info.wide_rows - 1) / info.wide_rows;
+    if (tiles > kMostGridZ)
+        return fail(PA_UNSUPPORTED, "%d queries of groups of %d heads are %lld tiles; a GPU's grid has %d", s.max_q,
+                    plan.group(), static_cast<long long>(tiles), kMostGridZ);
     return PA_OK;
 }
 
@@ -238,10 +250,9 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
     const Kernel &kernel = plan->kernel_for(n_q, false);
     const int row_tiles = divide_up(n_q * plan->group(), kernel.rows);
     const int at_once = plan->device->n_multiprocessors * kernel.blocks_per_multiprocessor;
-    const int two_waves = divide_up(2 * at_once, plan->shape.n_kv_head * row_tiles);
-    const int by_cells = n_cells / 128; // fewer cells than that cost more in the combination than they save
     const int needed = plan->info.most_cells > 0 ? divide_up(n_cells, plan->info.most_cells) : 1;
-    return std::max({1, needed, std::min({two_waves, by_cells, most, plan->n_slots})});
+    return best_splits({divide_up(n_cells, kSplitCells), plan->shape.n_kv_head * row_tiles, at_once,
+                        std::max(needed, 1), std::min(most, plan->n_slots)});
 }
 
 pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,

@@ -28,10 +28,14 @@ PA_API const char *pa_cuda_last_error(void); /* of this thread; never null */
 
 typedef struct pa_cuda_device pa_cuda_device;
 
-/* PA_NO_DEVICE: no driver library, a driver older than this code needs, no such GPU. The sentence says which. */
+/* PA_NO_DEVICE: no driver library, or the driver finds no such GPU. PA_UNSUPPORTED: the driver is older than this code
+ * needs. PA_DEVICE_ERROR: there is a driver and it does not start. The sentence says which, with the driver's code. */
 PA_API pa_status pa_cuda_open(int32_t ordinal, pa_cuda_device **device);
 PA_API int32_t pa_cuda_arch(const pa_cuda_device *device); /* compute capability x 10, 52 to 120 */
 PA_API int32_t pa_cuda_multiprocessors(const pa_cuda_device *device);
+/* Waits for what is queued on `stream`. PA_DEVICE_ERROR: a kernel failed since; an error that no call has told yet, so
+ * ask here before the next, innocent call is blamed. */
+PA_API pa_status pa_cuda_synchronize(pa_cuda_device *device, void *stream);
 PA_API void pa_cuda_close(pa_cuda_device *device); /* after its plans and rings; null is allowed */
 
 /* ---- attention */
@@ -76,15 +80,19 @@ PA_API pa_status pa_cuda_ring_create(pa_cuda_device *device, int32_t n_slots, si
 PA_API uint64_t pa_cuda_ring_slot(const pa_cuda_ring *ring, int32_t piece); /* device address that piece i goes to */
 
 /* A token: all pieces of all layers, in order of use; the first copies are queued at once. The array is kept by the
- * caller until the token ends. PA_BAD_ARGUMENT while another token is under way. */
+ * caller until the token ends. PA_BAD_ARGUMENT while another token is under way. After any error none of this one is,
+ * and no copy either. Not on a stream that is being captured: events of another stream would join the capture. */
 PA_API pa_status pa_cuda_ring_begin(pa_cuda_ring *ring, const pa_piece *pieces, int32_t n_pieces);
 /* `stream` waits until piece i has arrived (i in order, from 0). Queue its kernels on `stream`, then: */
 PA_API pa_status pa_cuda_ring_acquire(pa_cuda_ring *ring, int32_t piece, void *stream);
 /* ... the slot is free once what is queued on `stream` has run; the copy of a later piece is queued. */
 PA_API pa_status pa_cuda_ring_release(pa_cuda_ring *ring, int32_t piece, void *stream);
-/* No further copies; returns when those under way have ended. The ring may begin again. PA_CANCELLED when pieces were
- * left, PA_OK when none. */
+/* The token is over; the ring may begin again. PA_CANCELLED when pieces were left: no further copies, and those under
+ * way have ended. PA_OK when none were left, at once: the last copies may still read the host's memory, which stays as
+ * it is until pa_cuda_ring_wait, or until what was queued after the last acquire has run. */
 PA_API pa_status pa_cuda_ring_end(pa_cuda_ring *ring);
+/* Between tokens: returns when every copy has ended, so that the pieces' memory is the caller's again. */
+PA_API pa_status pa_cuda_ring_wait(pa_cuda_ring *ring);
 PA_API void pa_cuda_ring_destroy(pa_cuda_ring *ring); /* ends it first; null is allowed */
 
 /* ---- hybrid: how many of `n_pieces` equal cold pieces the CPU should take so that both sides end together */

@@ -3,6 +3,7 @@
 #include "emulated.h"
 #include "check.h"
 #include "cuda/host/device.h"
+#include "cuda/host/splits.h"
 #include "simulated_gpu.h"
 
 using namespace paged_attn::gpu;
@@ -116,7 +117,7 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
     const pa_shape shape = shape_of(c, I::kK, I::kV);
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK && pa_cuda_arch(device) == I::kArch);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK && pa_cuda_arch(device) == I::kArch);
     CHECK(pa_cuda_plan_create(device, &shape, 5, "image", 6, &plan) == PA_OK);
     CHECK(pa_cuda_plan_bytes(plan) >= sizeof(float) * 5 * static_cast<size_t>(n_q) * 8 * 66);
     CuStream stream = gpu.stream("compute");
@@ -143,18 +144,20 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
 void no_device() {
     pa_cuda_device *device = nullptr;
     CHECK_SAYS(pa_cuda_open(0, nullptr), PA_BAD_ARGUMENT, "null");
-    void *library = nullptr;
+    std::string why;
     Driver real;
-    if (load_driver(real, library)) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
-    unload_driver(library);
+    if (load_driver(real, why) == PA_NO_DEVICE) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
     SimulatedGpu gpu;
     gpu.version = 11080;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE,
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_UNSUPPORTED,
                "older than this code: it is for CUDA 11.8, 12.0 is needed");
     gpu.version = 12000;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
+    CHECK_SAYS(open_device(gpu.driver(), 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
     gpu.n_gpus = 0;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE, "no GPU");
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_NO_DEVICE, "finds no GPU (cuInit: 100)");
+    gpu.n_gpus = 1;
+    gpu.fail_at = "cuInit"; // a driver that is there and does not start is an error, not "no GPU"
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_DEVICE_ERROR, "cuInit: simulated error (719)");
     CHECK(device == nullptr && gpu.n_contexts == 0);
 }
 
@@ -165,7 +168,7 @@ void bad_plans() {
     load<Plain>(gpu, findings, c);
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
     const pa_shape good = shape_of(c, kF16, kQ8);
     const auto create = [&](pa_shape shape, const char *image, int n_slots = 2) {
         return pa_cuda_plan_create(device, &shape, n_slots, image, 6, &plan);
@@ -184,6 +187,15 @@ void bad_plans() {
     gpu.memory_left = 100;
     CHECK_SAYS(create(good, "image"), PA_OUT_OF_MEMORY, "cuMemAlloc_v2");
     gpu.memory_left = 1u << 30;
+    shape = good;
+    shape.n_head = 128, shape.n_kv_head = 1, shape.max_q = 1 << 16; // MLA's heads
+    CHECK_SAYS(create(shape, "image"), PA_UNSUPPORTED, "65536 queries of groups of 128 heads are 262144 tiles");
+    shape.n_head = shape.n_kv_head = 1 << 15;
+    CHECK_SAYS(create(shape, "image"), PA_BAD_ARGUMENT, "at most 1073741824 rows");
+    auto *info = reinterpret_cast<ImageInfo *>(gpu.image_info.data());
+    info->problem_bytes += 8;
+    CHECK_SAYS(create(good, "image"), PA_BAD_ARGUMENT, "lays out its arguments in");
+    info->problem_bytes -= 8;
     gpu.image_info.pop_back();
     CHECK_SAYS(create(good, "image"), PA_BAD_ARGUMENT, "not one of this library");
     CHECK(plan == nullptr && gpu.n_modules == 0 && gpu.n_allocations == 0);
@@ -198,7 +210,7 @@ void bad_runs() {
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
     const pa_shape shape = shape_of(c, kF16, kQ8);
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
     CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
     CuStream stream = gpu.stream("compute");
     const pa_args good = args_of(c, 0, 2);
@@ -236,6 +248,40 @@ void bad_runs() {
     CHECK(gpu.n_pushed == 0);
 }
 
+// The GPU is as busy as whole turns allow, on the numbers of multiprocessors that there are.
+void splits() {
+    const struct {
+        const char *name;
+        int n_multiprocessors;
+    } gpus[] = {{"M6000", 24}, {"1070", 15}, {"2080", 46},  {"3060", 28}, {"3090", 82},     {"4070", 46},
+                {"4090", 128}, {"5090", 170}, {"H100", 132}, {"A100", 108}, {"H100 PCIe", 114}};
+    double worst = 1.0;
+    for (const auto &gpu : gpus)
+        for (const int blocks_per_multiprocessor : {1, 2, 3})
+            for (const int n_kv_head : {1, 2, 4, 8, 16, 32})
+                for (const int n_cells : {8192, 32768, 131072}) {
+                    const int at_once = gpu.n_multiprocessors * blocks_per_multiprocessor, n_units = n_cells / 64;
+                    const int n = best_splits({n_units, n_kv_head, at_once, 1, 512});
+                    const int turns = (n * n_kv_head + at_once - 1) / at_once, longest = (n_units + n - 1) / n;
+                    // with every place busy all the time, and no place idle that has no unit to do
+                    const double ideal = std::max(1.0, static_cast<double>(n_units) * n_kv_head / at_once);
+                    const double ratio = turns * longest / ideal;
+                    const bool enough = n_units * n_kv_head >= 16 * at_once; // else the rounding to units is seen
+                    if (enough) worst = std::max(worst, ratio);
+                    if (enough && ratio > 1.15)
+                        std::printf("%s, %d blocks each, %d heads, %d cells: %d splits, %.2f\n", gpu.name,
+                                    blocks_per_multiprocessor, n_kv_head, n_cells, n, ratio);
+                    CHECK(!enough || ratio <= 1.15);
+                    CHECK(n >= 1 && n <= n_units);
+                }
+    std::printf("splits: at most %.2f of the time of a GPU that is always full\n", worst);
+    CHECK(best_splits({128, 8, 82, 1, 512}) == 10);  // 80 of 82 places, once: two turns and a bit were 168 blocks
+    CHECK(best_splits({0, 8, 82, 1, 512}) == 1);     // nothing to do
+    CHECK(best_splits({128, 8, 82, 1, 4}) == 4);     // slots are few
+    CHECK(best_splits({2048, 1, 4, 32, 8}) == 32);   // a limit of cells goes first
+    CHECK(best_splits({4096, 8, 20, 1, 512}) <= 64); // states are not free
+}
+
 void divisions() {
     std::mt19937 random(1);
     for (const unsigned n : {1u, 2u, 3u, 5u, 7u, 31u, 32u, 33u, 97u, 256u, 1000u, 2047u, 2048u, 65537u, 0x7FFFFFFFu})
@@ -258,6 +304,7 @@ int main() {
     no_device();
     bad_plans();
     bad_runs();
+    splits();
     divisions();
     std::printf("%d failed checks\n", n_failed_checks);
     return n_failed_checks > 0;
