@@ -10,7 +10,9 @@
 // 2^-22 instead of 2^-12. bf16 K takes three parts of the query (logits of several hundred turn a relative error into
 // one of the weight), the weights of bf16 and blocked V two, which leave 2^-17. K and V are exact: q8_0 and q4_0 enter
 // as small integers, their block scales multiply the finished dot product of a block and, for V, the weight. V of
-// cells that a row of the tile does not see must be finite, unless they are empty (0 x NaN is NaN).
+// cells that a row of the tile does not see must be finite, unless they are empty (0 x NaN is NaN). Weights are 2^(s - m)
+// with m kHeadroom below the largest s, so that f16 has room below: a part of less than 2^-24 is lost, and with m = the
+// largest s that is the whole tail of a row whose one large logit (a sink) is 17 nats above the others.
 #pragma once
 #include "paged_attn/attn_state.h"
 #include "traits.h"
@@ -30,6 +32,8 @@ template <class I, bool WIDE> struct MmaBlock {
     using T = MmaTile<I, WIDE>;
     static constexpr bool kBf16K = I::kBf16Mma && I::kK == kBf16, kBf16V = I::kBf16Mma && I::kV != kF16;
     static constexpr int kScoreTiles = T::kCells / 8, kSumTiles = I::kDV / 8;
+    // bf16 has f32's exponents. Block scales of V multiply the weights: with less headroom they may be up to 255.
+    static constexpr float kHeadroom = kBf16V ? 0.0f : is_blocked(I::kV) ? 8.0f : 15.0f;
 
     const Problem &p;
     char *shared;
@@ -151,17 +155,20 @@ template <class I, bool WIDE> struct MmaBlock {
             }
     }
 
-    // Scores become weights; m and l (of this thread's cells) follow the new maximum, and o is to shrink with them.
+    // Scores become weights; m (kHeadroom below the largest score) and l (of this thread's cells) follow the new maximum,
+    // and o is to shrink with them.
     PA_DEVICE void weights(float (&s)[kScoreTiles][4], float (&m)[2], float (&l)[2], float (&shrink)[2]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float m_new = m[half];
+            float m_new = kHidden;
             for (int n = 0; n < kScoreTiles; n++)
                 for (int i = 2 * half; i < 2 * half + 2; i++) m_new = s[n][i] > m_new ? s[n][i] : m_new;
             for (int mask = 1; mask <= 2; mask *= 2) { // the four lanes of a row
                 const float other = shuffle_xor(m_new, mask);
                 m_new = other > m_new ? other : m_new;
             }
+            m_new -= kHeadroom;
+            m_new = m[half] > m_new ? m[half] : m_new;
             const float reference = m_new == kHidden ? 0.0f : m_new; // nothing seen yet: never (-inf) - (-inf)
             shrink[half] = exp2_fast(m[half] - reference);
             m[half] = m_new;

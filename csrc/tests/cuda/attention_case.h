@@ -19,6 +19,7 @@ struct CaseSpec {
     float softcap = 0.0f;
     bool sinks = false, peaked = false;
     int n_splits = 1, n_chunks = 1; // chunks: one launch each, whose state joins the one before
+    float sink_nats = 0.0f; // > 0: the logit of cell 0 is that much above the others, and its V is small: a sink and a tail
 };
 
 struct RowStore { // rows of K or of V as the cache holds them, and their values
@@ -139,6 +140,28 @@ struct Case {
     }
 };
 
+// Value 0 of every query is 8, of every key 0; only cell 0 has the logit there, and nothing else.
+inline void make_sink(Case &c, RowType k_type, RowType v_type) {
+    for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(c.d_k)) c.q[i] = 8.0f;
+    const auto rewrite = [&](RowStore &r, RowType type, int d, auto change) {
+        for (int cell = 0; cell < c.spec.n_cells; cell++)
+            for (int head = 0; head < c.spec.n_kv_head; head++) {
+                float *x = &r.values[(static_cast<size_t>(cell) * c.spec.n_kv_head + head) * d];
+                change(cell, x);
+                write_row(type, x, d,
+                          const_cast<char *>(r.table[cell / c.spec.page_cells]) +
+                              cell % c.spec.page_cells * r.cell_stride + head * r.head_stride);
+            }
+    };
+    rewrite(c.k, k_type, c.d_k, [&](int cell, float *x) {
+        if (cell == 0) std::fill(x, x + c.d_k, 0.0f);
+        x[0] = cell == 0 ? c.spec.sink_nats / c.scale / 8.0f : 0.0f;
+    });
+    rewrite(c.v, v_type, c.d_v, [&](int cell, float *x) {
+        for (int i = 0; i < c.d_v && cell == 0; i++) x[i] *= 0.05f;
+    });
+}
+
 inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, RowType v_type, int align,
                       unsigned seed) {
     std::mt19937 random(seed);
@@ -148,6 +171,7 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
     c.v = make_rows(v_type, d_v, spec, 0.3f, align, random);
     for (int i = 0; i < spec.n_q * spec.n_head * d_k; i++)
         c.q.push_back(normal(random) * (spec.peaked ? 300.0f : 1.0f));
+    if (spec.sink_nats > 0.0f) make_sink(c, k_type, v_type);
     for (int h = 0; spec.sinks && h < spec.n_head; h++) c.sinks.push_back(h % 2 ? 40.0f : normal(random));
     if (spec.mask == MaskKind::dense) {
         c.dense.resize(static_cast<size_t>(spec.n_q) * spec.n_cells);
