@@ -27,6 +27,7 @@ template <class I> void load(SimulatedGpu &gpu, emulate::Findings &findings, con
             const std::string &launch = gpu.launches.back();
             std::sscanf(launch.c_str() + launch.find(' '), " %dx%dx%d of %d, %d", &x, &y, &z, &threads, &shared);
             emulate::Launch l = {};
+            l.arch = I::kArch;
             l.grid_x = x, l.grid_y = y, l.grid_z = z, l.n_threads = threads;
             l.shared_bytes = static_cast<size_t>(shared);
             l.buffers = {{nullptr, reinterpret_cast<const char *>(UINTPTR_MAX)}}; // alignment is checked, not borders
