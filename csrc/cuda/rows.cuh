@@ -26,7 +26,7 @@ PA_DEVICE unsigned divide(unsigned i, const Divisor &by) { return (multiply_high
 PA_DEVICE const char *row_address(const Rows &rows, int cell, int head) {
     const unsigned page = divide(static_cast<unsigned>(cell), rows.page_cells);
     const unsigned within = static_cast<unsigned>(cell) - page * rows.page_cells.n;
-    return load_global(rows.pages + page) + within * rows.cell_stride + head * rows.head_stride;
+    return load_rows(rows.pages + page) + within * rows.cell_stride + head * rows.head_stride;
 }
 
 // The first of the four values that half 0 or 1 of a unit holds.
