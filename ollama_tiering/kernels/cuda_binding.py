@@ -33,6 +33,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_open": (_STATUS, [_INT, _HANDLE]),
     "pa_cuda_arch": (_INT, [_ADDRESS]),
     "pa_cuda_multiprocessors": (_INT, [_ADDRESS]),
+    "pa_cuda_synchronize": (_STATUS, [_ADDRESS, _ADDRESS]),
     "pa_cuda_close": (None, [_ADDRESS]),
     "pa_cuda_plan_create": (
         _STATUS,
@@ -50,6 +51,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_ring_acquire": (_STATUS, [_ADDRESS, _INT, _ADDRESS]),
     "pa_cuda_ring_release": (_STATUS, [_ADDRESS, _INT, _ADDRESS]),
     "pa_cuda_ring_end": (_STATUS, [_ADDRESS]),
+    "pa_cuda_ring_wait": (_STATUS, [_ADDRESS]),
     "pa_cuda_ring_destroy": (None, [_ADDRESS]),
     "pa_cuda_cpu_share": (_STATUS, [ctypes.POINTER(Rates), _INT, _SIZE, ctypes.POINTER(_INT)]),
 }
