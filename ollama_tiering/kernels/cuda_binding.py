@@ -39,6 +39,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         _STATUS,
         [_ADDRESS, ctypes.POINTER(PaShape), _INT, ctypes.c_char_p, _SIZE, _HANDLE],
     ),
+    "pa_cuda_slots": (_INT, [_ADDRESS, _INT]),
     "pa_cuda_plan_bytes": (_SIZE, [_ADDRESS]),
     "pa_cuda_plan_destroy": (None, [_ADDRESS]),
     "pa_cuda_splits": (_INT, [_ADDRESS, _INT, _INT, _INT]),

@@ -23,6 +23,8 @@ from ollama_tiering.kernels.binding import PaArgs, PaError, PaMask, PaRows, PaSt
 from ollama_tiering.kernels.gpu_device import GpuArray, GpuDevice, Memory, Pinned, Stream
 from ollama_tiering.kernels.shape import Shape
 
+MOST_SPLITS = 512  # of one run
+
 
 def instance_of(shape: Shape, align: int) -> nvrtc.Instance:
     """The image that serves the shape: decode blocks of as many rows as one query has, 8 at most;
@@ -86,7 +88,7 @@ class GpuAttention:
     """A plan with its image. Not thread-safe; close it (or use `with`) before the device."""
 
     def __init__(self, shape: Shape, device: GpuDevice, *, n_slots: int, align: int = 16) -> None:
-        self.shape, self.device, self.n_slots = shape, device, n_slots
+        self.shape, self.device = shape, device
         self._plan = ctypes.c_void_p()
         self.image = nvrtc.image(instance_of(shape, align), device.arch)
         self._align = {
@@ -124,7 +126,7 @@ class GpuAttention:
             self._plan = ctypes.c_void_p()
 
     def splits(self, n_q: int, n_cells: int) -> int:
-        return int(binding.load().pa_cuda_splits(self._plan, n_q, n_cells, self.n_slots))
+        return int(binding.load().pa_cuda_splits(self._plan, n_q, n_cells, MOST_SPLITS))
 
     def attend(
         self,

@@ -101,7 +101,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Image:
-    cubin: bytes
+    cubin: bytes  # or PTX, for a chip that NVRTC does not know
     log: str  # the assembler's report
 
     def resources(self) -> list[Resources]:
@@ -158,8 +158,13 @@ class Compiler:
     def build(self, name: str, arch: int, defines: Sequence[str], what: str) -> Image:
         """A source of csrc/cuda for compute capability arch / 10."""
         root = csrc_dir()
+        virtual = arch not in self.archs()
+        if virtual:  # a chip newer than this compiler: its driver translates what is for an older
+            older = [known for known in self.archs() if known < arch]
+            if not older:
+                raise NvrtcError(f"NVRTC {self.version} makes nothing for sm_{arch}")
         options = [
-            f"--gpu-architecture=sm_{arch}",
+            f"--gpu-architecture={f'compute_{max(older)}' if virtual else f'sm_{arch}'}",
             "--std=c++17",
             "-default-device",
             "--ptxas-options=-v",
@@ -181,7 +186,7 @@ class Compiler:
             log = self._text(program, "ProgramLog")
             if result != 0:
                 raise NvrtcError(f"NVRTC refused {what} for sm_{arch}:\n{log}")
-            return Image(self._bytes(program, "CUBIN"), log)
+            return Image(self._bytes(program, "PTX" if virtual else "CUBIN"), log)
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -34,12 +34,16 @@ struct pa_cuda_plan {
     Kernel decode, narrow, wide, combine, bounds;
     CuAddress states = 0, cell_bounds = 0;
     size_t state_bytes = 0, bounds_bytes = 0;
-    int n_slots = 0;
 
     int group() const { return shape.n_head / shape.n_kv_head; }
     // floats from slot to slot for n_q queries; slots of one token have the same n_q
     long long slot_stride(int n_q) const {
         return (static_cast<long long>(n_q) * shape.n_head * (shape.d_v + 2) + 3) / 4 * 4;
+    }
+    // Slots lie side by side, so what holds n_slots of max_q queries holds more of fewer.
+    int slots_of(int n_q) const {
+        const long long bytes = slot_stride(n_q) * static_cast<long long>(sizeof(float));
+        return static_cast<int>(std::min(static_cast<long long>(state_bytes) / bytes, 1LL << 20));
     }
     Slots slots(int n_q) const { return {reinterpret_cast<float *>(states), slot_stride(n_q)}; }
 
@@ -129,13 +133,12 @@ pa_status load_image(pa_cuda_plan &plan, const void *image) {
     return PA_OK;
 }
 
-pa_status make(pa_cuda_plan &plan, const void *image) {
+pa_status make(pa_cuda_plan &plan, const void *image, size_t n_slots) {
     const Driver &driver = plan.device->driver;
     const Current current(*plan.device);
     PA_TRY(current.status());
     PA_TRY(load_image(plan, image));
-    plan.state_bytes =
-        static_cast<size_t>(plan.slot_stride(plan.shape.max_q)) * sizeof(float) * static_cast<size_t>(plan.n_slots);
+    plan.state_bytes = static_cast<size_t>(plan.slot_stride(plan.shape.max_q)) * sizeof(float) * n_slots;
     plan.bounds_bytes = static_cast<size_t>(bounds_of(plan.shape.max_cells)) * sizeof(CellBounds);
     PA_TRY(PA_CALL(driver, cuMemAlloc_v2, &plan.states, plan.state_bytes));
     return PA_CALL(driver, cuMemAlloc_v2, &plan.cell_bounds, plan.bounds_bytes);
@@ -159,8 +162,9 @@ pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, in
         return fail(PA_BAD_ARGUMENT, "%d queries over %d cells; the plan is for %d over %d", args.n_q, args.n_cells,
                     plan.shape.max_q, plan.shape.max_cells);
     if (!args.q || args.q_stride % 4 || args.q_head_stride % 4) return fail(PA_BAD_ARGUMENT, "q: null, or odd strides");
-    if (first < 0 || n_splits < 1 || first > plan.n_slots - n_splits)
-        return fail(PA_BAD_ARGUMENT, "slots %d .. %d of %d", first, first + n_splits - 1, plan.n_slots);
+    const int n_slots = plan.slots_of(args.n_q);
+    if (first < 0 || n_splits < 1 || first > n_slots - n_splits)
+        return fail(PA_BAD_ARGUMENT, "slots %d .. %d of %d", first, first + n_splits - 1, n_slots);
     if (plan.info.most_cells > 0 && divide_up(args.n_cells, n_splits) > plan.info.most_cells)
         return fail(PA_BAD_ARGUMENT, "%d cells in %d splits: for heads of %d values a split has at most %d",
                     args.n_cells, n_splits, plan.shape.d_v, plan.info.most_cells);
@@ -223,8 +227,7 @@ pa_status pa_cuda_plan_create(pa_cuda_device *device, const pa_shape *shape, int
     if (!made) return fail(PA_OUT_OF_MEMORY, "no memory for a plan");
     made->device = device;
     made->shape = *shape;
-    made->n_slots = n_slots;
-    if (const pa_status status = make(*made, image); status != PA_OK) {
+    if (const pa_status status = make(*made, image, static_cast<size_t>(n_slots)); status != PA_OK) {
         pa_cuda_plan_destroy(made);
         return status;
     }
@@ -252,8 +255,10 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
     const int at_once = plan->device->n_multiprocessors * kernel.blocks_per_multiprocessor;
     const int needed = plan->info.most_cells > 0 ? divide_up(n_cells, plan->info.most_cells) : 1;
     return best_splits({divide_up(n_cells, kSplitCells), plan->shape.n_kv_head * row_tiles, at_once,
-                        std::max(needed, 1), std::min(most, plan->n_slots)});
+                        std::max(needed, 1), std::min(most, plan->slots_of(n_q))});
 }
+
+int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q) { return plan->slots_of(std::max(n_q, 1)); }
 
 pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                          void *stream) {
@@ -275,8 +280,9 @@ pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first,
 
 pa_status pa_cuda_put_state(pa_cuda_plan *plan, int32_t slot, int32_t n_q, const float *state, void *stream) {
     if (!plan || !state) return fail(PA_BAD_ARGUMENT, "no plan, or no state");
-    if (slot < 0 || slot >= plan->n_slots || n_q <= 0 || n_q > plan->shape.max_q)
-        return fail(PA_BAD_ARGUMENT, "slot %d of %d, %d queries of %d", slot, plan->n_slots, n_q, plan->shape.max_q);
+    if (n_q <= 0 || n_q > plan->shape.max_q || slot < 0 || slot >= plan->slots_of(n_q))
+        return fail(PA_BAD_ARGUMENT, "slot %d of %d, %d queries of %d", slot, pa_cuda_slots(plan, n_q), n_q,
+                    plan->shape.max_q);
     const Current current(*plan->device);
     PA_TRY(current.status());
     const CuAddress to = plan->states + static_cast<CuAddress>(slot * plan->slot_stride(n_q)) * sizeof(float);
@@ -288,8 +294,8 @@ pa_status pa_cuda_combine(pa_cuda_plan *plan, int32_t n_q, int32_t n_slots, cons
                           void *stream) {
     if (!plan || !out || reinterpret_cast<uintptr_t>(out) % 16)
         return fail(PA_BAD_ARGUMENT, "no plan, or no aligned output");
-    if (n_slots < 1 || n_slots > plan->n_slots || n_q <= 0 || n_q > plan->shape.max_q)
-        return fail(PA_BAD_ARGUMENT, "%d slots of %d, %d queries of %d", n_slots, plan->n_slots, n_q,
+    if (n_q <= 0 || n_q > plan->shape.max_q || n_slots < 1 || n_slots > plan->slots_of(n_q))
+        return fail(PA_BAD_ARGUMENT, "%d slots of %d, %d queries of %d", n_slots, pa_cuda_slots(plan, n_q), n_q,
                     plan->shape.max_q);
     const Current current(*plan->device);
     PA_TRY(current.status());

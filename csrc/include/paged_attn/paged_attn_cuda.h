@@ -42,10 +42,12 @@ PA_API void pa_cuda_close(pa_cuda_device *device); /* after its plans and rings;
 typedef struct pa_cuda_plan pa_cuda_plan;
 
 /* image: a cubin of csrc/cuda/instance.cu for this shape and this GPU (ollama_tiering.kernels.nvrtc makes them).
- * n_slots: partial states held. PA_BAD_ARGUMENT: the image is for another shape; PA_UNSUPPORTED: no kernel for the
+ * n_slots: partial states held of a run of max_q queries; of fewer queries the same memory holds more (pa_cuda_slots).
+ * Two are enough for a prefill that joins, and of 512 queries they are 1024 of one. PA_BAD_ARGUMENT: the image is for another shape; PA_UNSUPPORTED: no kernel for the
  * shape; PA_OUT_OF_MEMORY: the slots do not fit. */
 PA_API pa_status pa_cuda_plan_create(pa_cuda_device *device, const pa_shape *shape, int32_t n_slots, const void *image,
                                      size_t image_bytes, pa_cuda_plan **plan);
+PA_API int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q); /* partial states of n_q queries that fit */
 PA_API size_t pa_cuda_plan_bytes(const pa_cuda_plan *plan); /* device memory held */
 PA_API void pa_cuda_plan_destroy(pa_cuda_plan *plan);       /* the stream's work must have ended; null is allowed */
 

@@ -136,7 +136,8 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     std::printf("hybrid, %d queries, %s: %.1e\n", n_q, gpu.launches[1].c_str(), error);
     CHECK(error < 1e-5);
     for (const auto &text : findings.texts) CHECK(text.empty());
-    CHECK(pa_cuda_splits(plan, 1, 100000, 99) <= 5 && pa_cuda_splits(plan, 1, 0, 99) == 1);
+    CHECK(pa_cuda_slots(plan, n_q) == 5 && pa_cuda_slots(plan, 1) == 5 * n_q); // the same memory
+    CHECK(pa_cuda_splits(plan, n_q, 100000, 99) <= 5 && pa_cuda_splits(plan, 1, 0, 99) == 1);
     pa_cuda_plan_destroy(plan);
     pa_cuda_close(device);
     CHECK(gpu.n_allocations == 0 && gpu.n_modules == 0 && gpu.n_contexts == 0 && gpu.n_pushed == 0);
@@ -241,9 +242,9 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &) {}, 0, 2), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
     float out[4];
     CHECK_SAYS(pa_cuda_combine(plan, 1, 1, nullptr, nullptr, stream), PA_BAD_ARGUMENT, "output");
-    CHECK_SAYS(pa_cuda_combine(plan, 1, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
+    CHECK_SAYS(pa_cuda_combine(plan, 2, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
                "3 slots of 2");
-    CHECK_SAYS(pa_cuda_put_state(plan, 2, 1, out, stream), PA_BAD_ARGUMENT, "slot 2 of 2");
+    CHECK_SAYS(pa_cuda_put_state(plan, 2, 2, out, stream), PA_BAD_ARGUMENT, "slot 2 of 2");
     pa_cuda_plan_destroy(plan);
     pa_cuda_close(device);
     CHECK(gpu.n_pushed == 0);
