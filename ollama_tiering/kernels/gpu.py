@@ -84,6 +84,15 @@ class GpuRows:
         )
 
 
+def _mask(window: int, masks: dict[str, GpuArray]) -> PaMask:
+    mask = PaMask(window=window)
+    for name, array in masks.items():
+        setattr(mask, name, array.address)
+        if name == "dense":
+            mask.dense_stride = array.strides[0]
+    return mask
+
+
 class GpuAttention:
     """A plan with its image. Not thread-safe; close it (or use `with`) before the device."""
 
@@ -128,6 +137,12 @@ class GpuAttention:
     def splits(self, n_q: int, n_cells: int) -> int:
         return int(binding.load().pa_cuda_splits(self._plan, n_q, n_cells, MOST_SPLITS))
 
+    def prepare(self, n_cells: int, **masks: GpuArray) -> None:
+        """Once for all layers that run with these masks: `attend` queues it for each one else."""
+        stream = self.device.stream
+        mask = ctypes.byref(_mask(0, masks))
+        binding.call("pa_cuda_prepare", self._plan, mask, n_cells, stream)
+
     def attend(
         self,
         q: GpuArray,
@@ -145,11 +160,6 @@ class GpuAttention:
         """Queues the states over k's and v's cells into slots. q: f32 [n_q, n_head, d_k].
         masks: dense (f16 bits, [n_q, n_cells]), cell_pos, cell_seq, query_pos, query_seq (int32).
         """
-        mask = PaMask(window=window)
-        for name, array in masks.items():
-            setattr(mask, name, array.address)
-            if name == "dense":
-                mask.dense_stride = array.strides[0]
         args = PaArgs(
             n_q=q.shape[0],
             n_cells=n_cells,
@@ -158,7 +168,7 @@ class GpuAttention:
             q_head_stride=q.strides[1],
             k=k.struct(self._align["k"]),
             v=v.struct(self._align["v"]),
-            mask=mask,
+            mask=_mask(window, masks),
         )
         where = stream or self.device.stream
         binding.call("pa_cuda_attend", self._plan, ctypes.byref(args), first, n_splits, join, where)

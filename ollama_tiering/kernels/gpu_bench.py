@@ -141,6 +141,7 @@ def hot_decode(
         out = device.empty((1, shape.n_head, shape.d_v), np.float32)
 
         def work() -> None:
+            attention.prepare(n_cells, **masks)
             for k, v in layers:
                 attention.run(q, k, v, n_cells, out=out, **masks)
 

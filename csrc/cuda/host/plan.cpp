@@ -34,6 +34,8 @@ struct pa_cuda_plan {
     Kernel decode, narrow, wide, combine, bounds;
     CuAddress states = 0, cell_bounds = 0;
     size_t state_bytes = 0, bounds_bytes = 0;
+    const int32_t *bounded_pos = nullptr, *bounded_seq = nullptr; // what cell_bounds were prepared of; null: of nothing
+    int n_bounded = 0;
 
     int group() const { return shape.n_head / shape.n_kv_head; }
     // floats from slot to slot for n_q queries; slots of one token have the same n_q
@@ -214,6 +216,17 @@ Problem make_problem(const pa_cuda_plan &plan, const pa_args &args, int first, i
     return p;
 }
 
+bool is_prepared(const pa_cuda_plan &plan, const pa_mask &mask, int n_cells) {
+    return plan.bounded_pos == mask.cell_pos && plan.bounded_seq == mask.cell_seq && plan.n_bounded == n_cells;
+}
+
+// What is seen of each 32 cells, into the plan's memory.
+pa_status queue_bounds(pa_cuda_plan &plan, Mask mask, int n_cells, CuStream stream) {
+    CellBounds *bounds = reinterpret_cast<CellBounds *>(plan.cell_bounds);
+    void *parameters[] = {&mask, &n_cells, &bounds};
+    return plan.launch(plan.bounds, divide_up(bounds_of(n_cells), 128), 1, 1, stream, parameters);
+}
+
 } // namespace
 
 pa_status pa_cuda_plan_create(pa_cuda_device *device, const pa_shape *shape, int32_t n_slots, const void *image,
@@ -260,6 +273,25 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
 
 int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q) { return plan->slots_of(std::max(n_q, 1)); }
 
+pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_t n_cells, void *stream) {
+    if (!plan) return fail(PA_BAD_ARGUMENT, "no plan");
+    plan->bounded_pos = nullptr;
+    if (!mask || !mask->cell_pos) return PA_OK;
+    if (n_cells < 0 || n_cells > plan->shape.max_cells)
+        return fail(PA_BAD_ARGUMENT, "%d cells; the plan is for %d", n_cells, plan->shape.max_cells);
+    if (n_cells == 0) return PA_OK;
+    const Current current(*plan->device);
+    PA_TRY(current.status());
+    Mask of = {};
+    of.cell_pos = mask->cell_pos;
+    of.cell_seq = mask->cell_seq;
+    PA_TRY(queue_bounds(*plan, of, n_cells, stream));
+    plan->bounded_pos = mask->cell_pos;
+    plan->bounded_seq = mask->cell_seq;
+    plan->n_bounded = n_cells;
+    return PA_OK;
+}
+
 pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                          void *stream) {
     if (!plan || !args) return fail(PA_BAD_ARGUMENT, "no plan, or no arguments");
@@ -267,10 +299,9 @@ pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first,
     Problem problem = make_problem(*plan, *args, first, n_splits, join);
     const Current current(*plan->device);
     PA_TRY(current.status());
-    if (problem.mask.bounds && args->n_cells > 0) {
-        CellBounds *bounds = reinterpret_cast<CellBounds *>(plan->cell_bounds);
-        void *parameters[] = {&problem.mask, &problem.n_cells, &bounds};
-        PA_TRY(plan->launch(plan->bounds, divide_up(bounds_of(args->n_cells), 128), 1, 1, stream, parameters));
+    if (problem.mask.bounds && args->n_cells > 0 && !is_prepared(*plan, args->mask, args->n_cells)) {
+        plan->bounded_pos = nullptr; // overwritten
+        PA_TRY(queue_bounds(*plan, problem.mask, problem.n_cells, stream));
     }
     const Kernel &kernel = plan->kernel_for(args->n_q, join != 0);
     void *parameters[] = {&problem};

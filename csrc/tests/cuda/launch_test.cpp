@@ -143,6 +143,48 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     CHECK(gpu.n_allocations == 0 && gpu.n_modules == 0 && gpu.n_contexts == 0 && gpu.n_pushed == 0);
 }
 
+// pa_bounds runs once for all layers that were announced, and again wherever its result would not be theirs.
+void prepared() {
+    const Case c = make_case({1, 8, 2, 128, 32, MaskKind::causal}, 64, 64, kF16, kQ8, 4, 5);
+    SimulatedGpu gpu;
+    emulate::Findings findings;
+    load<Plain>(gpu, findings, c);
+    pa_cuda_device *device = nullptr;
+    pa_cuda_plan *plan = nullptr;
+    const pa_shape shape = shape_of(c, kF16, kQ8);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CuStream stream = gpu.stream("compute");
+    const pa_args all = args_of(c, 0, 4), half = args_of(c, 0, 2), other = args_of(c, 2, 2);
+    const auto n_bounds = [&](const pa_args &args) {
+        gpu.launches.clear();
+        CHECK(pa_cuda_attend(plan, &args, 0, 1, 0, stream) == PA_OK);
+        return gpu.launches.size() - 1;
+    };
+    std::vector<Float4> out(8 * 64 / 4);
+    const auto error = [&] {
+        CHECK(n_bounds(all) == 0);
+        CHECK(pa_cuda_combine(plan, 1, 1, nullptr, reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+        return difference(out, c.answer());
+    };
+    CHECK(n_bounds(all) == 1 && n_bounds(all) == 1);
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(error() < 1e-5 && error() < 1e-5);
+    CHECK(n_bounds(half) == 1); // fewer cells ...
+    CHECK(n_bounds(all) == 1);  // ... and what was prepared is overwritten
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(n_bounds(other) == 1 && n_bounds(all) == 1); // other positions
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(pa_cuda_prepare(plan, nullptr, 0, stream) == PA_OK && n_bounds(all) == 1);
+    CHECK_SAYS(pa_cuda_prepare(plan, &all.mask, 129, stream), PA_BAD_ARGUMENT, "129 cells; the plan is for 128");
+    gpu.fail_at = "cuLaunchKernel";
+    CHECK_SAYS(pa_cuda_prepare(plan, &all.mask, 128, stream), PA_DEVICE_ERROR, "cuLaunchKernel");
+    CHECK(n_bounds(all) == 1); // what failed is not prepared
+    CHECK(findings.texts.empty());
+    pa_cuda_plan_destroy(plan);
+    pa_cuda_close(device);
+}
+
 void no_device() {
     pa_cuda_device *device = nullptr;
     CHECK_SAYS(pa_cuda_open(0, nullptr), PA_BAD_ARGUMENT, "null");
@@ -303,6 +345,7 @@ int main() {
     hybrid<Narrowing>(1, "pa_decode", false);
     hybrid<Narrowing>(3, "pa_narrow", true);
     hybrid<Narrowing>(9, "pa_wide", true);
+    prepared();
     no_device();
     bad_plans();
     bad_runs();
