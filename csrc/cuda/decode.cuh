@@ -44,10 +44,13 @@ template <class I, bool KEYS> PA_DEVICE PieceOf piece_of(int i, int tile, int en
 // is not there has the address of the tile's first cell: read in vain, and never used.
 template <class I, bool KEYS, int PIECES>
 PA_DEVICE void find_rows(const Problem &p, int kv_head, int tile, int end, const char *(&rows)[PIECES]) {
+    const Rows &from = KEYS ? p.k : p.v;
+    const bool whole = whole_tiles(from);
+    const char *first = row_address(from, tile, kv_head);
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         const PieceOf at = piece_of<I, KEYS>(i, tile, end);
-        rows[i] = row_address(KEYS ? p.k : p.v, at.valid ? at.cell : tile, kv_head);
+        rows[i] = tile_row(from, kv_head, tile, first, whole, at.valid ? at.cell : tile);
     }
 }
 

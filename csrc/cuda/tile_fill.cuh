@@ -45,6 +45,8 @@ template <bool KEYS, class Block> PA_DEVICE void fill_tile(Block &block, int buf
     constexpr bool kRagged = kAll % T::kThreads != 0;
     const Rows &from = KEYS ? block.p.k : block.p.v;
     if (tile < block.end) {
+        const bool whole = whole_tiles(from);
+        const char *tile_first = row_address(from, tile, block.kv_head);
 #pragma unroll 1
         for (int first = 0; first < kEach; first += kTogether) {
             const char *rows[kTogether];
@@ -54,7 +56,7 @@ template <bool KEYS, class Block> PA_DEVICE void fill_tile(Block &block, int buf
             for (int i = 0; i < kTogether; i++) {
                 const int at = (first + i) * T::kThreads + thread_index(), cell = tile + at / kUnits;
                 valid[i] = (!kRagged || at < kAll) && cell < block.end && (KEYS || holds_values(block.p.mask, cell));
-                rows[i] = row_address(from, valid[i] ? cell : tile, block.kv_head);
+                rows[i] = tile_row(from, block.kv_head, tile, tile_first, whole, valid[i] ? cell : tile);
             }
 #pragma unroll
             for (int i = 0; i < kTogether; i++) {
