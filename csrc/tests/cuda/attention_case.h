@@ -11,7 +11,9 @@
 
 namespace paged_attn::gpu::test {
 
-enum class MaskKind { none, causal, window, sequences, dense, hidden };
+// The first ones have empty cells everywhere and positions out of order, so that every tile is asked cell by cell; of the
+// solid ones many tiles are seen whole, and are not asked.
+enum class MaskKind { none, causal, window, sequences, dense, hidden, solid, solid_window, solid_sequences };
 
 struct CaseSpec {
     int n_q = 1, n_head = 5, n_kv_head = 1, n_cells = 100, page_cells = 32;
@@ -177,11 +179,13 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
         c.dense.resize(static_cast<size_t>(spec.n_q) * spec.n_cells);
         for (auto &bias : c.dense)
             bias = random() % 3 == 0 ? f32_to_f16(-INFINITY) : f32_to_f16(-0.25f * (random() % 4));
-    } else if (spec.mask != MaskKind::none) { // cells out of order of position, every seventh empty
-        for (int i = 0; i < spec.n_cells; i++) c.cell_pos.push_back(i % 7 == 3 ? -1 : i);
-        const int stir = spec.n_cells / 3;
+    } else if (spec.mask != MaskKind::none) { // cells out of order of position, every seventh empty; or solid
+        const bool solid = spec.mask >= MaskKind::solid;
+        for (int i = 0; i < spec.n_cells; i++) c.cell_pos.push_back(!solid && i % 7 == 3 ? -1 : i);
+        const int stir = solid ? 0 : spec.n_cells / 3;
         for (int i = 0; i + 1 < stir; i++) std::swap(c.cell_pos[i], c.cell_pos[random() % stir]);
-        for (int i = 0; i < spec.n_q; i++) c.query_pos.push_back(spec.n_cells - spec.n_q + i - (i == 1 ? 30 : 0));
+        for (int i = 0; i < spec.n_q; i++)
+            c.query_pos.push_back(solid ? spec.n_cells * 2 / 3 + 10 * i : spec.n_cells - spec.n_q + i - (i == 1 ? 30 : 0));
         for (int i = 0; i < spec.n_cells; i++) // what an empty cell holds is nobody's business
             for (const RowStore *r : {&c.k, &c.v})
                 if (c.cell_pos[i] < 0)
@@ -189,9 +193,10 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
                                     i % spec.page_cells * r->cell_stride,
                                 0xFF, static_cast<size_t>(r->head_stride) * spec.n_kv_head);
         if (spec.mask == MaskKind::window) c.window = 37;
+        if (spec.mask == MaskKind::solid_window) c.window = 100;
         if (spec.mask == MaskKind::hidden)
             for (int &pos : c.query_pos) pos = -1;
-        if (spec.mask == MaskKind::sequences) {
+        if (spec.mask == MaskKind::sequences || spec.mask == MaskKind::solid_sequences) {
             for (int i = 0; i < spec.n_cells; i++) c.cell_seq.push_back(i / 40 % 3);
             for (int i = 0; i < spec.n_q; i++) c.query_seq.push_back((i + 1) % 3);
         }

@@ -16,12 +16,14 @@ std::vector<Test> &tests() {
 constexpr double kMostError = 1e-5; // a tenth of what the kernels promise
 
 std::string describe(const Test &test) {
-    static const char *const kMasks[] = {"every cell", "causal", "window", "sequences", "dense", "all hidden"};
+    static const char *const kMasks[] = {"every cell", "causal", "window",       "sequences",      "dense",
+                                         "all hidden", "solid",  "solid window", "solid sequences"};
     const CaseSpec &s = test.spec;
-    char text[200];
+    char text[220];
     std::snprintf(text, sizeof text, "%-30s %3d queries %2d/%d heads %3d cells, %s, %d splits, %d chunks",
                   test.name.c_str(), s.n_q, s.n_head, s.n_kv_head, s.n_cells, kMasks[static_cast<int>(s.mask)],
                   s.n_splits, s.n_chunks);
+    if (s.sink_nats > 0.0f) return std::string(text) + ", a sink";
     return text;
 }
 
