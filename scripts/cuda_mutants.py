@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Maintainer: mistakes made on purpose in the CUDA kernels, each of which the emulation must notice.
+"""Maintainer: mistakes made on purpose in the CUDA kernels, each to be noticed by the emulation.
 (Barriers, waits and shuffles left out: `cuda_emulate --mutants`.)
 
     scripts/cuda_mutants.py [NAME...]      half a minute each; exit code 1 when one is missed
@@ -34,9 +34,9 @@ const CaseSpec kAll = {1, 4, 1, 200, 256, MaskKind::none, 0, false, false, 1, 1}
 const CaseSpec kChunks = {3, 4, 1, 260, 32, MaskKind::causal, 0, true, false, 1, 3};
 const CaseSpec kSink = {1, 4, 1, 1200, 320, MaskKind::none, 0, false, false, 1, 1, 18.0f};
 const bool added[] = {
-    Add::instance<Instance<64, 64, kF16, kF16, 5, 16, 80>>("f16", Kernel::decode,
-                                                           {kCausal, kWindow, kSequences, kAll, kSolid,
-                                                            kSolidWindow, kSolidSequences}),
+    Add::instance<Instance<64, 64, kF16, kF16, 5, 16, 80>>(
+        "f16", Kernel::decode,
+        {kCausal, kWindow, kSequences, kAll, kSolid, kSolidWindow, kSolidSequences}),
     Add::instance<Instance<64, 64, kF16, kF16, 5, 16, 80>>(
         "f16", Kernel::narrow, {kCausal, kWindow, kSequences, kAll, kChunks, kSink}),
     Add::instance<Instance<64, 64, kQ8, kQ8, 4, 4, 75>>("q8_0", Kernel::narrow,
