@@ -43,6 +43,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_plan_bytes": (_SIZE, [_ADDRESS]),
     "pa_cuda_plan_destroy": (None, [_ADDRESS]),
     "pa_cuda_splits": (_INT, [_ADDRESS, _INT, _INT, _INT]),
+    "pa_cuda_decode_rows": (_STATUS, [_ADDRESS, _INT]),
     "pa_cuda_prepare": (_STATUS, [_ADDRESS, ctypes.POINTER(PaMask), _INT, _ADDRESS]),
     "pa_cuda_attend": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs), _INT, _INT, _INT, _ADDRESS]),
     "pa_cuda_put_state": (_STATUS, [_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS]),

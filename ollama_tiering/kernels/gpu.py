@@ -137,6 +137,10 @@ class GpuAttention:
     def splits(self, n_q: int, n_cells: int) -> int:
         return int(binding.load().pa_cuda_splits(self._plan, n_q, n_cells, MOST_SPLITS))
 
+    def decode_rows(self, most: int) -> None:
+        """Runs of more rows (queries x heads of a group) take tensor cores where both are there."""
+        binding.call("pa_cuda_decode_rows", self._plan, most)
+
     def prepare(self, n_cells: int, **masks: GpuArray) -> None:
         """Once for all layers that run with these masks: `attend` queues it for each one else."""
         stream = self.device.stream

@@ -118,10 +118,17 @@ def queries(device: GpuDevice, shape: Shape) -> GpuArray:
 
 
 def hot_decode(
-    device: GpuDevice, sizes: Sizes, group: int, n_cells: int, *, masked: bool = False
+    device: GpuDevice,
+    sizes: Sizes,
+    group: int,
+    n_cells: int,
+    *,
+    masked: bool = False,
+    tensor_cores: bool = False,
 ) -> Ratio:
     """VRAM decode of one query over n_cells: K/V bytes per second / device read bandwidth.
-    `masked`: by positions, as a cache of several conversations asks."""
+    `masked`: by positions, as a cache of several conversations asks. `tensor_cores`: where the
+    launcher takes f32 for so few rows, so that the two can be compared."""
     read_rate = read_bytes_per_s(device, sizes)
     n_layers = max(1, sizes.working_set_bytes // (n_cells * sizes.cell_bytes))
     layers = [
@@ -138,6 +145,8 @@ def hot_decode(
             "query_pos": device.upload(positions[-1:]),
         }
     with GpuAttention(shape, device, n_slots=512) as attention:
+        if tensor_cores:
+            attention.decode_rows(0)
         out = device.empty((1, shape.n_head, shape.d_v), np.float32)
 
         def work() -> None:
@@ -150,7 +159,8 @@ def hot_decode(
         seconds = device.seconds(graph.launch, sizes.repeats)
         graph.close()
     rate = n_layers * n_cells * sizes.cell_bytes / seconds
-    name = f"VRAM decode, G={group}, {n_cells} keys{', positions' if masked else ''}"
+    how = f"{', positions' if masked else ''}{', tensor cores' if tensor_cores else ''}"
+    name = f"VRAM decode, G={group}, {n_cells} keys{how}"
     return Ratio(f"{name}: rate / read", rate / read_rate, 0.70, at_least=True)
 
 

@@ -86,8 +86,8 @@ def rates(device: GpuDevice) -> Result:
     }
 
 
-def hot(group: int, n_cells: int, *, masked: bool = False) -> Case:
-    return measured(lambda d, s: [gpu_bench.hot_decode(d, s, group, n_cells, masked=masked)])
+def hot(group: int, n_cells: int, **how: bool) -> Case:
+    return measured(lambda d, s: [gpu_bench.hot_decode(d, s, group, n_cells, **how)])
 
 
 def exactness() -> dict[str, Case]:
@@ -102,6 +102,9 @@ def bandwidths() -> dict[str, Case]:
         for n_cells in (8192, 32768, 131072):
             cases[f"VRAM decode, G={group}, {n_cells} keys"] = hot(group, n_cells)
     cases["VRAM decode, G=5, 32768 keys, positions"] = hot(5, 32768, masked=True)
+    for group in (4, 5, 8):
+        name = f"VRAM decode, G={group}, 32768 keys, tensor cores"
+        cases[name] = hot(group, 32768, tensor_cores=True)
     cases["cold decode"] = measured(lambda d, s: gpu_bench.cold_decode(d, s, 5, 16384))
     cases["cold prefill"] = measured(lambda d, s: [gpu_bench.cold_prefill(d, s, 5, 16384)])
     return cases

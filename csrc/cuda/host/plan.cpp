@@ -33,6 +33,7 @@ struct pa_cuda_plan {
     CuModule module = nullptr;
     Kernel decode, narrow, wide, combine, bounds;
     CuAddress states = 0, cell_bounds = 0;
+    int decode_rows_most = -1; // -1: by the rule of kernel_for
     size_t state_bytes = 0, bounds_bytes = 0;
     const int32_t *bounded_pos = nullptr, *bounded_seq = nullptr; // what cell_bounds were prepared of; null: of nothing
     int n_bounded = 0;
@@ -51,8 +52,9 @@ struct pa_cuda_plan {
 
     // Decode reads K/V once per 8 rows; the tile kernels once per 16 or more, at a higher price per row.
     const Kernel &kernel_for(int n_q, bool join) const {
-        const int rows = n_q * group();
-        if (!join && divide_up(rows, decode.rows) <= (narrow.function ? 1 : 2)) return decode;
+        const int rows = n_q * group(), by_rule = decode.rows * (narrow.function ? 1 : 2);
+        const int most = narrow.function && decode_rows_most >= 0 ? decode_rows_most : by_rule;
+        if (!join && rows <= most) return decode;
         return narrow.function && rows <= narrow.rows ? narrow : wide;
     }
 
@@ -272,6 +274,12 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
 }
 
 int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q) { return plan->slots_of(std::max(n_q, 1)); }
+
+pa_status pa_cuda_decode_rows(pa_cuda_plan *plan, int32_t most) {
+    if (!plan || most < -1) return fail(PA_BAD_ARGUMENT, "no plan, or %d rows", most);
+    plan->decode_rows_most = most;
+    return PA_OK;
+}
 
 pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_t n_cells, void *stream) {
     if (!plan) return fail(PA_BAD_ARGUMENT, "no plan");

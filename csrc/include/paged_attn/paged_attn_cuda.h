@@ -51,6 +51,10 @@ PA_API int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q); /* partial 
 PA_API size_t pa_cuda_plan_bytes(const pa_cuda_plan *plan); /* device memory held */
 PA_API void pa_cuda_plan_destroy(pa_cuda_plan *plan);       /* the stream's work must have ended; null is allowed */
 
+/* For measurements: runs of up to `most` rows (queries x heads of a group) take the f32 kernel, longer ones tensor cores,
+ * where the image has both. -1: as the library chooses, which is what no call of this means. */
+PA_API pa_status pa_cuda_decode_rows(pa_cuda_plan *plan, int32_t most);
+
 /* How many slots a run over n_cells cells fills when it may choose: enough blocks for the whole GPU, at most
  * `most`. 1 when there are queries enough. More than `most` where fewer would not do (heads of more than 128 values on
  * tensor cores have a limit of cells per split, PA_BAD_ARGUMENT beyond it). */

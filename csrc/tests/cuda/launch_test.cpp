@@ -108,6 +108,30 @@ double difference(const std::vector<Float4> &out, const std::vector<double> &wan
     return std::sqrt(sum / size);
 }
 
+// Which kernel a run takes is the caller's to say where there are two.
+template <class I> void chosen_kernel(int most, const std::string &kernel) {
+    const Case c = make_case({1, 8, 2, 100, 32, MaskKind::causal}, 64, 64, I::kK, I::kV, I::kAlign, 5);
+    SimulatedGpu gpu;
+    emulate::Findings findings;
+    load<I>(gpu, findings, c);
+    pa_cuda_device *device = nullptr;
+    pa_cuda_plan *plan = nullptr;
+    const pa_shape shape = shape_of(c, I::kK, I::kV);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CHECK_SAYS(pa_cuda_decode_rows(plan, -2), PA_BAD_ARGUMENT, "-2 rows");
+    CHECK(pa_cuda_decode_rows(plan, most) == PA_OK);
+    const pa_args args = args_of(c, 0, 4);
+    CuStream stream = gpu.stream("compute");
+    std::vector<Float4> out(8 * 64 / 4);
+    CHECK(pa_cuda_attend(plan, &args, 0, 2, 0, stream) == PA_OK);
+    CHECK(pa_cuda_combine(plan, 1, 2, nullptr, reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+    CHECK(gpu.launches[1].find(kernel) == 0 && difference(out, c.answer()) < 1e-5);
+    CHECK(findings.texts.empty());
+    pa_cuda_plan_destroy(plan);
+    pa_cuda_close(device);
+}
+
 // Hot pages in two splits, two cold runs, and the rest as the CPU's partial; all merged with sinks.
 template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     const CaseSpec spec = {n_q, 8, 2, 250, 32, MaskKind::causal, 0, true};
@@ -345,6 +369,10 @@ int main() {
     hybrid<Narrowing>(1, "pa_decode", false);
     hybrid<Narrowing>(3, "pa_narrow", true);
     hybrid<Narrowing>(9, "pa_wide", true);
+    chosen_kernel<Narrowing>(-1, "pa_decode"); // 4 rows
+    chosen_kernel<Narrowing>(4, "pa_decode");
+    chosen_kernel<Narrowing>(3, "pa_narrow");
+    chosen_kernel<Plain>(0, "pa_decode"); // no other for so few
     prepared();
     no_device();
     bad_plans();
