@@ -46,6 +46,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_decode_rows": (_STATUS, [_ADDRESS, _INT]),
     "pa_cuda_prepare": (_STATUS, [_ADDRESS, ctypes.POINTER(PaMask), _INT, _ADDRESS]),
     "pa_cuda_attend": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs), _INT, _INT, _INT, _ADDRESS]),
+    "pa_cuda_check_pages": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs)]),
     "pa_cuda_put_state": (_STATUS, [_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS]),
     "pa_cuda_combine": (_STATUS, [_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS]),
     "pa_cuda_ring_create": (_STATUS, [_ADDRESS, _INT, _SIZE, _HANDLE]),

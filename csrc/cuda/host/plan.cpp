@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <vector>
 
 using namespace paged_attn::gpu;
 
@@ -158,6 +159,24 @@ pa_status check_rows(const pa_cuda_plan &plan, const pa_rows &rows, int n_cells,
     if (rows.cell_stride % align || rows.head_stride % align || rows.cell_stride < 0 || rows.head_stride < 0)
         return fail(PA_BAD_ARGUMENT, "%s: strides of %lld and %lld bytes are not multiples of %d", what,
                     static_cast<long long>(rows.cell_stride), static_cast<long long>(rows.head_stride), align);
+    return PA_OK;
+}
+
+// The page table on the host: what the kernels would fault on.
+pa_status check_pages(const pa_cuda_plan &plan, const pa_rows &rows, int n_cells, int type, const char *what) {
+    PA_TRY(check_rows(plan, rows, n_cells, type, what));
+    const int n_pages = n_cells == 0 ? 0 : divide_up(n_cells, rows.page_cells);
+    const unsigned align = blocked(type) ? static_cast<unsigned>(plan.info.row_align) : 16;
+    std::vector<CuAddress> table(static_cast<size_t>(n_pages));
+    if (n_pages > 0)
+        PA_TRY(PA_CALL(plan.device->driver, cuMemcpyDtoH_v2, table.data(), reinterpret_cast<CuAddress>(rows.pages),
+                       table.size() * sizeof(CuAddress)));
+    for (int i = 0; i < n_pages; i++) {
+        const CuAddress at = table[static_cast<size_t>(i)];
+        if (at == 0) return fail(PA_BAD_ARGUMENT, "%s: page %d is null", what, i);
+        if (at % align)
+            return fail(PA_BAD_ARGUMENT, "%s: page %d begins at %#llx, which is no multiple of %u", what, i, at, align);
+    }
     return PA_OK;
 }
 
@@ -315,6 +334,14 @@ pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first,
     void *parameters[] = {&problem};
     return plan->launch(kernel, n_splits, plan->shape.n_kv_head, divide_up(args->n_q * plan->group(), kernel.rows),
                         stream, parameters);
+}
+
+pa_status pa_cuda_check_pages(pa_cuda_plan *plan, const pa_args *args) {
+    if (!plan || !args) return fail(PA_BAD_ARGUMENT, "no plan, or no arguments");
+    const Current current(*plan->device);
+    PA_TRY(current.status());
+    PA_TRY(check_pages(*plan, args->k, args->n_cells, plan->shape.k_type, "K"));
+    return check_pages(*plan, args->v, args->n_cells, plan->shape.v_type, "V");
 }
 
 pa_status pa_cuda_put_state(pa_cuda_plan *plan, int32_t slot, int32_t n_q, const float *state, void *stream) {

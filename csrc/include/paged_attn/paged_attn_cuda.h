@@ -70,6 +70,10 @@ PA_API pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_
 PA_API pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                                 void *stream);
 
+/* Copies the page tables to the host and looks at them: a page that is null or not aligned would end the context for
+ * everybody in the process. Once a table, not once a run: it waits. */
+PA_API pa_status pa_cuda_check_pages(pa_cuda_plan *plan, const pa_args *args);
+
 /* Queues the copy of a state from host memory (pinned, or the copy waits) into a slot:
  * o [n_q][n_head][d_v], then m [n_q][n_head], then l [n_q][n_head], contiguous. */
 PA_API pa_status pa_cuda_put_state(pa_cuda_plan *plan, int32_t slot, int32_t n_q, const float *state, void *stream);
