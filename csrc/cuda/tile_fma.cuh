@@ -44,13 +44,14 @@ template <class I> struct FmaBlock {
     template <bool KEYS> PA_DEVICE void fill(int tile) {
         constexpr RowType kType = KEYS ? I::kK : I::kV;
         constexpr int kUnits = (KEYS ? I::kDK : I::kDV) / 8;
+        const Rows &from = KEYS ? p.k : p.v;
+#pragma unroll 4 // without a branch around the read, so that the reads of several turns are under way together
         for (int i = thread_index(); i < T::kTile * kUnits; i += T::kThreads) {
-            const int within = i / kUnits, unit = i % kUnits;
-            float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale = 0.0f;
-            if (tile + within < end && (KEYS || holds_values(p.mask, tile + within))) {
-                const char *row = row_address(KEYS ? p.k : p.v, tile + within, kv_head);
-                scale = unpack<kType, I::kAlign>(load_unit<kType, I::kAlign>(row, unit), unit, x);
-            }
+            const int within = i / kUnits, unit = i % kUnits, cell = tile + within;
+            const bool valid = cell < end && (KEYS || holds_values(p.mask, cell));
+            const Piece read = load_unit<kType, I::kAlign>(row_address(from, valid ? cell : tile, kv_head), unit);
+            float x[8];
+            const float scale = unpack<kType, I::kAlign>(valid ? read : Piece{{0, 0, 0, 0}}, unit, x);
             for (int half = 0; half < 2; half++)
                 store_shared(reinterpret_cast<Float4 *>(cell_values(within, unit_value<kType>(unit, half))),
                              Float4{x[4 * half] * scale, x[4 * half + 1] * scale, x[4 * half + 2] * scale,

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <new>
-#include <vector>
 
 using namespace paged_attn::gpu;
 
@@ -167,10 +167,11 @@ pa_status check_pages(const pa_cuda_plan &plan, const pa_rows &rows, int n_cells
     PA_TRY(check_rows(plan, rows, n_cells, type, what));
     const int n_pages = n_cells == 0 ? 0 : divide_up(n_cells, rows.page_cells);
     const unsigned align = blocked(type) ? static_cast<unsigned>(plan.info.row_align) : 16;
-    std::vector<CuAddress> table(static_cast<size_t>(n_pages));
+    const std::unique_ptr<CuAddress[]> table(new (std::nothrow) CuAddress[static_cast<size_t>(n_pages) + 1]);
+    if (!table) return fail(PA_OUT_OF_MEMORY, "no memory for %d addresses of pages", n_pages);
     if (n_pages > 0)
-        PA_TRY(PA_CALL(plan.device->driver, cuMemcpyDtoH_v2, table.data(), reinterpret_cast<CuAddress>(rows.pages),
-                       table.size() * sizeof(CuAddress)));
+        PA_TRY(PA_CALL(plan.device->driver, cuMemcpyDtoH_v2, table.get(), reinterpret_cast<CuAddress>(rows.pages),
+                       static_cast<size_t>(n_pages) * sizeof(CuAddress)));
     for (int i = 0; i < n_pages; i++) {
         const CuAddress at = table[static_cast<size_t>(i)];
         if (at == 0) return fail(PA_BAD_ARGUMENT, "%s: page %d is null", what, i);
