@@ -48,8 +48,8 @@ struct Findings {
 class Block {
 public:
     Block(int n_threads, int at_x, int at_y, int at_z, size_t shared_bytes, const std::vector<Buffer> &buffers,
-          const Mutant &mutant, TensorCore core, unsigned seed, Findings &findings)
-        : x(at_x), y(at_y), z(at_z), tensor_core(core), mutant(mutant), n_threads_(n_threads),
+          const Mutant &wrong, TensorCore core, unsigned seed, Findings &findings)
+        : x(at_x), y(at_y), z(at_z), tensor_core(core), mutant(wrong), n_threads_(n_threads),
           shared_(shared_bytes + 16), shadow_(shared_bytes / kGrain), buffers_(buffers), random_(seed),
           findings_(findings), threads_(n_threads), warps_((n_threads + 31) / 32) {
         std::memset(shared_.data(), 0xFF, shared_.size()); // not a number, in every type

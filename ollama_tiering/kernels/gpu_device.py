@@ -37,7 +37,8 @@ class Pinned(Memory):
     @property
     def bytes(self) -> NDArray[np.uint8]:
         """A view; it must not outlive this object."""
-        return np.frombuffer((ctypes.c_uint8 * self.n_bytes).from_address(self.address), np.uint8)
+        memory = (ctypes.c_uint8 * self.n_bytes).from_address(self.address)
+        return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
 
 
 @dataclass(frozen=True)
