@@ -61,7 +61,8 @@ def table() -> str:
     cells = " | ".join(f"{n // 1024}K" for n in CELLS)
     lines = [
         f"Registers and shared memory by the assembler (NVRTC {document['nvrtc']}, sources"
-        f" `{document['sources']}`), the rest predicted by `ollama_tiering/kernels/gpu_model.py`.",
+        f" `{document['sources']}`),",
+        "the rest predicted by `ollama_tiering/kernels/gpu_model.py`.",
         "",
         "| GPU | CC | heads a K/V head | registers | shared KiB | blocks a multiprocessor |"
         f" waits for | share of reading: {cells} cells |",

@@ -114,5 +114,5 @@ def test_no_block_of_the_table_spills_and_two_fit_every_multiprocessor() -> None
 
 def test_the_table_says_what_the_model_says() -> None:
     table = cuda_model_page.table()
-    assert len(table.splitlines()) == 4 + len(GPUS) * len(cuda_model_page.GROUPS)
+    assert len(table.splitlines()) == 5 + len(GPUS) * len(cuda_model_page.GROUPS)
     assert all(gpu.name in table for gpu in GPUS)
