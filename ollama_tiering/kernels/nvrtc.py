@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,21 +227,27 @@ def line_info() -> list[str]:
 
 
 def read_kernel(arch: int) -> bytes:
-    """The image of csrc/cuda/read.cu, made anew: it takes a moment."""
-    return compiler().build("read.cu", arch, (), "read.cu").cubin
+    """The image of csrc/cuda/read.cu."""
+    make = lambda made_by: made_by.build("read.cu", arch, (), "read.cu")  # noqa: E731
+    return _kept("read.cu", arch, [], make).cubin
 
 
 def image(instance: Instance, arch: int) -> Image:
     """The image, from the cache directory or made and put there."""
+    options = instance.options()
+    return _kept("instance.cu", arch, options, lambda made_by: made_by.compile(instance, arch))
+
+
+def _kept(name: str, arch: int, options: Sequence[str], make: Callable[[Compiler], Image]) -> Image:
     made_by = compiler()
-    made_of = [source_digest(), *line_info(), *instance.options()]
+    made_of = [source_digest(), name, *line_info(), *options]
     key = "\n".join([*made_of, str(arch), str(made_by.version)])
     folder = config.cache_dir() / "cuda"
     cubin = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     log = cubin.with_suffix(".log")
     if cubin.is_file() and log.is_file():
         return Image(cubin.read_bytes(), log.read_text())
-    made = made_by.compile(instance, arch)
+    made = make(made_by)
     folder.mkdir(parents=True, exist_ok=True)
     _write(log, made.log.encode())
     _write(cubin, made.cubin)

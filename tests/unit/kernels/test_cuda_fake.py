@@ -15,6 +15,7 @@ import pytest
 
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels import library, nvrtc
+from ollama_tiering.kernels.nvrtc import Instance
 
 ROOT = Path(__file__).resolve().parents[3]
 CSRC = ROOT / "csrc"
@@ -33,6 +34,9 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except TieringError as error:
         pytest.skip(f"{error.message}; {error.hint}")
     library.load()  # compiled now, not within a case's time
+    for instance in (Instance(64, 64, "f16", "f16", 5, 16), Instance(64, 64, "q8_0", "f16", 5, 4)):
+        nvrtc.image(instance, 80)  # kept: NVRTC opens libcuda, too, and falls over this one
+    nvrtc.read_kernel(80)
     folder = tmp_path_factory.mktemp("driver")
     command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DPA_EMULATE", "-U_FORTIFY_SOURCE"]
     warnings = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas", "-Werror"]
