@@ -24,11 +24,11 @@ INSTANCES = """
 namespace paged_attn::gpu::test {
 namespace {
 // queries, heads, K/V heads, cells, of a page, mask, soft-cap, sinks, peaked, splits, chunks, sink
-const CaseSpec kCausal = {2, 5, 1, 333, 64, MaskKind::causal, 0, true, false, 3, 1};
+const CaseSpec kCausal = {2, 5, 1, 333, 64, MaskKind::causal, 0, true, false, 4, 1};
 const CaseSpec kWindow = {4, 4, 2, 290, 16, MaskKind::window, 0, false, false, 2, 1};
 const CaseSpec kSequences = {3, 4, 2, 150, 50, MaskKind::sequences, 0, false, false, 1, 1};
-const CaseSpec kSolid = {3, 4, 1, 300, 64, MaskKind::solid};
-const CaseSpec kSolidWindow = {2, 4, 1, 400, 128, MaskKind::solid_window};
+const CaseSpec kSolid = {3, 4, 1, 345, 64, MaskKind::solid};
+const CaseSpec kSolidWindow = {2, 4, 1, 450, 128, MaskKind::solid_window};
 const CaseSpec kSolidSequences = {1, 4, 1, 300, 100, MaskKind::solid_sequences};
 const CaseSpec kAll = {1, 4, 1, 200, 256, MaskKind::none, 0, false, false, 1, 1};
 const CaseSpec kChunks = {3, 4, 1, 260, 32, MaskKind::causal, 0, true, false, 1, 3};
