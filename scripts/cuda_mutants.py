@@ -42,6 +42,8 @@ const bool added[] = {
     Add::instance<Instance<64, 64, kQ8, kQ8, 4, 4, 75>>("q8_0", Kernel::narrow,
                                                         {kCausal, kWindow, kChunks}),
     Add::instance<Instance<64, 64, kQ8, kQ8, 4, 4, 75>>("q8_0", Kernel::decode, {kCausal, kAll}),
+    Add::instance<Instance<128, 128, kF16, kF16, 4, 16, 80>>("f16", Kernel::decode,
+                                                             {kSolidSequences}),
 };
 } // namespace
 } // namespace paged_attn::gpu::test
