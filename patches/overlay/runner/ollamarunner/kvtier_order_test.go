@@ -32,7 +32,7 @@ func TestTierBitsDependOnTheRowAloneOnlyWhereEverythingSeesToIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		cache    tierFakeOrdered
 		assigned on
-		bf16     bool
+		iq4nl    bool
 		want     bool
 	}{
 		"plain":                 {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16"}, want: true},
@@ -44,10 +44,10 @@ func TestTierBitsDependOnTheRowAloneOnlyWhereEverythingSeesToIt(t *testing.T) {
 		"heads that are large":  {cache: tierFakeOrdered{layers: of(2048, 128), dtype: "f16"}},
 		"rows on a device":      {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16", device: true}},
 		"a layer on a device":   {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16"}, assigned: on{tierLayersOn("GPU-a", 0)}},
-		"weights in bf16":       {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16"}, bf16: true},
+		"weights in iq4_nl":     {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16"}, iq4nl: true},
 		"layers with recurrent": {cache: tierFakeOrdered{layers: of(128, 128), dtype: "f16", states: newTierFakeStates()}},
 	} {
-		if got := tierOrdered(tierFakeDevices{bf16: c.bf16}, c.cache, c.assigned); got != c.want {
+		if got := tierOrdered(tierFakeDevices{iq4nl: c.iq4nl}, c.cache, c.assigned); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

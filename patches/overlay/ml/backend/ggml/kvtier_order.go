@@ -102,10 +102,10 @@ func (b *Backend) KVTierRefused() int {
 
 // kvtierAnyCut are the types of weights whose products have the same bits for one column as for several, with the exact
 // attention, in GGML's code for AVX2 and more: its sgemm has one chain of sums for each element, and so has what computes one
-// column, or sgemm does not have the type. Not bf16 and iq4_nl, for which they differ.
+// column, or sgemm does not have the type. Not iq4_nl, for which they differ.
 var kvtierAnyCut = []uint32{
-	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1, C.GGML_TYPE_Q8_0,
-	C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
+	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_BF16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1,
+	C.GGML_TYPE_Q8_0, C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
 }
 
 // KVTierAnyCut reports whether the products of the model's weights have the same bits for one column as for several, with the

@@ -197,7 +197,7 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
 }
 
 int kvtier_attn_fewest_columns(int weights) {
-    const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32;
+    const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32 || weights == GGML_TYPE_BF16;
     return plain && is_exact() ? 1 : 2;
 }
 

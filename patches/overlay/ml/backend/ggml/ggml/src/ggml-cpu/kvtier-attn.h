@@ -25,7 +25,7 @@ bool kvtier_attn(const struct ggml_compute_params * params, struct ggml_tensor *
 size_t kvtier_attn_work_size(const struct ggml_tensor * dst, int n_tasks);
 
 // The fewest columns for which llamafile_sgemm multiplies weights of this type: ggml's vec_dot, which has those below, sums
-// f16 and f32 in another order. Quantised ones have the same bits either way.
+// f16, bf16 and f32 in another order. Quantised ones have the same bits either way.
 int kvtier_attn_fewest_columns(int weights);
 
 // How many calls that had positions the stock kernel has computed, which knows none: their rows are not what the order of positions
