@@ -39,11 +39,11 @@ from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pagecache import forget, read_past
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.system.pagecache import forget, read_past
 
 LAYERS, HEADS, HEAD_DIM, ROWS = 28, 8, 128, 64
 REPEATS = 3

@@ -13,7 +13,7 @@ import psutil
 from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
 from ollama_tiering.launch.check import Check, fail, ok, warn
 from ollama_tiering.sidecar import ram_place
-from ollama_tiering.store.deadline import DeadlineThreads
+from ollama_tiering.system.deadline import DeadlineThreads
 
 MEMORY = {"tmpfs", "ramfs"}
 _TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-…"  # the first start makes a name up

@@ -18,8 +18,7 @@ from typing import Final
 
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.store.authenticity import KEY_BYTES, Authenticity
-from ollama_tiering.store.dirs import secure_directory
-from ollama_tiering.store.errors import UnsafeDirectory
+from ollama_tiering.system.directories import UnsafeDirectory, secure_directory
 
 log = logging.getLogger(__name__)
 

@@ -48,8 +48,6 @@ from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, st
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.daemon_pool import DaemonPool
-from ollama_tiering.store.dirs import lock_file, secure_directory
 from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.pb import block_store_pb2 as pb
@@ -58,6 +56,9 @@ from ollama_tiering.store.report import LeftOver
 from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.system.daemon_pool import DaemonPool
+from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.locks import lock_file
 
 log = logging.getLogger(__name__)
 

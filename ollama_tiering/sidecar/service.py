@@ -46,9 +46,9 @@ from ollama_tiering.store.key import DIGEST_BYTES, BlockKey, as_key, as_namespac
 from ollama_tiering.store.leasing import Awaited, Leasing
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.seldom import Seldom
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
         self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._look_ups = LookUps(store)
-        self._seldom = Seldom(log)
+        self._seldom = QuietLog(log)
 
     async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:
         try:

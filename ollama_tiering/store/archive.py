@@ -34,10 +34,10 @@ from ollama_tiering.store.blockfile import (
     ReadAt,
 )
 from ollama_tiering.store.describe import Fields, checked_fields
-from ollama_tiering.store.dirs import open_below
 from ollama_tiering.store.errors import ArchiveRefused
-from ollama_tiering.store.file_io import fd_reader
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.system.directories import open_below
+from ollama_tiering.system.files import fd_reader
 
 MANIFEST_NAME: Final = "manifest.json"
 BLOCKS_DIRECTORY: Final = "blocks"

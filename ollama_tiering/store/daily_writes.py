@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.dirs import sync_directory
 from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.system.directories import sync_directory
 
 log = logging.getLogger(__name__)
 

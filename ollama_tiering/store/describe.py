@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.dirs import open_below
 from ollama_tiering.store.fs_names import DESCRIPTION_NAME, TMP_SUFFIX, VERSION_DIRECTORY
 from ollama_tiering.store.key import NamespaceId, namespace_digest
+from ollama_tiering.system.directories import open_below
 
 Fields = tuple[tuple[str, str], ...]
 

@@ -30,9 +30,9 @@ from ollama_tiering.store.archive import (
 from ollama_tiering.store.blockfile import align, buffer_reader, damaged, read_meta
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.dirs import sync_directory
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tier import OpenBlock
+from ollama_tiering.system.directories import sync_directory
 
 _COPY_BYTES: Final = 1 << 20
 

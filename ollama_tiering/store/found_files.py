@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.dirs import entries, open_below, own_directory
 from ollama_tiering.store.fs_names import (
     BAD_SUFFIX,
     DESCRIPTION_NAME,
@@ -24,10 +23,11 @@ from ollama_tiering.store.fs_names import (
     VERSION_DIRECTORY,
 )
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
-from ollama_tiering.store.ownership import why_not_ours
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tombstones import TOMBSTONES_NAME
+from ollama_tiering.system.directories import entries, open_below, own_directory
+from ollama_tiering.system.ownership import why_not_ours
 
 _TOP_TEMPORARY: Final = (PROBE_PREFIX, f".{PINS_NAME}.", f".{TOMBSTONES_NAME}.")
 _BLOCK_UNIT: Final = 512  # of st_blocks

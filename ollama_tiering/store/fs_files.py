@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ollama_tiering.store.dirs import checked_regular, open_below, walk_below
-from ollama_tiering.store.file_io import fd_reader, fill, writer
 from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.pagecache import resident
 from ollama_tiering.store.tier import WriteAt
+from ollama_tiering.system.directories import checked_regular, open_below, walk_below
+from ollama_tiering.system.files import fd_reader, fill, writer
+from ollama_tiering.system.pagecache import resident
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -23,16 +23,6 @@ from typing import Final
 
 from ollama_tiering.store.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.describe import write_description
-from ollama_tiering.store.dirs import (
-    entries,
-    in_memory,
-    lock_file,
-    open_below,
-    own_directory,
-    regular_file,
-    secure_directory,
-    walk_below,
-)
 from ollama_tiering.store.fs_files import READ, WRITE, FsOpenBlock, FsTempBlock
 from ollama_tiering.store.fs_names import (
     BAD_SUFFIX,
@@ -47,10 +37,20 @@ from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.names import Names
 from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.other_bytes import OtherBytes, files_bytes, physical_bytes
-from ollama_tiering.store.ownership import Refused
-from ollama_tiering.store.pagecache import forget
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tier import OpenBlock, StoredBlock, TempBlock, TierKind
+from ollama_tiering.system.directories import (
+    entries,
+    in_memory,
+    open_below,
+    own_directory,
+    regular_file,
+    secure_directory,
+    walk_below,
+)
+from ollama_tiering.system.locks import lock_file
+from ollama_tiering.system.ownership import Refused
+from ollama_tiering.system.pagecache import forget
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.durable_file import replace_file
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.room import room_for_list
@@ -29,6 +28,7 @@ from ollama_tiering.store.tombstones import (
     text_of_tombstones,
 )
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.system.durable_file import replace_file
 
 log = logging.getLogger(__name__)
 

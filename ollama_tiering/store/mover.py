@@ -18,7 +18,6 @@ from typing import Any, Final, TypeVar
 from ollama_tiering.store import room, shares
 from ollama_tiering.store.copying import Copier, Failure, Filled
 from ollama_tiering.store.covering import take_covered
-from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
@@ -26,6 +25,7 @@ from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.system.daemon_pool import DaemonPool
 
 T = TypeVar("T")
 

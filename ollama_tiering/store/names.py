@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.daemon_pool import DaemonPool
-from ollama_tiering.store.dirs import open_below
+from ollama_tiering.system.daemon_pool import DaemonPool
+from ollama_tiering.system.directories import open_below
 
 Place = tuple[str, ...]  # directories below the tier's
 

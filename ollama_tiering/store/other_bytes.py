@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.dirs import entries
+from ollama_tiering.system.directories import entries
 
 BLOCK_UNIT: Final = 512  # of st_blocks, whatever the file system
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ollama_tiering.store.authenticity import Authenticity, ToAuthenticate
 from ollama_tiering.store.blockfile import ALIGNMENT
-from ollama_tiering.store.deadline import DeadlineThreads, InUse
-from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import (
     Neighbour,
@@ -31,6 +29,8 @@ from ollama_tiering.store.tier import (
     TierKind,
     WriteAt,
 )
+from ollama_tiering.system.deadline import DeadlineThreads, InUse
+from ollama_tiering.system.directories import UnsafeDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -36,14 +36,14 @@ from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
-from ollama_tiering.store.seldom import Seldom
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.system.quiet_log import QuietLog
 
 __all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]
 
-seldom = Seldom(logging.getLogger(__name__))
+seldom = QuietLog(logging.getLogger(__name__))
 
 _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import pagecache
 from ollama_tiering.store.tier import OpenBlock, TierKind
+from ollama_tiering.system import pagecache
 
 PROBE_PREFIX: Final = ".probe-"
 

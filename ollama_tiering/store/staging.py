@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
-from ollama_tiering.store.daemon_pool import DaemonPool
 from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.system.daemon_pool import DaemonPool
 
 STAGING_THREADS: Final = 4
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ollama_tiering.store.durable_file import bounded_content
-from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.system.directories import UnsafeDirectory
+from ollama_tiering.system.durable_file import bounded_content
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ollama_tiering.store.dirs import entries
 from ollama_tiering.store.fs_names import DESCRIPTION_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.key import NamespaceId, digest_from_hex
 from ollama_tiering.store.other_bytes import physical_bytes
+from ollama_tiering.system.directories import entries
 
 
 def vacant(directory: Path, in_use: Collection[bytes]) -> Iterator[tuple[NamespaceId, int]]:

@@ -18,7 +18,6 @@ from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_bloc
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.daily_writes import FILE_NAME, DailyWrites
 from ollama_tiering.store.describe import read_description
-from ollama_tiering.store.dirs import secure_directory
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import check_archive
@@ -30,6 +29,7 @@ from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, s
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.system.directories import secure_directory
 from tests.fault.disk_model import Choose, Name, Sync, Unname, after_cut
 from tests.fault.recorder import Recorder
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, disk_budget, keys_of

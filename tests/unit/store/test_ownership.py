@@ -12,10 +12,10 @@ import pytest
 from ollama_tiering.store import samples
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.ownership import NotOurs
 from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.verify import verify
+from ollama_tiering.system.ownership import NotOurs
 from tests.unit.store.support import NAMESPACE, Bench
 from tests.unit.store.test_admin import Tools
 

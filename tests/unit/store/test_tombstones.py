@@ -16,7 +16,6 @@ from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.authenticity import Authenticity
 from ollama_tiering.store.blockfile import pack_head
-from ollama_tiering.store.errors import UnsafeDirectory
 from ollama_tiering.store.frozen import FrozenRemote
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.graveyard import Block
@@ -31,6 +30,7 @@ from ollama_tiering.store.tombstones import (
     load_tombstones,
     text_of_tombstones,
 )
+from ollama_tiering.system.directories import UnsafeDirectory
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import NAMESPACE, Bench, keys_of
 

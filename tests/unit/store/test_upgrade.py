@@ -22,7 +22,6 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples, verify
 from ollama_tiering.store.blockfile import read_meta, verify_payload
 from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.file_io import fd_reader
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import _VERSION, INDEX_NAME
 from ollama_tiering.store.key import (
@@ -37,6 +36,7 @@ from ollama_tiering.store.key import (
 from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.system.files import fd_reader
 from tests.contract.daemon import Daemon
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "vectors" / "first_cut" / "store.tar.gz"

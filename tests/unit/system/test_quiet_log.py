@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ollama_tiering.store.seldom import Seldom
+from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger("seldom-test")
 
@@ -12,7 +12,7 @@ log = logging.getLogger("seldom-test")
 class Said:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now = 1000.0
-        self.seldom = Seldom(log, clock=lambda: self.now)
+        self.seldom = QuietLog(log, clock=lambda: self.now)
         self._caplog = caplog
 
     def lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Directories the store may trust: made 0700, owned by this user, writable by nobody else, locked.
+"""Directories that may be trusted: made 0700, owned by this user, writable by nobody else.
 
 A path is walked with O_NOFOLLOW one component at a time below the root, so nothing planted below it
 leads elsewhere, and each directory on the way has to be ours, as the file at its end.
@@ -7,8 +7,6 @@ leads elsewhere, and each directory on the way has to be ours, as the file at it
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import itertools
 import os
 import stat
@@ -17,14 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store.errors import UnsafeDirectory
-from ollama_tiering.store.ownership import require_ours, why_not_ours
+from ollama_tiering.system.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs")
 
 Made = Callable[[tuple[str, ...]], None]
+
+
+class UnsafeDirectory(ServiceError):
+    """A directory for files or a socket of ours that another user could write to."""
 
 
 def secure_directory(path: Path) -> Path:
@@ -67,35 +67,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def lock_file(path: Path, purpose: str) -> int:
-    """Holds an exclusive lock on `path` for as long as the descriptor lives.
-
-    ServiceError when another process has it; UnsafeDirectory when it is no regular file.
-    """
-    try:
-        fd = os.open(path, _LOCK, 0o600)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        fd = -1  # a link
-    if fd < 0 or not stat.S_ISREG(os.fstat(fd).st_mode):
-        if fd >= 0:
-            os.close(fd)
-        raise UnsafeDirectory(f"{path} is not a regular file", hint="remove it")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise ServiceError(
-            f"{purpose} is in use by process {owner or 'unknown'}",
-            hint="stop that sidecar, or give this one another directory and socket",
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
 
 
 @contextlib.contextmanager

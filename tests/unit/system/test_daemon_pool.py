@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from ollama_tiering.store.daemon_pool import DaemonPool
+from ollama_tiering.system.daemon_pool import DaemonPool
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_one_that_hangs_is_left_behind_and_what_waits_is_cancelled() -> None:
 
 EXIT = """
 import threading
-from ollama_tiering.store.daemon_pool import DaemonPool
+from ollama_tiering.system.daemon_pool import DaemonPool
 entered = threading.Event()
 def hang():
     entered.set()

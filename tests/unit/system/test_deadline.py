@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ollama_tiering.store.deadline import DeadlineThreads
+from ollama_tiering.system.deadline import DeadlineThreads
 
 DEADLINE = 0.1
 

@@ -1,4 +1,4 @@
-"""Block files by descriptor: reads that fill, writes that finish, past the page cache if wanted."""
+"""Files by descriptor: reads that fill, writes that finish, past the page cache if wanted."""
 
 from __future__ import annotations
 

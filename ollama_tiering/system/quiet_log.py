@@ -15,7 +15,7 @@ _PAUSE_SECONDS: Final = 60.0
 _MAX_KINDS: Final = 256  # remembered: a kind may contain what a client made up
 
 
-class Seldom:
+class QuietLog:
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
