@@ -32,8 +32,7 @@ from ollama_tiering.sidecar import saving
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.restored import Block, BlockRef, Blocks, Match, checked, load
 from ollama_tiering.sidecar.stream import Exchange
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.key import (
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
@@ -41,7 +40,8 @@ from ollama_tiering.store.key import (
     prefix_chain,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

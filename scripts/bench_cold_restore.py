@@ -27,7 +27,7 @@ import numpy as np
 
 from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
     encode_block,
@@ -35,11 +35,11 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -22,8 +22,8 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
+    from ollama_tiering.store.block.description import Fields
     from ollama_tiering.store.chain_to_export import LeftOut
-    from ollama_tiering.store.describe import Fields
 
 _DIGITS = 12
 

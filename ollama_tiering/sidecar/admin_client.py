@@ -21,6 +21,8 @@ from ollama_tiering.sidecar.administration import HINT_KEY
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.stream import Exchange
 from ollama_tiering.store.archive import Manifest
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
@@ -32,8 +34,6 @@ from ollama_tiering.store.inventory import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import CommitResult
 from ollama_tiering.store.tier import OpenBlock
 from ollama_tiering.system.files import fd_reader, fill

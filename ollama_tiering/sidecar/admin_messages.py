@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from ollama_tiering.store.describe import Fields
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, as_namespace
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.inventory import (
     BlockLine,
     ChainLine,
@@ -21,8 +23,6 @@ from ollama_tiering.store.inventory import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.key import BlockKey, NamespaceId, as_namespace
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import TierKind
 
 LINES_PER_MESSAGE: Final = 500

@@ -47,10 +47,10 @@ from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeftOver
 from ollama_tiering.store.shared_fs import SharedFsTier

@@ -14,9 +14,11 @@ from typing import Final
 
 from ollama_tiering.store import removal, room
 from ollama_tiering.store.archive import Manifest
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.census import Census
 from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
-from ollama_tiering.store.describe import Fields, read_description
+from ollama_tiering.store.describe import read_description
 from ollama_tiering.store.found_files import What, remove_file, walk
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
@@ -29,7 +31,6 @@ from ollama_tiering.store.inventory import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.remains import remove_remains
 from ollama_tiering.store.session import CommitResult, WriteSession

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.daily_writes import DailyWrites
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import TOP_ONLY, BlockRecord

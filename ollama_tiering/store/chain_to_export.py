@@ -13,11 +13,11 @@ from typing import Final
 
 from ollama_tiering.errors import StoreDamaged
 from ollama_tiering.store.archive import ArchivedBlock, Manifest
-from ollama_tiering.store.blockfile import check_place, read_meta, verify_payload
-from ollama_tiering.store.describe import Fields
+from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.inventory import Listing, window_keys
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import OpenBlock
 
 _NO_SUM: Final = "0" * 64

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ollama_tiering.store.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
+from ollama_tiering.store.block.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.tree import BlockRecord
-from ollama_tiering.store.window_fields import has_window_extra
 
 
 class Outcome(Enum):

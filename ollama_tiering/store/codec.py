@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ollama_tiering.store.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
-from ollama_tiering.store.key import NamespaceId
+from ollama_tiering.store.block.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
+from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.speed import BusyMeter
 from ollama_tiering.store.tier import TierKind
 

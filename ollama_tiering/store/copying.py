@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store import room, shares, transcode
-from ollama_tiering.store.blockfile import BlockMeta, check_place, read_meta
+from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import OpenBlock, TempBlock

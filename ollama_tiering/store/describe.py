@@ -1,4 +1,4 @@
-"""What a namespace is the digest of, as `namespace.json` beside its blocks says, checked."""
+"""`namespace.json` beside the blocks of a namespace: its description, written once and read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.block.description import Fields, checked_fields
+from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.fs_names import DESCRIPTION_NAME, TMP_SUFFIX, VERSION_DIRECTORY
-from ollama_tiering.store.key import NamespaceId, namespace_digest
 from ollama_tiering.system.directories import open_below
-
-Fields = tuple[tuple[str, str], ...]
 
 _MAX_BYTES: Final = 1 << 20
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -64,13 +63,3 @@ def write_description(
                 os.fsync(below)
             return True
     return False
-
-
-def checked_fields(pairs: list[tuple[object, object]], namespace: NamespaceId) -> Fields:
-    """The pairs, if they are text and the namespace is their digest; else none."""
-    fields = tuple((n, v) for n, v in pairs if isinstance(n, str) and isinstance(v, str))
-    try:
-        right = len(fields) == len(pairs) and namespace_digest(fields) == namespace
-    except UnicodeEncodeError:  # lone surrogates
-        return ()
-    return fields if right else ()

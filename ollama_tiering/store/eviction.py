@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tree import BlockRecord
 
 if TYPE_CHECKING:

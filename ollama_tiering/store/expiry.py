@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ollama_tiering.store import room
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.eviction import Rules
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tree import BlockRecord
 

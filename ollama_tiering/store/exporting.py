@@ -27,9 +27,9 @@ from ollama_tiering.store.archive import (
     tar_head,
     tar_padding,
 )
-from ollama_tiering.store.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.block.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.chain_to_export import ChainToExport
-from ollama_tiering.store.checksum import crc32c
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tier import OpenBlock
 from ollama_tiering.system.directories import sync_directory

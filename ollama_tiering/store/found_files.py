@@ -15,14 +15,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.fs_names import (
     BAD_SUFFIX,
     DESCRIPTION_NAME,
     TMP_SUFFIX,
     VERSION_DIRECTORY,
 )
-from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tombstones import TOMBSTONES_NAME

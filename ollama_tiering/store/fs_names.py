@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
 VERSION_DIRECTORY: Final = "v1"
 BAD_SUFFIX: Final = ".bad"  # a damaged block, kept for a person to look at

@@ -21,7 +21,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.description import namespace_text
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.describe import write_description
 from ollama_tiering.store.fs_files import READ, WRITE, FsOpenBlock, FsTempBlock
 from ollama_tiering.store.fs_names import (
@@ -33,9 +35,7 @@ from ollama_tiering.store.fs_names import (
     file_name,
     shard,
 )
-from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.store.names import Names
-from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.other_bytes import OtherBytes, files_bytes, physical_bytes
 from ollama_tiering.store.speed import PROBE_PREFIX
 from ollama_tiering.store.tier import OpenBlock, StoredBlock, TempBlock, TierKind

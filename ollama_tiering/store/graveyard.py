@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.index import IndexRow
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind

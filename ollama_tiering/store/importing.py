@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ollama_tiering.store.archive import Archive, ArchivedBlock, Manifest
-from ollama_tiering.store.blockfile import BlockMeta, ReadAt, read_meta, verify_payload
+from ollama_tiering.store.block.blockfile import BlockMeta, ReadAt, read_meta, verify_payload
+from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
+from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
-from ollama_tiering.store.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.session import CommitResult
-from ollama_tiering.store.window_fields import has_window_extra
 
 PART_BYTES: Final = 1 << 20
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ollama_tiering.store.blockfile import MAX_FILE_BYTES
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ollama_tiering.store.describe import Fields
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import TierKind
 
 

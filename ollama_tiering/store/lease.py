@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.key import BlockKey
 
 MAX_LEASES: Final = 4096
 MAX_LEASED_BLOCKS: Final = 1 << 20  # of all leases; a block may be in many

@@ -11,8 +11,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Final
 
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lookup import PIECE_BLOCKS
 from ollama_tiering.store.report import Leased, LeasedBlock
 from ollama_tiering.store.staging import Copy, Stager, readable_by_client

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.space import FreeSpace

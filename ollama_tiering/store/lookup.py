@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
-from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
+from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
 from ollama_tiering.store.level import REFUSED
 from ollama_tiering.store.report import AttachedBlock, MatchedBlock
 from ollama_tiering.store.state import StoreState

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ollama_tiering.store.blockfile import align, buffer_reader
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.blockfile import align, buffer_reader
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:

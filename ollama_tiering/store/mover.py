@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ollama_tiering.store import room, shares
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.copying import Copier, Failure, Filled
 from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.expiry import Expiry
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind

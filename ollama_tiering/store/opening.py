@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.blockfile import BlockMeta
+from ollama_tiering.store.block.blockfile import BlockMeta
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.claims import record_of
 from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord

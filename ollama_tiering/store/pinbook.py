@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import format_size
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import PinsFull, UnknownId
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, save_pins
 from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.state import Level, StoreState

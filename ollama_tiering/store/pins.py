@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.store.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
 from ollama_tiering.system.directories import UnsafeDirectory
 from ollama_tiering.system.durable_file import bounded_content, replace_file
 

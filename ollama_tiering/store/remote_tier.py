@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ollama_tiering.store.authenticity import Authenticity, ToAuthenticate
-from ollama_tiering.store.blockfile import ALIGNMENT
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.blockfile import ALIGNMENT
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tier import (
     Neighbour,
     OpenBlock,

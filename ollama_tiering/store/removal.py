@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from ollama_tiering.store import room
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.graveyard import Block, Graveyard
 from ollama_tiering.store.inventory import Removal
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.state import Doomed, StoreState
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tree import BlockRecord

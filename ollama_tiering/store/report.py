@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.terms import Terms

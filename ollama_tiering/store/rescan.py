@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import check_place, read_meta
+from ollama_tiering.store.block.blockfile import check_place, read_meta
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.index import IndexRow
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.opening import depths_of, record_of_meta, record_of_row
 from ollama_tiering.store.sharing import SharedBooks, fair_share, generations
 from ollama_tiering.store.state import Level, StoreState

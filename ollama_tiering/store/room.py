@@ -11,12 +11,12 @@ import errno
 import logging
 from collections.abc import Iterator, Sequence
 
-from ollama_tiering.store.blockfile import ALIGNMENT, align
+from ollama_tiering.store.block.blockfile import ALIGNMENT, align
+from ollama_tiering.store.block.description import namespace_text
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
 from ollama_tiering.store.eviction import blocking_leaf
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
-from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock
 

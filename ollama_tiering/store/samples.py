@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.key import (
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
@@ -17,7 +17,7 @@ from ollama_tiering.store.key import (
     window_end_extra,
     window_extra,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim
 
 _ELEMENT_BYTES = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ollama_tiering.store import room
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.graveyard import Block, Graveyard
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Doomed, StoreState
 
 

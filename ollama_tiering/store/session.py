@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from ollama_tiering.store import room, shares, transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block.blockfile import (
     MAX_HEADER_BYTES,
     PREAMBLE_BYTES,
     buffer_reader,
@@ -23,6 +23,7 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.claims import (
     Claim,
     CommitResult,
@@ -34,7 +35,6 @@ from ollama_tiering.store.claims import (
 )
 from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tier import TempBlock, TierKind

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.fs_files import READ, WRITE, FsTempBlock
 from ollama_tiering.store.fs_names import TMP_SUFFIX, file_name, shard
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.other_bytes import physical_bytes
 from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
 from ollama_tiering.system.deadline import InUse

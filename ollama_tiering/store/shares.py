@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from ollama_tiering.store import room
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.eviction import Rules, blocking_leaf
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.report import ModelReport
 from ollama_tiering.store.state import Doomed, Level, StoreState

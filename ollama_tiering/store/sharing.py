@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.tier import Neighbour
 

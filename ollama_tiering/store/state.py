@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from ollama_tiering.store.admission import Admission
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.eviction import choose_victims
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.level import Counters as Counters
 from ollama_tiering.store.level import Doomed as Doomed

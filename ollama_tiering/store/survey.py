@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import check_place, read_meta
+from ollama_tiering.store.block.blockfile import check_place, read_meta
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.opening import record_of_meta
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import StoredBlock

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.describe import Fields, read_description
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import NamespaceId, digest_from_hex
+from ollama_tiering.store.describe import read_description
 from ollama_tiering.store.fs_names import VERSION_DIRECTORY
-from ollama_tiering.store.key import NamespaceId, digest_from_hex
 
 _MAX_NAMESPACES: Final = 1 << 16
 

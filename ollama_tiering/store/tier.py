@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store import damage, lookup, opening, resize, room
+from ollama_tiering.store.block.description import namespace_text
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.graveyard import Graveyard
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.index_keeper import IndexKeeper
-from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, only_in_ram
-from ollama_tiering.store.namespace_text import namespace_text
 from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.probing import measure_levels

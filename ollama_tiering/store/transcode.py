@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from ollama_tiering.store import q8_0
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block import q8_0
+from ollama_tiering.store.block.blockfile import (
     ALIGNMENT,
     PREAMBLE_BYTES,
     BlockMeta,
@@ -27,11 +27,11 @@ from ollama_tiering.store.blockfile import (
     pack_head,
     read_meta,
 )
-from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import OpenBlock, TempBlock
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from ollama_tiering.store.key import TOKEN_BYTES, BlockKey, NamespaceId
+from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
 
 NO_LEVELS: Final[frozenset[int]] = frozenset()
 TOP_ONLY: Final[frozenset[int]] = frozenset({0})  # compare with `is`: every set is there once

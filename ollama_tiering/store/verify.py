@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from ollama_tiering.store import room
-from ollama_tiering.store.blockfile import check_place, read_meta, verify_payload
+from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.found_files import FoundFile, What, remove_file, walk
 from ollama_tiering.store.inventory import Finding, VerifyStep
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tier import Tier, TierKind
 

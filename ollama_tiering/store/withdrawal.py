@@ -12,9 +12,9 @@ from typing import Final
 
 from ollama_tiering.config import format_size
 from ollama_tiering.store import removal, room
+from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.graveyard import Graveyard
-from ollama_tiering.store.key import NamespaceId
 from ollama_tiering.store.pinbook import PinBook
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tree import BlockRecord

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.block.key import BlockKey
 
 
 class WriteQueue:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.store.authenticity import Authenticity
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import (

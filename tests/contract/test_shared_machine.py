@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.session import Outcome

@@ -22,16 +22,16 @@ from hypothesis.stateful import (
 )
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import (
     BlockKey,
     prefix_chain,
     tokens_from_bytes,
     tokens_to_bytes,
 )
+from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.shared_fs import SharedFsTier

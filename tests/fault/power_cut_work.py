@@ -16,14 +16,14 @@ from typing import Any
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.archive import open_archive
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import check_archive, import_blocks
 from ollama_tiering.store.index import HEADROOM_BYTES, INDEX_NAME
 from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import tokens_from_bytes
 from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
 from tests.unit.store.support import NS

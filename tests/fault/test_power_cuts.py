@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
+from ollama_tiering.store.block.encoding import Encoding
 from tests.fault.disk_model import Choose, Disk, Name, Op, Unname, Write, after_cut
 from tests.fault.power_cut_checks import check
 from tests.fault.power_cut_work import LOCAL, SameThread, Setting, Work

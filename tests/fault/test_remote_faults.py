@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.tier import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore

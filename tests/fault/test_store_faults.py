@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ollama_tiering.store import room, samples
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import BlockIndex
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import Tier, TierKind
 from tests.fault.planted import plant_device

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.fs_tier import BAD_SUFFIX
 from ollama_tiering.store.tier import TierKind
 from tests.fuzz.campaign import FLIPS, Campaign, time_limit

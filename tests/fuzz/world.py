@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ollama_tiering.sidecar.restored import BlockRef, Match, checked
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import TOKEN_BYTES
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import TOKEN_BYTES
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeasedBlock

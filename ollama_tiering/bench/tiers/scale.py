@@ -33,8 +33,8 @@ from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.client import BlockClient
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.tier import TierKind
 
 _START_SECONDS: Final = 5.0

@@ -19,7 +19,7 @@ from ollama_tiering.launch.address import free_address
 from ollama_tiering.launch.check import Check, State, guarded
 from ollama_tiering.launch.record import Record, claim
 from ollama_tiering.patchset import tools
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
 @pytest.fixture(autouse=True)

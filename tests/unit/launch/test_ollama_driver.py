@@ -10,7 +10,7 @@ import pytest
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import ollama_driver
 from ollama_tiering.launch.ollama_driver import OllamaDriver
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, *reports: pb.RunnerReport) -> OllamaDriver:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar import restored
-from ollama_tiering.store.key import LayerSpec
+from ollama_tiering.store.block.key import LayerSpec
 from tests.contract.daemon import Daemon
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 16
@@ -234,7 +234,7 @@ _READ_AFTER_TRUNCATION: Final = """
 import sys
 from pathlib import Path
 import ollama_tiering.sidecar.restored as restored
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 path = Path(sys.argv[1])
 answer = pb.GetResponse(path=str(path), file_bytes=path.stat().st_size, tier=pb.TIER_RAM)

@@ -16,7 +16,7 @@ import pytest
 
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 
 NOBODY = 65534
@@ -26,7 +26,7 @@ AS_OTHER_USER = f"""
 import os, socket, sys
 import grpc
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 path = sys.argv[1]
 channel = grpc.insecure_channel("unix:" + path)
 stub = rpc.BlockStoreStub(channel)

@@ -9,7 +9,7 @@ import pytest
 
 from ollama_tiering.sidecar.ledger import Counts, Ledger
 from ollama_tiering.sidecar.shortfalls import NAMES, Shortfalls, name
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.reports import NAMESPACE, report
 
 NOTHING, ENDS = pb.SHORTFALL_NOTHING_STORED, pb.SHORTFALL_ENDS

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.tree import BlockRecord
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, Bench
 

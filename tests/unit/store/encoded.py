@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockExtra, BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.report import MatchedBlock
 from ollama_tiering.store.session import CommitResult, Outcome, Reserved

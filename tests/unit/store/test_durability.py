@@ -14,7 +14,9 @@ import pytest
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.archive import open_archive
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.daily_writes import FILE_NAME, DailyWrites
 from ollama_tiering.store.describe import read_description
@@ -22,9 +24,7 @@ from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import check_archive
 from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, save_pins
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.shared_fs import SharedFsTier

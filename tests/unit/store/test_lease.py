@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ollama_tiering.store import lease
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.lease import LeaseTable
 
 KEYS = [BlockKey(bytes([number]) * 32) for number in range(10)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.shared_fs import SharedFsTier
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.verify import verify

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, file_of_pins, load_pins, save_pins
 from ollama_tiering.store.tier import TierKind

@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ollama_tiering.store import q8_0, transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store import transcode
+from ollama_tiering.store.block import q8_0
+from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
     encode_block,
@@ -20,12 +21,12 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
+from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
+from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding, ZstdPlanes
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock, MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ollama_tiering.store import room, samples
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.expiry import JUMP_SECONDS, START_SECONDS
-from ollama_tiering.store.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import WriteSession

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockKey
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.tier import Tier, TierKind
 from tests.contract.faulty import Faults, remote_tier

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.staging import readable_by_client
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore

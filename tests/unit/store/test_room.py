@@ -7,8 +7,8 @@ import threading
 import time
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.claims import Claim, Outcome
-from ollama_tiering.store.key import BlockKey, NamespaceId
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore

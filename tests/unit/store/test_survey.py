@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.expiry import START_SECONDS
 from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.level import Level
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession

@@ -11,11 +11,11 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.expiry import START_SECONDS
 from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import NamespaceId, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryTier
 from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.session import Outcome

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
 from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTier
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tier import TempBlock, Tier, TierKind

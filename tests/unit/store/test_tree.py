@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import (
     BlockKey,
     NamespaceId,
     prefix_chain,

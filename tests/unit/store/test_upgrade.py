@@ -20,11 +20,9 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples, verify
-from ollama_tiering.store.blockfile import read_meta, verify_payload
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import _VERSION, INDEX_NAME
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import read_meta, verify_payload
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.key import (
     BlockExtra,
     BlockKey,
     as_key,
@@ -33,7 +31,9 @@ from ollama_tiering.store.key import (
     tail_key,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.fs_tier import FsTier
+from ollama_tiering.store.index import _VERSION, INDEX_NAME
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.system.files import fd_reader

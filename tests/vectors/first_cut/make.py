@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 
 from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockExtra
 from ollama_tiering.store.fs_tier import LOCK_NAME, FsTier
 from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import BlockExtra
 from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
 

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.launch.systemd.conftest import Machine
 from tests.unit.launch.systemd.test_units import SIDECAR, UNITS, Unit
 from tests.unit.sidecar.manager import Manager, is_ping

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.encoding import ENCODINGS, plausible
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.encoding import ENCODINGS, plausible
+from ollama_tiering.store.block.key import (
     DIGEST_BYTES,
     FORMAT_VERSION,
     TOKEN_BYTES,
@@ -26,8 +25,9 @@ from ollama_tiering.store.key import (
     NamespaceId,
     block_key,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.window_fields import check_window_fields
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.window_fields import check_window_fields
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

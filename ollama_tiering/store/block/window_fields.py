@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ollama_tiering.store.block.key import DIGEST_BYTES, BlockExtra
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.key import DIGEST_BYTES, BlockExtra
-from ollama_tiering.store.pb import block_store_pb2 as pb
 
 
 def check_window_fields(header: pb.BlockHeader, rows: int) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import zstandard
 
-from ollama_tiering.store import planes, q8_0
+from ollama_tiering.store.block import planes, q8_0
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
