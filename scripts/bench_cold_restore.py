@@ -39,10 +39,10 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.session import Claim
-from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.system.pagecache import forget, read_past
 
 LAYERS, HEADS, HEAD_DIM, ROWS = 28, 8, 128, 64

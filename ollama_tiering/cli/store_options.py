@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ollama_tiering.store.archive import Manifest
     from ollama_tiering.store.chain_to_export import ChainToExport
     from ollama_tiering.store.importing import BlockSink, CheckedChain, Present
-    from ollama_tiering.store.inventory import (
+    from ollama_tiering.store.tiers.contract import OpenBlock
+    from ollama_tiering.store.values import (
         Listing,
         PinResult,
         Removal,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         VerifyStep,
         Waste,
     )
-    from ollama_tiering.store.tier import OpenBlock
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -128,8 +128,8 @@ def make_selection(
     pinned: bool = False,
 ) -> Selection:
     from ollama_tiering.cli.model_names import models_called
-    from ollama_tiering.store.inventory import Selection
-    from ollama_tiering.store.tier import TierKind
+    from ollama_tiering.store.tiers.contract import TierKind
+    from ollama_tiering.store.values import Selection
 
     return Selection(
         ids=tuple(ids),

@@ -10,7 +10,8 @@ from typing import Any, Final
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, as_namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.inventory import (
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.values import (
     BlockLine,
     ChainLine,
     Finding,
@@ -23,7 +24,6 @@ from ollama_tiering.store.inventory import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.tier import TierKind
 
 LINES_PER_MESSAGE: Final = 500
 MAX_IDS: Final = 10_000

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ConfigError
-from ollama_tiering.store.authenticity import KEY_BYTES, Authenticity
+from ollama_tiering.store.tiers.authenticity import KEY_BYTES, Authenticity
 from ollama_tiering.system.directories import UnsafeDirectory, secure_directory
 
 log = logging.getLogger(__name__)

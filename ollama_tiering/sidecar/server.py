@@ -50,12 +50,12 @@ from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.remote_tier import RemoteTier
 from ollama_tiering.store.report import LeftOver
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.remote import RemoteTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.system.daemon_pool import DaemonPool
 from ollama_tiering.system.directories import secure_directory
 from ollama_tiering.system.locks import lock_file

@@ -18,11 +18,19 @@ from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.census import Census
 from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
-from ollama_tiering.store.describe import read_description
-from ollama_tiering.store.found_files import What, remove_file, walk
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
-from ollama_tiering.store.inventory import (
+from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
+from ollama_tiering.store.remains import remove_remains
+from ollama_tiering.store.session import CommitResult, WriteSession
+from ollama_tiering.store.state import Level
+from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
+from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
+from ollama_tiering.store.tiers.description_file import read_description
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.vacant import vacant
+from ollama_tiering.store.tiers.walk import What, remove_file, walk
+from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.values import (
     ChainLine,
     Listing,
     PinResult,
@@ -31,14 +39,6 @@ from ollama_tiering.store.inventory import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
-from ollama_tiering.store.remains import remove_remains
-from ollama_tiering.store.session import CommitResult, WriteSession
-from ollama_tiering.store.state import Level
-from ollama_tiering.store.tier import OpenBlock, TierKind
-from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
-from ollama_tiering.store.tree import BlockRecord
-from ollama_tiering.store.vacant import vacant
 from ollama_tiering.store.verify import is_leftover, verify
 
 EVERYTHING: Final = Selection()

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tree import TOP_ONLY, BlockRecord
 
 if TYPE_CHECKING:

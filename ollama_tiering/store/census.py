@@ -14,9 +14,9 @@ from ollama_tiering.errors import UsageError
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
-from ollama_tiering.store.inventory import BlockLine, ChainLine, Selection, TierUse, Totals
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.values import BlockLine, ChainLine, Selection, TierUse, Totals
 
 Describe = Callable[[NamespaceId], Fields]
 

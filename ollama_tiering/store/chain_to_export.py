@@ -17,8 +17,8 @@ from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.inventory import Listing, window_keys
-from ollama_tiering.store.tier import OpenBlock
+from ollama_tiering.store.tiers.contract import OpenBlock
+from ollama_tiering.store.values import Listing, window_keys
 
 _NO_SUM: Final = "0" * 64
 

@@ -13,7 +13,7 @@ import numpy as np
 from ollama_tiering.store.block.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.speed import BusyMeter
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 
 if TYPE_CHECKING:
     from ollama_tiering.store.state import Level

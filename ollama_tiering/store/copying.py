@@ -22,7 +22,7 @@ from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import OpenBlock, TempBlock
+from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 

@@ -31,7 +31,7 @@ from ollama_tiering.store.block.blockfile import align, buffer_reader, damaged, 
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tier import OpenBlock
+from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.system.directories import sync_directory
 
 _COPY_BYTES: Final = 1 << 20

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from ollama_tiering.store.authenticity import Authenticity
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.found_files import What, walk
-from ollama_tiering.store.fs_files import FsTempBlock
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import BlockIndex, IndexRow, refuse_odd_files
-from ollama_tiering.store.tier import OpenBlock, StoredBlock, TierKind
+from ollama_tiering.store.tiers.authenticity import Authenticity
+from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.files import FsTempBlock
+from ollama_tiering.store.tiers.walk import What, walk
 
 log = logging.getLogger(__name__)
 

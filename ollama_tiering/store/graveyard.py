@@ -18,10 +18,10 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
 from ollama_tiering.store.tombstones import (
     MAX_TOMBSTONES,
-    TOMBSTONES_NAME,
     Grave,
     keep_unreadable,
     load_tombstones,

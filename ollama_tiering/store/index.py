@@ -23,8 +23,6 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
 log = logging.getLogger(__name__)
 
-INDEX_NAME: Final = "index.sqlite"
-
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")  # of the files SQLite makes
 
 _VERSION: Final = 5

@@ -17,7 +17,7 @@ from ollama_tiering.store.lookup import PIECE_BLOCKS
 from ollama_tiering.store.report import Leased, LeasedBlock
 from ollama_tiering.store.staging import Copy, Stager, readable_by_client
 from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import Final
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
 from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
-from ollama_tiering.store.tier import Tier, TierStats
+from ollama_tiering.store.tiers.contract import Tier, TierStats
+from ollama_tiering.store.tiers.space import FreeSpace
 
 REFUSED: Final = "kept out by a rule"  # a miss: the rules say not to store the model
 

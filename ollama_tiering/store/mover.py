@@ -22,7 +22,7 @@ from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.transcode import Seconds
 from ollama_tiering.store.tree import BlockRecord
 from ollama_tiering.system.daemon_pool import DaemonPool

@@ -16,7 +16,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.claims import record_of
 from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)

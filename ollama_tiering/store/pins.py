@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.tiers.names import BAD_SUFFIX
 from ollama_tiering.system.directories import UnsafeDirectory
 from ollama_tiering.system.durable_file import bounded_content, replace_file
 
 log = logging.getLogger(__name__)
 
-PINS_NAME: Final = "pins.json"
-
 _VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 256 << 20
-_BAD_SUFFIX: Final = ".bad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ def save_pins(path: Path, text: str) -> None:
         return
     text = text or json.dumps({"version": _VERSION, "pins": []}) + "\n"
     if there and not _readable(path):
-        path.rename(path.with_name(path.name + _BAD_SUFFIX))
+        path.rename(path.with_name(path.name + BAD_SUFFIX))
     replace_file(path, text)
 
 

@@ -10,7 +10,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.sharing import SharedBooks
 from ollama_tiering.store.state import Counters
 from ollama_tiering.store.terms import Terms
-from ollama_tiering.store.tier import TierKind, TierStats
+from ollama_tiering.store.tiers.contract import TierKind, TierStats
 
 
 class AttachedBlock(NamedTuple):

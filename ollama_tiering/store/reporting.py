@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 from ollama_tiering.store import shares
-from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.report import REPORTED_NAMESPACES, StoreReport, TierReport
 from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
 
 
 def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:

@@ -19,7 +19,7 @@ from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.opening import depths_of, record_of_meta, record_of_row
 from ollama_tiering.store.sharing import SharedBooks, fair_share, generations
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import Neighbour, SharedTier, StoredBlock
+from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)

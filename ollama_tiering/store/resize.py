@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ollama_tiering.store import room
 from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 
 
 def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:

@@ -18,7 +18,7 @@ from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
 from ollama_tiering.store.eviction import blocking_leaf
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Doomed, Level, StoreState
-from ollama_tiering.store.tier import TempBlock
+from ollama_tiering.store.tiers.contract import TempBlock
 
 log = logging.getLogger(__name__)
 

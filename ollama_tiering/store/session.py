@@ -37,7 +37,7 @@ from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.state import Doomed, Level, StoreState
-from ollama_tiering.store.tier import TempBlock, TierKind
+from ollama_tiering.store.tiers.contract import TempBlock, TierKind
 from ollama_tiering.store.tree import BlockRecord
 from ollama_tiering.system.quiet_log import QuietLog
 

@@ -17,7 +17,7 @@ from ollama_tiering.store.eviction import Rules, blocking_leaf
 from ollama_tiering.store.lru import Reservation
 from ollama_tiering.store.report import ModelReport
 from ollama_tiering.store.state import Doomed, Level, StoreState
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 
 MAX_MODELS_SHOWN: Final = 256  # in one answer to whoever asks
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.lru import ByteLru, Reservation
-from ollama_tiering.store.tier import Neighbour
+from ollama_tiering.store.tiers.contract import Neighbour
 
 MAX_TO_DESCRIBE: Final = 256
 ALLOWANCE_SECONDS: Final = 300.0  # far less than after which the others take a sidecar for dead

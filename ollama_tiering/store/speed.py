@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.tier import OpenBlock, TierKind
+from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
+from ollama_tiering.store.tiers.names import PROBE_PREFIX
 from ollama_tiering.system import pagecache
-
-PROBE_PREFIX: Final = ".probe-"
 
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from ollama_tiering.store.admission import Admission
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.eviction import choose_victims
 from ollama_tiering.store.lease import LeaseTable
 from ollama_tiering.store.level import Counters as Counters
@@ -27,10 +26,11 @@ from ollama_tiering.store.lru import ByteLru
 from ollama_tiering.store.pins import PinTable
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.space import FreeSpace
 from ollama_tiering.store.speed import SpeedMeter
 from ollama_tiering.store.terms import Decide, Terms, TermsTable
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
+from ollama_tiering.store.tiers.space import FreeSpace
 from ollama_tiering.store.tree import BlockRecord, BlockTree
 from ollama_tiering.store.write_queue import WriteQueue
 

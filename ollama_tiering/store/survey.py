@@ -17,7 +17,7 @@ from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.opening import record_of_meta
 from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tier import StoredBlock
+from ollama_tiering.store.tiers.contract import StoredBlock
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from typing import Final
 
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import NamespaceId, digest_from_hex
-from ollama_tiering.store.describe import read_description
-from ollama_tiering.store.fs_names import VERSION_DIRECTORY
+from ollama_tiering.store.tiers.description_file import read_description
+from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
 
 _MAX_NAMESPACES: Final = 1 << 16
 

@@ -19,7 +19,6 @@ from ollama_tiering.store import damage, lookup, opening, resize, room
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.daily_writes import DailyWrites
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.graveyard import Graveyard
 from ollama_tiering.store.index import BlockIndex
@@ -37,7 +36,8 @@ from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.terms import Decide, learn_described, model_of
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.tiers.names import BAD_SUFFIX
 from ollama_tiering.system.directories import UnsafeDirectory
 from ollama_tiering.system.durable_file import bounded_content
 
 log = logging.getLogger(__name__)
 
-TOMBSTONES_NAME: Final = "tombstones.json"
 MAX_TOMBSTONES: Final = 1 << 18
 
 _VERSION: Final = 1
-_BAD_SUFFIX: Final = ".bad"
 _MAX_FILE_BYTES: Final = 64 << 20
 
 
@@ -74,7 +73,7 @@ def keep_unreadable(path: Path) -> None:
     except FileNotFoundError:
         return
     except ValueError:
-        path.rename(path.with_name(path.name + _BAD_SUFFIX))
+        path.rename(path.with_name(path.name + BAD_SUFFIX))
 
 
 def text_of_tombstones(tombstones: Mapping[Grave, float]) -> str:

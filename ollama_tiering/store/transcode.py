@@ -32,7 +32,7 @@ from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, Zst
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tier import OpenBlock, TempBlock
+from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -13,10 +13,10 @@ from typing import Final
 from ollama_tiering.config import format_size
 from ollama_tiering.store import removal, room
 from ollama_tiering.store.block.key import NamespaceId
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.graveyard import Graveyard
 from ollama_tiering.store.pinbook import PinBook
 from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)

@@ -20,15 +20,16 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.importing import check_archive, import_blocks
-from ollama_tiering.store.index import HEADROOM_BYTES, INDEX_NAME
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.memory_tier import MemoryTier
+from ollama_tiering.store.index import HEADROOM_BYTES
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import Tier, TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.values import Selection
 from tests.fault.disk_model import Unname
 from tests.fault.recorder import Recorder
 

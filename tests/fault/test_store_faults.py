@@ -18,10 +18,10 @@ import pytest
 
 from ollama_tiering.store import room, samples
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
 from tests.fault.planted import plant_device
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

@@ -34,7 +34,7 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.transcode import Seconds
 
 ROWS = 4

@@ -17,7 +17,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES
 from ollama_tiering.store.block.key import Namespace, block_key
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.transcode import Seconds
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
 from tests.fuzz.mutations import CODEC, NAMESPACE, NS, SAMPLES, Mutant, mutate

@@ -14,7 +14,7 @@ import pytest
 
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.encoding import Encoding
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import Mutant, Sample, mutate
 from tests.fuzz.world import (

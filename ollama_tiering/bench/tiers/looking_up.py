@@ -27,9 +27,9 @@ from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey, prefix_chain
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tree import BlockRecord
 
 BLOCK_TOKENS: Final = 64

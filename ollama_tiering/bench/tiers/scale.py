@@ -34,8 +34,8 @@ from ollama_tiering.client import BlockClient
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
 
 _START_SECONDS: Final = 5.0
 _MEMORY_BYTES: Final = 300e6

@@ -39,7 +39,6 @@ MAX_HEADER_BYTES: Final = 1 << 20
 MAX_ROWS: Final = 4096
 MAX_SEGMENTS: Final = 4096
 MAX_FILE_BYTES: Final = 1 << 40
-BLOCK_SUFFIX: Final = ".kvb"
 
 _PREAMBLE: Final = struct.Struct("<8sIIQI")  # without the CRC over itself
 _COPY_BYTES: Final = 1 << 20

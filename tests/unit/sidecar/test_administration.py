@@ -19,8 +19,8 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.inventory import Finding, Selection, VerifyStep
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.values import Finding, Selection, VerifyStep
 from tests.contract.daemon import Daemon, PutStream
 
 NS = samples.namespace("administration")

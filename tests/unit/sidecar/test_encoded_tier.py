@@ -19,7 +19,7 @@ from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.reference_engine import ReferenceEngine
 from ollama_tiering.sidecar.server import open_store
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.contract.daemon import Daemon
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))

@@ -14,8 +14,8 @@ from ollama_tiering.sidecar import ram_place, ram_record, server, sizing
 from ollama_tiering.sidecar.ram_place import is_ours, kept, recorded, settled
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.sizing import cut_budget
-from ollama_tiering.store.fs_tier import LOCK_NAME, FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import LOCK_NAME, FsTier
 from ollama_tiering.system.locks import lock_file
 
 

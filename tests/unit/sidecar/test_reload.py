@@ -18,7 +18,7 @@ from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.store import samples
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.manager import Manager
 from tests.unit.store.support import FILE_BYTES, NS, Bench

@@ -16,10 +16,10 @@ from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.inventory import ChainLine, Finding, Selection
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.values import ChainLine, Finding, Selection
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 OTHER = samples.namespace("sha256-" + "ab" * 32, layers=1)

@@ -9,7 +9,7 @@ import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.speed import SpeedMeter, measure_directory
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.system import pagecache
 from ollama_tiering.system.directories import (
     UnsafeDirectory,

@@ -12,11 +12,11 @@ import pytest
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import PinsFull, UnknownId
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, file_of_pins, load_pins, save_pins
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.pins import Pin, PinTable, file_of_pins, load_pins, save_pins
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
 from ollama_tiering.system.directories import UnsafeDirectory
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

@@ -26,10 +26,10 @@ from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, t
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock, MemoryTier
 from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
 from ollama_tiering.store.transcode import Seconds
 from tests.unit.store.test_transcode import decoded, reheaded
 

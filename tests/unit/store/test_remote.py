@@ -12,8 +12,8 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

@@ -14,8 +14,8 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.codec import Codec
 from ollama_tiering.store.staging import readable_by_client
-from ollama_tiering.store.tier import TierKind
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tree import BlockRecord
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.encoded import BLOCK_TOKENS, NAMESPACE, RAW_BYTES, EncodedBench

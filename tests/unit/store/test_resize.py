@@ -8,7 +8,7 @@ from ollama_tiering.store import room, samples
 from ollama_tiering.store.lru import ByteLru
 from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 

@@ -14,13 +14,13 @@ from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.expiry import START_SECONDS
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pins import PINS_NAME
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.terms import Terms, TermsTable, learn_described
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import PINS_NAME
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_remote import RemoteBench, files
 

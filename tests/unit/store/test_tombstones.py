@@ -14,22 +14,17 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.authenticity import Authenticity
 from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.frozen import FrozenRemote
-from ollama_tiering.store.fs_tier import FsTier
 from ollama_tiering.store.graveyard import Block
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.inventory import Removal, Selection
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tombstones import (
-    TOMBSTONES_NAME,
-    Grave,
-    load_tombstones,
-    text_of_tombstones,
-)
+from ollama_tiering.store.tiers.authenticity import Authenticity
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, TOMBSTONES_NAME
+from ollama_tiering.store.tombstones import Grave, load_tombstones, text_of_tombstones
+from ollama_tiering.store.values import Removal, Selection
 from ollama_tiering.system.directories import UnsafeDirectory
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import NAMESPACE, Bench, keys_of

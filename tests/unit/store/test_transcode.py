@@ -24,7 +24,7 @@ from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, ZstdPlanes
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.transcode import Seconds
 from tests.unit.store.encoded import NAMESPACE, block
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from ollama_tiering.store.block.description import Fields, checked_fields
 from ollama_tiering.store.block.key import NamespaceId
-from ollama_tiering.store.fs_names import DESCRIPTION_NAME, TMP_SUFFIX, VERSION_DIRECTORY
+from ollama_tiering.store.tiers.names import DESCRIPTION_NAME, TMP_SUFFIX, VERSION_DIRECTORY
 from ollama_tiering.system.directories import open_below
 
 _MAX_BYTES: Final = 1 << 20

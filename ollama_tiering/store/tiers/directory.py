@@ -21,24 +21,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
-from ollama_tiering.store.describe import write_description
-from ollama_tiering.store.fs_files import READ, WRITE, FsOpenBlock, FsTempBlock
-from ollama_tiering.store.fs_names import (
+from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tiers.description_file import write_description
+from ollama_tiering.store.tiers.files import READ, WRITE, FsOpenBlock, FsTempBlock
+from ollama_tiering.store.tiers.names import (
     BAD_SUFFIX,
+    BLOCK_SUFFIX,
     DESCRIPTION_NAME,
     LOCK_NAME,
+    PROBE_PREFIX,
     TMP_SUFFIX,
     VERSION_DIRECTORY,
     file_name,
     shard,
 )
-from ollama_tiering.store.names import Names
-from ollama_tiering.store.other_bytes import OtherBytes, files_bytes, physical_bytes
-from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tier import OpenBlock, StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tiers.other_bytes import OtherBytes, files_bytes, physical_bytes
+from ollama_tiering.store.tiers.unsynced import Names
 from ollama_tiering.system.directories import (
     entries,
     in_memory,

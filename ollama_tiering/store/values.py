@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 
 
 @dataclass(frozen=True, slots=True)

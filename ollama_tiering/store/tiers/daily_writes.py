@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.names import WRITTEN_NAME
 from ollama_tiering.system.directories import sync_directory
 
 log = logging.getLogger(__name__)
 
-FILE_NAME: Final = "written-today.json"
 
 _AHEAD_BYTES: Final = 64 << 20
 _AHEAD_PARTS: Final = 64
@@ -61,7 +61,7 @@ class DailyWrites:
     ) -> DailyWrites:
         """The count lies in the directory of the tier whose disk it spares."""
         local = [tier.directory for tier, _ in tiers if tier.kind is TierKind.LOCAL]
-        path = local[0] / FILE_NAME if local and local[0] is not None else None
+        path = local[0] / WRITTEN_NAME if local and local[0] is not None else None
         return cls(path, limit_bytes, wall_clock=wall_clock)
 
     @property

@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ollama_tiering.store.authenticity import Authenticity, ToAuthenticate
 from ollama_tiering.store.block.blockfile import ALIGNMENT
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import (
+from ollama_tiering.store.tiers.authenticity import Authenticity, ToAuthenticate
+from ollama_tiering.store.tiers.contract import (
     Neighbour,
     OpenBlock,
     SharedTier,

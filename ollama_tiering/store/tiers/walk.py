@@ -15,22 +15,22 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import BLOCK_SUFFIX
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
-from ollama_tiering.store.fs_names import (
+from ollama_tiering.store.tiers.names import (
     BAD_SUFFIX,
+    BLOCK_SUFFIX,
     DESCRIPTION_NAME,
+    PINS_NAME,
+    PROBE_PREFIX,
     TMP_SUFFIX,
+    TOMBSTONES_NAME,
     VERSION_DIRECTORY,
 )
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tombstones import TOMBSTONES_NAME
+from ollama_tiering.store.tiers.other_bytes import physical_bytes
 from ollama_tiering.system.directories import entries, open_below, own_directory
 from ollama_tiering.system.ownership import why_not_ours
 
 _TOP_TEMPORARY: Final = (PROBE_PREFIX, f".{PINS_NAME}.", f".{TOMBSTONES_NAME}.")
-_BLOCK_UNIT: Final = 512  # of st_blocks
 
 
 class What(Enum):
@@ -113,5 +113,4 @@ def _found(
         return
     if not stat.S_ISREG(info.st_mode) or why_not_ours(info):
         what = What.FOREIGN
-    size = info.st_blocks * _BLOCK_UNIT
-    yield FoundFile(what, parts, entry.name, size, info.st_ctime, namespace, key)
+    yield FoundFile(what, parts, entry.name, physical_bytes(info), info.st_ctime, namespace, key)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.block.blockfile import ALIGNMENT
 from ollama_tiering.store.errors import NotAuthentic
-from ollama_tiering.store.tier import OpenBlock, StoredBlock, WriteAt
+from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, WriteAt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import WriteAt
+from ollama_tiering.store.tiers.contract import WriteAt
 from ollama_tiering.system.directories import checked_regular, open_below, walk_below
 from ollama_tiering.system.files import fd_reader, fill, writer
 from ollama_tiering.system.pagecache import resident

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.fs_files import READ, WRITE, FsTempBlock
-from ollama_tiering.store.fs_names import TMP_SUFFIX, file_name, shard
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.other_bytes import physical_bytes
-from ollama_tiering.store.tier import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
+from ollama_tiering.store.tiers.contract import Neighbour, StoredBlock, TempBlock, TierKind, WriteAt
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.files import READ, WRITE, FsTempBlock
+from ollama_tiering.store.tiers.names import ANNOUNCEMENT_PREFIX, TMP_SUFFIX, file_name, shard
+from ollama_tiering.store.tiers.other_bytes import physical_bytes
 from ollama_tiering.system.deadline import InUse
 from ollama_tiering.system.directories import filesystem_type, open_below
 from ollama_tiering.system.files import write_all
@@ -45,7 +45,6 @@ UNFINISHED_SECONDS: Final = 3600.0  # an older temporary file is nobody's
 DEAD_SECONDS: Final = 900.0  # without a heartbeat for so long, a sidecar is gone
 FORGET_SECONDS: Final = 86400.0  # then its announcement is removed
 
-_PREFIX: Final = ".sidecar-"
 _MAX_ANNOUNCEMENT_BYTES: Final = 4096
 _MAX_NEIGHBOURS: Final = 1024
 
@@ -211,9 +210,11 @@ class SharedFsTier(FsTier):
     def neighbours(self) -> list[Neighbour]:
         found = []
         with os.scandir(self.directory) as entries:
-            names = [e.name for e in entries if e.name.startswith(_PREFIX)][:_MAX_NEIGHBOURS]
+            names = [e.name for e in entries if e.name.startswith(ANNOUNCEMENT_PREFIX)][
+                :_MAX_NEIGHBOURS
+            ]
         for name in names:
-            owner = name[len(_PREFIX) :]
+            owner = name[len(ANNOUNCEMENT_PREFIX) :]
             if owner in (self._owner, self._owner + TMP_SUFFIX):
                 continue
             neighbour = self._read_announcement(owner)
@@ -262,7 +263,7 @@ class SharedFsTier(FsTier):
             raise OSError(errno.ENODEV, reason)
 
     def _announcement(self, owner: str) -> Path:
-        return self.directory / f"{_PREFIX}{owner}"
+        return self.directory / f"{ANNOUNCEMENT_PREFIX}{owner}"
 
     @staticmethod
     def _touched(path: Path) -> float:

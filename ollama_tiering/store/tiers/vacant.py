@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ollama_tiering.store.block.key import NamespaceId, digest_from_hex
-from ollama_tiering.store.fs_names import DESCRIPTION_NAME, VERSION_DIRECTORY
-from ollama_tiering.store.other_bytes import physical_bytes
+from ollama_tiering.store.tiers.names import DESCRIPTION_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.tiers.other_bytes import physical_bytes
 from ollama_tiering.system.directories import entries
 
 

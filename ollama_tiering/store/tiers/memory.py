@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ollama_tiering.store.block.blockfile import align, buffer_reader
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.tier import StoredBlock, TempBlock, TierKind, WriteAt
+from ollama_tiering.store.tiers.contract import StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
