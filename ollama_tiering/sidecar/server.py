@@ -49,8 +49,8 @@ from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.report import LeftOver
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.report import LeftOver
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

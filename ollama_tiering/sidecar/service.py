@@ -43,9 +43,9 @@ from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import DIGEST_BYTES, BlockKey, as_key, as_namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.leasing import Awaited, Leasing
-from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.system.quiet_log import QuietLog

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ollama_tiering import __version__
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import ModelReport, StoreReport, TierReport
+from ollama_tiering.store.books.report import ModelReport, StoreReport, TierReport
 
 
 def stat_message(

@@ -13,9 +13,9 @@ from typing import Final
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
-from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tree import BlockRecord
 from ollama_tiering.store.values import BlockLine, ChainLine, Selection, TierUse, Totals
 
 Describe = Callable[[NamespaceId], Fields]

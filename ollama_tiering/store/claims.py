@@ -9,8 +9,8 @@ from pathlib import Path
 from ollama_tiering.store.block.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.block.window_fields import has_window_extra
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.tree import BlockRecord
 
 
 class Outcome(Enum):

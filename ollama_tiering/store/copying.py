@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from ollama_tiering.store import room, shares, transcode
 from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.lru import Reservation
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 from ollama_tiering.store.transcode import Seconds
-from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 

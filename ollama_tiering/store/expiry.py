@@ -12,9 +12,9 @@ from typing import Final
 
 from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.eviction import Rules
-from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.books.eviction import Rules
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.room import room_for_list
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
 from ollama_tiering.store.tombstones import (
@@ -27,7 +28,6 @@ from ollama_tiering.store.tombstones import (
     load_tombstones,
     text_of_tombstones,
 )
-from ollama_tiering.store.tree import BlockRecord
 from ollama_tiering.system.durable_file import replace_file
 
 log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.report import Leased, LeasedBlock
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.lookup import PIECE_BLOCKS
-from ollama_tiering.store.report import Leased, LeasedBlock
 from ollama_tiering.store.staging import Copy, Stager, readable_by_client
-from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 

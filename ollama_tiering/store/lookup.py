@@ -15,10 +15,10 @@ from operator import attrgetter
 from typing import Final
 
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
-from ollama_tiering.store.level import REFUSED
-from ollama_tiering.store.report import AttachedBlock, MatchedBlock
-from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.books.level import REFUSED
+from ollama_tiering.store.books.report import AttachedBlock, MatchedBlock
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 
 PIECE_BLOCKS: Final = 512  # a look-up of so many takes a fraction of a millisecond
 MAX_ATTACHED: Final = 4096  # window blocks of a piece, and of an answer: those of its last blocks

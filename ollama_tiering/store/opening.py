@@ -7,17 +7,22 @@ that is done, and spares opening every file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.blockfile import BlockMeta
-from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.terms import TermsTable, model_of
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.claims import record_of
 from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tiers.description_file import read_description
+from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,24 @@ def keep_headroom(state: StoreState, index_path: Path | None) -> None:
             level.headroom_bytes = _SMALL_FILES_BYTES
         if index_path is not None and level.tier.directory == index_path.parent:
             level.headroom_bytes += HEADROOM_BYTES
+
+
+def learn_described(table: TermsTable, directories: Iterable[Path | None]) -> None:
+    """The namespaces that have a description below these directories. What cannot be read is not
+    known; a shared directory may hang and is none of them.
+    """
+    for directory in directories:
+        try:
+            names = os.listdir(directory / VERSION_DIRECTORY) if directory is not None else []  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
+            namespace = digest_from_hex(name)
+            if namespace is None or directory is None:
+                continue
+            fields: Fields = read_description(directory, NamespaceId(namespace))
+            if fields:
+                table.learn(NamespaceId(namespace), model_of(fields))
 
 
 def load(

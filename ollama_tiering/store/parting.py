@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from ollama_tiering.store.block.key import TOKEN_BYTES
-from ollama_tiering.store.tree import BlockRecord, BlockTree
+from ollama_tiering.store.books.tree import BlockRecord, BlockTree
 
 BEFORE_TOKENS: Final = 128  # the beginning of the sentence, and of the turn
 AFTER_TOKENS: Final = 128

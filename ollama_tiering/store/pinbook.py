@@ -13,10 +13,11 @@ from typing import Final
 
 from ollama_tiering.config import format_size
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.pins import Pin
+from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import PinsFull, UnknownId
-from ollama_tiering.store.pins import Pin, file_of_pins, load_pins, save_pins
+from ollama_tiering.store.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.room import room_for_list
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import PINS_NAME
 

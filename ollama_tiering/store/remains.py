@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.files import READ
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
 from ollama_tiering.store.verify import is_leftover

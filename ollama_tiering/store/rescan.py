@@ -1,7 +1,7 @@
 """Looks at a shared tier: adopts what others stored, forgets what they removed, claims room.
 
 Run by one thread, the only one that writes to the tier, so that nothing is written between counting
-and claiming. How claims keep the budget: ollama_tiering.store.sharing.
+and claiming. How claims keep the budget: ollama_tiering.store.books.sharing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 from ollama_tiering.store import room
 from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.sharing import SharedBooks, fair_share, generations
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.index import IndexRow
 from ollama_tiering.store.opening import depths_of, record_of_meta, record_of_row
-from ollama_tiering.store.sharing import SharedBooks, fair_share, generations
-from ollama_tiering.store.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
-from ollama_tiering.store.tree import BlockRecord
 
 log = logging.getLogger(__name__)
 

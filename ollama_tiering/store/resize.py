@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ollama_tiering.store import room
-from ollama_tiering.store.state import StoreState
+from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.blockfile import ALIGNMENT, align
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.eviction import blocking_leaf
+from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
-from ollama_tiering.store.eviction import blocking_leaf
-from ollama_tiering.store.lru import Reservation
-from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.state import Doomed, StoreState
 from ollama_tiering.store.graveyard import Block, Graveyard
-from ollama_tiering.store.state import Doomed, StoreState
 
 
 def remove_end(

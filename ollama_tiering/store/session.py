@@ -24,6 +24,10 @@ from ollama_tiering.store.block.blockfile import (
     verify_payload,
 )
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.covering import take_covered
+from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.state import Doomed, Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.claims import (
     Claim,
     CommitResult,
@@ -33,12 +37,8 @@ from ollama_tiering.store.claims import (
     check_meta,
     record_of,
 )
-from ollama_tiering.store.covering import take_covered
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
-from ollama_tiering.store.lru import Reservation
-from ollama_tiering.store.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
-from ollama_tiering.store.tree import BlockRecord
 from ollama_tiering.system.quiet_log import QuietLog
 
 __all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]

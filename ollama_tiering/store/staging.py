@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.state import Level, StoreState
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.books.report import LeasedBlock
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.system.daemon_pool import DaemonPool
 
 STAGING_THREADS: Final = 4

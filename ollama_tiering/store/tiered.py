@@ -18,24 +18,31 @@ from typing import Final
 from ollama_tiering.store import damage, lookup, opening, resize, room
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.report import (
+    Leased,
+    LeasedBlock,
+    LeftOver,
+    MatchedBlock,
+    StoreReport,
+)
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.terms import Decide, model_of
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.graveyard import Graveyard
 from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.index_keeper import IndexKeeper
 from ollama_tiering.store.leasing import Leaser, Leasing
 from ollama_tiering.store.mover import Mover, only_in_ram
+from ollama_tiering.store.opening import learn_described
 from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
-from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.probing import measure_levels
 from ollama_tiering.store.remote_mover import of_shared_level
-from ollama_tiering.store.report import Leased, LeasedBlock, LeftOver, MatchedBlock, StoreReport
 from ollama_tiering.store.reporting import report_of
 from ollama_tiering.store.sequence_end import remove_end
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.survey import Survey
-from ollama_tiering.store.terms import Decide, learn_described, model_of
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.withdrawal import Withdrawal

@@ -30,14 +30,14 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ollama_tiering.store.state import Level
+    from ollama_tiering.store.books.state import Level
 
 MAX_ENCODED_FILE_BYTES: Final = 256 << 20  # held in memory while it is written; larger stay raw
 

@@ -30,15 +30,15 @@ from ollama_tiering.store.block.key import (
     tokens_from_bytes,
     tokens_to_bytes,
 )
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.terms import Decide, Terms
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.session import Outcome, WriteSession
-from ollama_tiering.store.terms import Decide, Terms
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tree import BlockRecord
 
 NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)

@@ -18,11 +18,11 @@ from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.archive import open_archive
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive, import_blocks
 from ollama_tiering.store.index import HEADROOM_BYTES
-from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind

@@ -12,9 +12,9 @@ from ollama_tiering.sidecar.restored import BlockRef, Match, checked
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import TOKEN_BYTES
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.report import LeasedBlock
 from ollama_tiering.store.session import Claim
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind

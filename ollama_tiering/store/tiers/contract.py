@@ -214,7 +214,7 @@ class Tier(Protocol):
 
 
 class SharedTier(Tier, Protocol):
-    """A tier that several sidecars use without a lock server (ollama_tiering.store.sharing)."""
+    """A tier that several sidecars use without a lock server (books/sharing.py)."""
 
     @property
     def foreign_bytes(self) -> int:

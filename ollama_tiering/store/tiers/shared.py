@@ -210,10 +210,8 @@ class SharedFsTier(FsTier):
     def neighbours(self) -> list[Neighbour]:
         found = []
         with os.scandir(self.directory) as entries:
-            names = [e.name for e in entries if e.name.startswith(ANNOUNCEMENT_PREFIX)][
-                :_MAX_NEIGHBOURS
-            ]
-        for name in names:
+            names = [e.name for e in entries if e.name.startswith(ANNOUNCEMENT_PREFIX)]
+        for name in names[:_MAX_NEIGHBOURS]:
             owner = name[len(ANNOUNCEMENT_PREFIX) :]
             if owner in (self._owner, self._owner + TMP_SUFFIX):
                 continue

@@ -16,7 +16,7 @@ from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.frozen import FrozenRemote
 from ollama_tiering.store.tiers.authenticity import (

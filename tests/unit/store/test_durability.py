@@ -17,10 +17,11 @@ from ollama_tiering.store.archive import open_archive
 from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive
-from ollama_tiering.store.pins import Pin, file_of_pins, load_pins, save_pins
+from ollama_tiering.store.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites

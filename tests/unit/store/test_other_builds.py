@@ -10,7 +10,7 @@ import pytest
 from ollama_tiering.config import MIB
 from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.sharing import SharedBooks
+from ollama_tiering.store.books.sharing import SharedBooks
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.values import Waste

@@ -11,8 +11,9 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.pins import Pin, PinTable
 from ollama_tiering.store.errors import PinsFull, UnknownId
-from ollama_tiering.store.pins import Pin, PinTable, file_of_pins, load_pins, save_pins
+from ollama_tiering.store.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier

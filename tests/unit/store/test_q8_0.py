@@ -24,7 +24,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.codec import Codec
+from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore

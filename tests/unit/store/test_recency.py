@@ -10,8 +10,8 @@ import pytest
 
 from ollama_tiering.store import room, samples
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.expiry import JUMP_SECONDS, START_SECONDS
-from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import WriteSession
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier

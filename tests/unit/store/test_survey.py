@@ -14,15 +14,15 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
+from ollama_tiering.store.books.level import Level
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.expiry import START_SECONDS
-from ollama_tiering.store.level import Level
-from ollama_tiering.store.policy import StorePolicy
 from ollama_tiering.store.session import Outcome, WriteSession
-from ollama_tiering.store.state import StoreState
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tree import BlockRecord
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 BUDGET = 4 << 20

@@ -14,7 +14,7 @@ from ollama_tiering.store.block.key import (
     tokens_from_bytes,
     tokens_to_bytes,
 )
-from ollama_tiering.store.tree import BlockRecord, BlockTree, common_rows
+from ollama_tiering.store.books.tree import BlockRecord, BlockTree, common_rows
 
 NS = samples.namespace(layers=1)
 NAMESPACE = NS.digest()

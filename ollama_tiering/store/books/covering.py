@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ollama_tiering.store.state import Doomed, StoreState
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.books.state import Doomed, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 
 
 def take_covered(state: StoreState, record: BlockRecord, deepest: int) -> list[Doomed]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.lru import ByteLru, Reservation
+from ollama_tiering.store.books.lru import ByteLru, Reservation
 from ollama_tiering.store.tiers.contract import Neighbour
 
 MAX_TO_DESCRIBE: Final = 256

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import lease
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.leases import LeaseTable
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.lease import LeaseTable
 
 KEYS = [BlockKey(bytes([number]) * 32) for number in range(10)]
 
 
 def test_leased_blocks_are_bounded_whoever_leases_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_LEASED_BLOCKS", 25)
+    monkeypatch.setattr("ollama_tiering.store.books.leases.MAX_LEASED_BLOCKS", 25)
     table = LeaseTable(clock=lambda: 0.0)
     first = table.open(KEYS, 60.0)
     table.check_room(15)
@@ -25,7 +24,7 @@ def test_leased_blocks_are_bounded_whoever_leases_them(monkeypatch: pytest.Monke
 
 
 def test_open_leases_are_bounded_even_if_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_LEASES", 2)
+    monkeypatch.setattr("ollama_tiering.store.books.leases.MAX_LEASES", 2)
     table = LeaseTable(clock=lambda: 0.0)
     ids = [table.open([], 60.0) for _ in range(2)]
     with pytest.raises(NoRoom):

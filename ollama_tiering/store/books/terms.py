@@ -6,17 +6,12 @@ when a namespace is heard of (`learn`) and when the rules or what they are about
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.block.description import Fields
-from ollama_tiering.store.block.key import NamespaceId, digest_from_hex
-from ollama_tiering.store.tiers.description_file import read_description
-from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
+from ollama_tiering.store.block.key import NamespaceId
 
 _MAX_NAMESPACES: Final = 1 << 16
 
@@ -93,21 +88,3 @@ class TermsTable:
 
 def model_of(fields: Iterable[tuple[str, str]]) -> str:
     return dict(fields).get("model", "")
-
-
-def learn_described(table: TermsTable, directories: Iterable[Path | None]) -> None:
-    """The namespaces that have a description below these directories. What cannot be read is not
-    known; a shared directory may hang and is none of them.
-    """
-    for directory in directories:
-        try:
-            names = os.listdir(directory / VERSION_DIRECTORY) if directory is not None else []  # noqa: PTH208
-        except OSError:
-            continue
-        for name in names:
-            namespace = digest_from_hex(name)
-            if namespace is None or directory is None:
-                continue
-            fields: Fields = read_description(directory, NamespaceId(namespace))
-            if fields:
-                table.learn(NamespaceId(namespace), model_of(fields))

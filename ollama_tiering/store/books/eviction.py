@@ -17,10 +17,10 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.books.tree import BlockRecord
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.state import Level, StoreState
+    from ollama_tiering.store.books.state import Level, StoreState
 
 
 def choose_victims(

@@ -14,25 +14,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from ollama_tiering.store.admission import Admission
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.eviction import choose_victims
-from ollama_tiering.store.lease import LeaseTable
-from ollama_tiering.store.level import Counters as Counters
-from ollama_tiering.store.level import Doomed as Doomed
-from ollama_tiering.store.level import Level as Level
-from ollama_tiering.store.lru import ByteLru
-from ollama_tiering.store.pins import PinTable
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.speed import SpeedMeter
-from ollama_tiering.store.terms import Decide, Terms, TermsTable
+from ollama_tiering.store.books.admission import Admission
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.eviction import choose_victims
+from ollama_tiering.store.books.leases import LeaseTable
+from ollama_tiering.store.books.level import Counters as Counters
+from ollama_tiering.store.books.level import Doomed as Doomed
+from ollama_tiering.store.books.level import Level as Level
+from ollama_tiering.store.books.lru import ByteLru
+from ollama_tiering.store.books.pins import PinTable
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.speed import SpeedMeter
+from ollama_tiering.store.books.terms import Decide, Terms, TermsTable
+from ollama_tiering.store.books.tree import BlockRecord, BlockTree
+from ollama_tiering.store.books.write_queue import WriteQueue
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.space import FreeSpace
-from ollama_tiering.store.tree import BlockRecord, BlockTree
-from ollama_tiering.store.write_queue import WriteQueue
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import codec
-from ollama_tiering.store.codec import Codec, DecodeMeter
+from ollama_tiering.store.books import encodings
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.speed import DecodeMeter
 from ollama_tiering.store.index import BlockIndex
 
 MB = 1_000_000
@@ -18,7 +19,7 @@ MB = 1_000_000
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(codec.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(encodings.time, "perf_counter", lambda: self.now)
 
 
 def test_two_at_a_time_count_as_one_time_and_reading_is_taken_out(

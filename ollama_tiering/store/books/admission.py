@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.tree import TOP_ONLY, BlockRecord
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
-from ollama_tiering.store.tree import TOP_ONLY, BlockRecord
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.state import Level, StoreState
+    from ollama_tiering.store.books.state import Level, StoreState
 
 _REST_SECONDS: Final = 10.0  # after the tier below had no room
 MAX_WRITER_RESERVATIONS: Final = 4096  # open at once: each is a file, however small its block

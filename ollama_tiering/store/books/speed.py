@@ -1,4 +1,4 @@
-"""How fast a tier really reads and writes: moving averages of its own transfers.
+"""How fast a tier really reads and writes, and this machine decodes: moving averages.
 
 Reads count only when the bytes were not in the page cache before (or the tier lies in memory): what
 is promised to a client must also hold when the block comes from the disk. Until something was
@@ -7,22 +7,15 @@ measured, a low default stands in, and the meter says 0 to whoever asks what was
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
-from ollama_tiering.store.tiers.names import PROBE_PREFIX
-from ollama_tiering.system import pagecache
 
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
-PROBE_BYTES: Final = 16 << 20
-_PART_BYTES: Final = 1 << 20
 _DEFAULT_BYTES_PER_SECOND: Final = {
     TierKind.RAM: 1e9,
     TierKind.LOCAL: 150e6,
@@ -97,31 +90,27 @@ class SpeedMeter:
         return self._kind is TierKind.RAM or block.resident() is False
 
 
-def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) -> None:
-    """Writes, syncs and reads back one temporary file. OSError passes through, nothing stays."""
-    path = directory / f"{PROBE_PREFIX}{secrets.token_hex(4)}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        part = os.urandom(_PART_BYTES)  # a disk that compresses must not look fast
-        start = time.perf_counter()
-        for offset in range(0, PROBE_BYTES, _PART_BYTES):
-            if os.pwrite(fd, part, offset) != _PART_BYTES:
-                return
-        if not in_memory:
-            os.fsync(fd)
-        meter.add_write(PROBE_BYTES, time.perf_counter() - start)
-        if not in_memory:
-            pagecache.forget(fd)
-            if pagecache.resident(fd, PROBE_BYTES) is not False:
-                return
-        buffer = bytearray(_PART_BYTES)
-        start = time.perf_counter()
-        for offset in range(0, PROBE_BYTES, _PART_BYTES):
-            os.preadv(fd, [buffer], offset)
-        meter.add_read(PROBE_BYTES, time.perf_counter() - start)
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
+class DecodeMeter:
+    """Decoded bytes per second while anything is decoded, however many blocks at a time, reading
+    taken out: what decoding adds for a client that asks for several. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy = BusyMeter(self.add)
+        self.bytes_per_second = 0.0  # moving average; 0 when never measured
+
+    def begin(self) -> None:
+        self._busy.begin()
+
+    def end(self, decoded_bytes: int, reading_seconds: float, other_seconds: float) -> None:
+        """A block is there, or with 0 bytes is not: then this time says nothing."""
+        self._busy.end(decoded_bytes, other_seconds, reading_seconds)
+
+    def add(self, decoded_bytes: int, seconds: float) -> None:
+        """One sample by itself."""
+        with self._lock:
+            self.bytes_per_second = _moved(self.bytes_per_second, decoded_bytes, seconds)
 
 
 def _moved(average: float, moved_bytes: int, seconds: float) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.state import Counters
-from ollama_tiering.store.terms import Terms
+from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.state import Counters
+from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.tiers.contract import TierKind, TierStats
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.lru import ByteLru, Reservation
-from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.speed import SpeedMeter
+from ollama_tiering.store.books.lru import ByteLru, Reservation
+from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.tiers.contract import Tier, TierStats
 from ollama_tiering.store.tiers.space import FreeSpace
 

@@ -12,47 +12,19 @@ import numpy as np
 
 from ollama_tiering.store.block.encoding import DEFAULT_ZSTD_LEVEL, Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import NamespaceId
-from ollama_tiering.store.speed import BusyMeter
+from ollama_tiering.store.books.speed import DecodeMeter
 from ollama_tiering.store.tiers.contract import TierKind
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.state import Level
+    from ollama_tiering.store.books.state import Level
 
 Q8_0_EXTRA: Final = "kv=q8_0"  # part of a namespace's `extra`, between semicolons
 
 _KNOWN_NAMESPACES: Final = 256
-_WEIGHT: Final = 0.3
-_MIN_SAMPLE_BYTES: Final = 64 << 10
 _DEFAULT_BYTES_PER_SECOND: Final = 300e6
 _PROBE_ELEMENTS: Final = 64 << 10  # a segment of a usual size
 _PROBES: Final = 5
 _PROBE_SHARE: Final = 0.4  # 2.2 GB/s decoded, 0.9 GB/s written: docs/measurements/encoding.md
-
-
-class DecodeMeter:
-    """Decoded bytes per second while anything is decoded, however many blocks at a time, reading
-    taken out: what decoding adds for a client that asks for several. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._busy = BusyMeter(self.add)
-        self.bytes_per_second = 0.0  # moving average; 0 when never measured
-
-    def begin(self) -> None:
-        self._busy.begin()
-
-    def end(self, decoded_bytes: int, reading_seconds: float, other_seconds: float) -> None:
-        """A block is there, or with 0 bytes is not: then this time says nothing."""
-        self._busy.end(decoded_bytes, other_seconds, reading_seconds)
-
-    def add(self, decoded_bytes: int, seconds: float) -> None:
-        """One sample by itself."""
-        if decoded_bytes < _MIN_SAMPLE_BYTES or seconds <= 0:
-            return
-        with self._lock:
-            sample, average = decoded_bytes / seconds, self.bytes_per_second
-            self.bytes_per_second = average + _WEIGHT * (sample - average) if average else sample
 
 
 class Codec:
