@@ -10,9 +10,9 @@ from typing import Final
 
 from ollama_tiering.config import MIB, SidecarConfig, format_size
 from ollama_tiering.store.books.policy import StorePolicy
-from ollama_tiering.store.index import remove_index
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.upkeep.index import remove_index
 from ollama_tiering.system.directories import in_memory, secure_directory
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from ollama_tiering.store import removal, room
 from ollama_tiering.store.archive import Manifest
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
@@ -30,6 +29,7 @@ from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.vacant import vacant
 from ollama_tiering.store.tiers.walk import What, remove_file, walk
+from ollama_tiering.store.upkeep import removal, room
 from ollama_tiering.store.values import (
     ChainLine,
     Listing,

@@ -9,7 +9,6 @@ from pathlib import Path
 from ollama_tiering.store.block.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.block.window_fields import has_window_extra
-from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
 
 
@@ -64,16 +63,3 @@ def check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_toke
         raise InvalidBlock(f"position {meta.first_position} does not fit the block's place")
     if meta.cells and not (meta.first_position and has_window_extra(meta.extras)):
         raise InvalidBlock("it has cells, and is no window block otherwise")
-
-
-def record_of(meta: BlockMeta, last_use: float) -> BlockRecord:
-    return BlockRecord(
-        key=meta.key,
-        namespace=meta.namespace,
-        parent=meta.parent,
-        tokens=meta.tokens,
-        plain_rows=meta.plain_rows,
-        file_bytes=meta.raw_file_bytes,
-        last_use=last_use,
-        created=float(meta.created_unix_seconds),
-    )

@@ -21,12 +21,12 @@ from typing import Final
 from urllib.parse import quote
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.index import BlockIndex, IndexRow, refuse_odd_files
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.files import FsTempBlock
 from ollama_tiering.store.tiers.walk import What, walk
+from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow, refuse_odd_files
 
 log = logging.getLogger(__name__)
 

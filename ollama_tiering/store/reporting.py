@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 
-from ollama_tiering.store import shares
 from ollama_tiering.store.books.report import REPORTED_NAMESPACES, StoreReport, TierReport
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
+from ollama_tiering.store.upkeep import shares
 
 
 def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:

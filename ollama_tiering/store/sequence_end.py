@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Doomed, StoreState
-from ollama_tiering.store.graveyard import Block, Graveyard
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.graveyard import Block, Graveyard
 
 
 def remove_end(

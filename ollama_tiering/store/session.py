@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from ollama_tiering.store import room, shares, transcode
 from ollama_tiering.store.block.blockfile import (
     MAX_HEADER_BYTES,
     PREAMBLE_BYTES,
@@ -35,10 +34,11 @@ from ollama_tiering.store.claims import (
     Reserved,
     check_claim,
     check_meta,
-    record_of,
 )
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
+from ollama_tiering.store.upkeep import room, shares, transcode
+from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.quiet_log import QuietLog
 
 __all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import damage, lookup, opening, resize, room
+from ollama_tiering.store import lookup
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.books.encodings import Codec
@@ -30,22 +30,23 @@ from ollama_tiering.store.books.report import (
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.terms import Decide, model_of
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.graveyard import Graveyard
-from ollama_tiering.store.index import BlockIndex
-from ollama_tiering.store.index_keeper import IndexKeeper
 from ollama_tiering.store.leasing import Leaser, Leasing
-from ollama_tiering.store.mover import Mover, only_in_ram
-from ollama_tiering.store.opening import learn_described
-from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
-from ollama_tiering.store.probing import measure_levels
-from ollama_tiering.store.remote_mover import of_shared_level
 from ollama_tiering.store.reporting import report_of
 from ollama_tiering.store.sequence_end import remove_end
 from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.survey import Survey
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
-from ollama_tiering.store.withdrawal import Withdrawal
+from ollama_tiering.store.upkeep import damage, opening, resize, room
+from ollama_tiering.store.upkeep.graveyard import Graveyard
+from ollama_tiering.store.upkeep.index import BlockIndex
+from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
+from ollama_tiering.store.upkeep.mover import Mover, only_in_ram
+from ollama_tiering.store.upkeep.opening import learn_described
+from ollama_tiering.store.upkeep.pinbook import PIN_SHARE, PinBook
+from ollama_tiering.store.upkeep.probing import measure_levels
+from ollama_tiering.store.upkeep.remote_mover import of_shared_level
+from ollama_tiering.store.upkeep.survey import Survey
+from ollama_tiering.store.upkeep.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)
 

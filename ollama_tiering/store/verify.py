@@ -12,13 +12,13 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
+from ollama_tiering.store.upkeep import room
 from ollama_tiering.store.values import Finding, VerifyStep
 
 log = logging.getLogger(__name__)

@@ -22,13 +22,13 @@ from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive, import_blocks
-from ollama_tiering.store.index import HEADROOM_BYTES
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.upkeep.index import HEADROOM_BYTES
 from ollama_tiering.store.values import Selection
 from tests.fault.disk_model import Unname
 from tests.fault.recorder import Recorder

@@ -47,7 +47,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def one_thread_and_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.mover.DaemonPool", SameThread)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.mover.DaemonPool", SameThread)
     monkeypatch.setattr("ollama_tiering.store.tiers.unsynced.DaemonPool", SameThread)
     # Wherever the tests' files lie: the tier is to take it for a disk.
     monkeypatch.setattr("ollama_tiering.store.tiers.directory.in_memory", lambda directory: False)

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import room, samples
+from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.index import BlockIndex
 from ollama_tiering.store.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

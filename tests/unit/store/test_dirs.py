@@ -9,8 +9,8 @@ import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.books.speed import SpeedMeter
-from ollama_tiering.store.probing import measure_directory
 from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.upkeep.probing import measure_directory
 from ollama_tiering.system import pagecache
 from ollama_tiering.system.directories import (
     UnsafeDirectory,

@@ -21,7 +21,6 @@ from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive
-from ollama_tiering.store.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
@@ -30,6 +29,7 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME, WRITTEN_NAME
 from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.values import Selection
 from ollama_tiering.system.directories import secure_directory
 from tests.fault.disk_model import Choose, Name, Sync, Unname, after_cut
@@ -310,7 +310,7 @@ def test_names_are_synced_every_two_seconds_while_more_are_to_come(
     bench = Bench(ram=400, local=400)
     synced: list[float] = []
     monkeypatch.setattr(bench.tiers[1][0], "sync_names", lambda: synced.append(bench.now))
-    monkeypatch.setattr("ollama_tiering.store.mover._BATCH_BLOCKS", 1)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.mover._BATCH_BLOCKS", 1)
     bench.put(range(0, 200))
     started = bench.now
     for _ in range(40):

@@ -11,7 +11,7 @@ import pytest
 from ollama_tiering.store.books import encodings
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.speed import DecodeMeter
-from ollama_tiering.store.index import BlockIndex
+from ollama_tiering.store.upkeep.index import BlockIndex
 
 MB = 1_000_000
 

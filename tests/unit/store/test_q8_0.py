@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ollama_tiering.store import transcode
 from ollama_tiering.store.block import q8_0
 from ollama_tiering.store.block.blockfile import (
     SegmentShape,
@@ -30,7 +29,8 @@ from ollama_tiering.store.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.test_transcode import decoded, reheaded
 
 HEAD_DIM, BLOCK_TOKENS = 8192, 4

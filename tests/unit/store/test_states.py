@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store import samples, transcode
+from ollama_tiering.store import samples
 from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.blockfile import SegmentShape, buffer_reader, plan_block, read_meta
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
@@ -21,7 +21,8 @@ from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 TOKENS = list(range(10))

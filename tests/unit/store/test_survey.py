@@ -18,11 +18,11 @@ from ollama_tiering.store.books.level import Level
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.expiry import START_SECONDS
 from ollama_tiering.store.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 BUDGET = 4 << 20
@@ -213,7 +213,7 @@ def test_a_block_written_long_ago_outlives_the_loss_of_the_index(
 def test_a_scan_that_fails_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.survey._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.survey._RETRY_SECONDS", 0.01)
     failures = [OSError(5, "input/output error"), OSError(116, "stale file handle")]
     scan = SlowTier.scan
 

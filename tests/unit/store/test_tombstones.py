@@ -18,12 +18,12 @@ from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.frozen import FrozenRemote
-from ollama_tiering.store.graveyard import Block
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, TOMBSTONES_NAME
-from ollama_tiering.store.tombstones import Grave, load_tombstones, text_of_tombstones
+from ollama_tiering.store.upkeep.graveyard import Block
+from ollama_tiering.store.upkeep.tombstones import Grave, load_tombstones, text_of_tombstones
 from ollama_tiering.store.values import Removal, Selection
 from ollama_tiering.system.directories import UnsafeDirectory
 from tests.contract.faulty import Faults, remote_tier
@@ -343,7 +343,7 @@ def test_of_a_tier_not_seen_yet_no_more_is_buried_than_can_wait(
     other = site.put(OTHER_TOKENS)
     site.restart()
     site.away()
-    monkeypatch.setattr("ollama_tiering.store.graveyard.MAX_TOMBSTONES", 4)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 4)
     done = site.rm()
     assert (done.blocks, done.kept) == (2, {})  # what is in the books comes first
     assert len(site.tombstones) == 3
@@ -359,7 +359,7 @@ def test_of_a_tier_not_seen_yet_no_more_is_buried_than_can_wait(
 def test_neither_a_long_list_nor_its_text_keeps_look_ups_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.graveyard._GRAVES_PER_HOLD", 2)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard._GRAVES_PER_HOLD", 2)
     free: list[bool] = []
 
     def look_up() -> None:
@@ -383,7 +383,7 @@ def test_neither_a_long_list_nor_its_text_keeps_look_ups_waiting(
         elsewhere()
         return text_of_tombstones(tombstones)
 
-    monkeypatch.setattr("ollama_tiering.store.graveyard.text_of_tombstones", text)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.text_of_tombstones", text)
     blocks = Long({(NAMESPACE, BlockKey(bytes([n]) * 32)): 1.0 for n in range(5)})
     site.store.graveyard.bury(blocks)
     assert free == [True] * 4
@@ -548,7 +548,7 @@ def test_a_pipe_directory_or_link_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_only_so_many_can_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.graveyard.MAX_TOMBSTONES", 1)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 1)
     blocks, done = removed_while_away(site)
     assert done.blocks == 1
     assert done.kept == {"no more can wait for the remote tier": 1}
@@ -562,7 +562,7 @@ def test_a_disk_that_takes_no_tombstone_is_said(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr("ollama_tiering.store.graveyard.replace_file", full)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.replace_file", full)
     _, done = removed_while_away(site)
     assert "could not be written down, a restart forgets it" in done.waiting_for
     monkeypatch.undo()

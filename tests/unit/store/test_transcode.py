@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ollama_tiering.store import transcode
 from ollama_tiering.store.block.blockfile import (
     PREAMBLE_BYTES,
     SegmentShape,
@@ -25,7 +24,8 @@ from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.encoded import NAMESPACE, block
 
 CODEC = ZstdPlanes()

@@ -32,11 +32,11 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.index import _VERSION
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
 from tests.contract.daemon import Daemon
 

@@ -12,18 +12,18 @@ import time
 from typing import Final, cast
 
 from ollama_tiering.errors import StoreDamaged
-from ollama_tiering.store import shares
 from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NotAuthentic
-from ollama_tiering.store.graveyard import Block, Graveyard
-from ollama_tiering.store.index import IndexRow
-from ollama_tiering.store.mover import Mover
-from ollama_tiering.store.rescan import Rescan
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import SharedTier, TierKind
+from ollama_tiering.store.upkeep import shares
+from ollama_tiering.store.upkeep.graveyard import Block, Graveyard
+from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.mover import Mover
+from ollama_tiering.store.upkeep.rescan import Rescan
 
 log = logging.getLogger(__name__)
 

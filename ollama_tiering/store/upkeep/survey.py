@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.opening import record_of_meta
 from ollama_tiering.store.tiers.contract import StoredBlock
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.opening import record_of_meta
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import logging
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.upkeep import room
 
 log = logging.getLogger(__name__)
 

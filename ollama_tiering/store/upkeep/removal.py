@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.state import Doomed, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.graveyard import Block, Graveyard
 from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.graveyard import Block, Graveyard
 from ollama_tiering.store.values import Removal
 
 SHARED: Final = "needed by another chain"

@@ -17,11 +17,11 @@ from typing import Final
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.index import IndexRow
-from ollama_tiering.store.room import room_for_list
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
-from ollama_tiering.store.tombstones import (
+from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.room import room_for_list
+from ollama_tiering.store.upkeep.tombstones import (
     MAX_TOMBSTONES,
     Grave,
     keep_unreadable,

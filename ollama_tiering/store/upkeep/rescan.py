@@ -11,16 +11,16 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.sharing import SharedBooks, fair_share, generations
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.index import IndexRow
-from ollama_tiering.store.opening import depths_of, record_of_meta, record_of_row
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.opening import depths_of, record_of_meta, record_of_row
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.eviction import Rules
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.upkeep import room
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 from ollama_tiering.config import format_size
-from ollama_tiering.store import removal, room
 from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.graveyard import Graveyard
-from ollama_tiering.store.pinbook import PinBook
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.upkeep import removal, room
+from ollama_tiering.store.upkeep.graveyard import Graveyard
+from ollama_tiering.store.upkeep.pinbook import PinBook
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,10 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_he
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.terms import TermsTable, model_of
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.claims import record_of
-from ollama_tiering.store.index import HEADROOM_BYTES, BlockIndex, IndexRow
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
+from ollama_tiering.store.upkeep.index import HEADROOM_BYTES, BlockIndex, IndexRow
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +162,19 @@ def record_of_row(row: IndexRow, level: Level, namespace: NamespaceId | None = N
         created=row.created,
         hits=row.hits,
         encoded=_encoded(level, row.file_bytes, row.raw_file_bytes),
+    )
+
+
+def record_of(meta: BlockMeta, last_use: float) -> BlockRecord:
+    return BlockRecord(
+        key=meta.key,
+        namespace=meta.namespace,
+        parent=meta.parent,
+        tokens=meta.tokens,
+        plain_rows=meta.plain_rows,
+        file_bytes=meta.raw_file_bytes,
+        last_use=last_use,
+        created=float(meta.created_unix_seconds),
     )
 
 

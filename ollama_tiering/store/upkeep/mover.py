@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ollama_tiering.store import room, shares
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.covering import take_covered
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.copying import Copier, Failure, Filled
-from ollama_tiering.store.expiry import Expiry
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.upkeep import room, shares
+from ollama_tiering.store.upkeep.copying import Copier, Failure, Filled
+from ollama_tiering.store.upkeep.expiry import Expiry
+from ollama_tiering.store.upkeep.transcode import Seconds
 from ollama_tiering.system.daemon_pool import DaemonPool
 
 T = TypeVar("T")

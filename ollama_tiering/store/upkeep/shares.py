@@ -11,13 +11,13 @@ import functools
 from dataclasses import replace
 from typing import Final
 
-from ollama_tiering.store import room
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.eviction import Rules, blocking_leaf
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.report import ModelReport
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.upkeep import room
 
 MAX_MODELS_SHOWN: Final = 256  # in one answer to whoever asks
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from ollama_tiering.store import opening
 from ollama_tiering.store.books.state import StoreState
-from ollama_tiering.store.index import BlockIndex
+from ollama_tiering.store.upkeep import opening
+from ollama_tiering.store.upkeep.index import BlockIndex
 
 
 class IndexKeeper:

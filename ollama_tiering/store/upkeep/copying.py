@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store import room, shares, transcode
 from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.lru import Reservation
@@ -24,7 +23,8 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.upkeep import room, shares, transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ollama_tiering.store import room
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.upkeep import room
 
 
 def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
