@@ -39,7 +39,7 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
-from ollama_tiering.store.session import Claim
+from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

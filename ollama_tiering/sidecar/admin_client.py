@@ -26,7 +26,7 @@ from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
-from ollama_tiering.store.session import CommitResult
+from ollama_tiering.store.serving.session import CommitResult
 from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.store.values import (
     Listing,

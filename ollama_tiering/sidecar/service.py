@@ -45,8 +45,14 @@ from ollama_tiering.store.block.key import DIGEST_BYTES, BlockKey, as_key, as_na
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
-from ollama_tiering.store.leasing import Awaited, Leasing
-from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
+from ollama_tiering.store.serving.leasing import Awaited, Leasing
+from ollama_tiering.store.serving.session import (
+    Claim,
+    CommitResult,
+    Outcome,
+    Reserved,
+    WriteSession,
+)
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.system.quiet_log import QuietLog
 

@@ -22,7 +22,7 @@ from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.remains import remove_remains
-from ollama_tiering.store.session import CommitResult, WriteSession
+from ollama_tiering.store.serving.session import CommitResult, WriteSession
 from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.description_file import read_description

@@ -18,7 +18,7 @@ from ollama_tiering.store.block.blockfile import BlockMeta, ReadAt, read_meta, v
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
-from ollama_tiering.store.session import CommitResult
+from ollama_tiering.store.serving.session import CommitResult
 
 PART_BYTES: Final = 1 << 20
 

@@ -18,7 +18,7 @@ from ollama_tiering.store.block.key import (
     window_extra,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import Claim
+from ollama_tiering.store.serving.session import Claim
 
 _ELEMENT_BYTES = 2
 _CREATED = 1_763_700_000

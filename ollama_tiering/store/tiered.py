@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import lookup
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.books.encodings import Codec
@@ -30,10 +29,11 @@ from ollama_tiering.store.books.report import (
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.terms import Decide, model_of
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.leasing import Leaser, Leasing
-from ollama_tiering.store.reporting import report_of
-from ollama_tiering.store.sequence_end import remove_end
-from ollama_tiering.store.session import WriteSession
+from ollama_tiering.store.serving import lookup
+from ollama_tiering.store.serving.leasing import Leaser, Leasing
+from ollama_tiering.store.serving.reporting import report_of
+from ollama_tiering.store.serving.sequence_end import remove_end
+from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.upkeep import damage, opening, resize, room

@@ -34,7 +34,7 @@ from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.books.terms import Decide, Terms
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.session import Outcome, WriteSession
+from ollama_tiering.store.serving.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

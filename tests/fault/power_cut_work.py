@@ -22,7 +22,7 @@ from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive, import_blocks
-from ollama_tiering.store.session import Outcome
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ollama_tiering.store import samples
-from ollama_tiering.store.session import Outcome
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier

@@ -18,7 +18,7 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.session import Outcome
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.upkeep import room

@@ -16,7 +16,7 @@ import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.session import Claim
+from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME

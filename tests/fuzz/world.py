@@ -15,7 +15,7 @@ from ollama_tiering.store.block.key import TOKEN_BYTES
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.session import Claim
+from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

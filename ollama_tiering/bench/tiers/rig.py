@@ -20,7 +20,7 @@ from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pla
 from ollama_tiering.store.block.key import BlockKey, Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.report import LeasedBlock
-from ollama_tiering.store.session import Claim, Outcome
+from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

@@ -26,7 +26,7 @@ from ollama_tiering.store.importing import (
     check_archive,
     import_blocks,
 )
-from ollama_tiering.store.session import CommitResult
+from ollama_tiering.store.serving.session import CommitResult
 from tests.unit.store.support import NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_archive import TOKENS, Side, edited, members, nothing, pack, plain
 

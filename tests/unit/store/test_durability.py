@@ -21,7 +21,7 @@ from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.chain_to_export import ChainToExport
 from ollama_tiering.store.exporting import export_chain
 from ollama_tiering.store.importing import check_archive
-from ollama_tiering.store.session import Claim, Outcome
+from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.description_file import read_description

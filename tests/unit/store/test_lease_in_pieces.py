@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import leasing
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.leasing import Leaser
+from ollama_tiering.store.serving import leasing
+from ollama_tiering.store.serving.leasing import Leaser
 from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
 from tests.unit.store.support import NAMESPACE, Bench
 

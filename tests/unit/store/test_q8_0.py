@@ -25,7 +25,7 @@ from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, t
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.session import Claim, Outcome
+from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier

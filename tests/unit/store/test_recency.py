@@ -11,7 +11,7 @@ import pytest
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.policy import StorePolicy
-from ollama_tiering.store.session import WriteSession
+from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.upkeep import room

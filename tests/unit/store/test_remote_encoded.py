@@ -14,7 +14,7 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.staging import readable_by_client
+from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from tests.contract.faulty import Faults, remote_tier

@@ -8,7 +8,7 @@ import time
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.claims import Claim, Outcome
+from ollama_tiering.store.serving.offers import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier

@@ -10,7 +10,7 @@ import pytest
 
 from ollama_tiering.store import samples
 from ollama_tiering.store.books.policy import StorePolicy
-from ollama_tiering.store.session import Outcome
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.space import CACHE_SECONDS, FreeSpace

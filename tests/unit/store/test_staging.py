@@ -14,8 +14,8 @@ from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.staging import readable_by_client
+from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow

@@ -16,7 +16,7 @@ from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, Zst
 from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
-from ollama_tiering.store.claims import Claim, check_claim, check_meta
+from ollama_tiering.store.serving.offers import Claim, check_claim, check_meta
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier

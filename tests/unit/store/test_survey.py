@@ -18,7 +18,7 @@ from ollama_tiering.store.books.level import Level
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.session import Outcome, WriteSession
+from ollama_tiering.store.serving.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier

@@ -14,7 +14,7 @@ from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.terms import Terms, TermsTable
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.session import Outcome
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier

@@ -27,7 +27,8 @@ from ollama_tiering.store.books.covering import take_covered
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.claims import (
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
+from ollama_tiering.store.serving.offers import (
     Claim,
     CommitResult,
     Outcome,
@@ -35,7 +36,6 @@ from ollama_tiering.store.claims import (
     check_claim,
     check_meta,
 )
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
 from ollama_tiering.store.upkeep import room, shares, transcode
 from ollama_tiering.store.upkeep.opening import record_of

@@ -16,8 +16,8 @@ from ollama_tiering.store.books.report import Leased, LeasedBlock
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.lookup import PIECE_BLOCKS
-from ollama_tiering.store.staging import Copy, Stager, readable_by_client
+from ollama_tiering.store.serving.lookup import PIECE_BLOCKS
+from ollama_tiering.store.serving.staging import Copy, Stager, readable_by_client
 from ollama_tiering.store.tiers.contract import TierKind
 
 log = logging.getLogger(__name__)
