@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 
 from ollama_tiering.bench.machine import begin, this_machine
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
@@ -43,6 +42,7 @@ from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
 from ollama_tiering.system.pagecache import forget, read_past
 
 LAYERS, HEADS, HEAD_DIM, ROWS = 28, 8, 128, 64

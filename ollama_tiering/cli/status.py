@@ -193,7 +193,7 @@ def _other_builds_blocks(answer: pb.StatResponse) -> int:
     of ours is here to compare with.
     """
     from ollama_tiering.cli.builds import builds_here
-    from ollama_tiering.store.census import build_of, of_other_build
+    from ollama_tiering.store.tools.listing import build_of, of_other_build
 
     here = builds_here()
     if not here:

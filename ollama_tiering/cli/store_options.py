@@ -18,10 +18,10 @@ from ollama_tiering.config import SidecarConfig, parse_size
 from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.archive import Manifest
-    from ollama_tiering.store.chain_to_export import ChainToExport
-    from ollama_tiering.store.importing import BlockSink, CheckedChain, Present
     from ollama_tiering.store.tiers.contract import OpenBlock
+    from ollama_tiering.store.tools.archive import Manifest
+    from ollama_tiering.store.tools.chain_to_export import ChainToExport
+    from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present
     from ollama_tiering.store.values import (
         Listing,
         PinResult,
@@ -39,7 +39,7 @@ _CONNECT_SECONDS: Final = 2.0
 
 
 class Admin(Protocol):
-    """The store's administration, in a sidecar or on the files; see store.admin."""
+    """The store's administration, in a sidecar or on the files; see store/tools/admin.py."""
 
     def listing(
         self, selection: Selection, *, blocks: bool = False, words: bool = False

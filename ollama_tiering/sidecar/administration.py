@@ -15,10 +15,10 @@ from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.sidecar import admin_messages as messages
 from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.census import build_of
 from ollama_tiering.store.errors import NoRoom
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.listing import build_of
 
 log = logging.getLogger(__name__)
 

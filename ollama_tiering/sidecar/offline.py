@@ -19,12 +19,12 @@ from ollama_tiering.sidecar.ram_place import recorded, settled
 from ollama_tiering.sidecar.remote_key import remote_authenticity
 from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.sidecar.server import open_store
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.system.deadline import DeadlineThreads
 from ollama_tiering.system.directories import UnsafeDirectory

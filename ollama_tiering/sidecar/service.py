@@ -40,7 +40,6 @@ from ollama_tiering.sidecar.namespaces import NamespaceUses
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import DIGEST_BYTES, BlockKey, as_key, as_namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.report import LeasedBlock
@@ -54,6 +53,7 @@ from ollama_tiering.store.serving.session import (
     WriteSession,
 )
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)

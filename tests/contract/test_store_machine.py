@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import (
@@ -39,6 +38,7 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)

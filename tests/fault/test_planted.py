@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon
 from tests.fault.abuse import NS, store
 from tests.fault.planted import plant

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import room
 from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device

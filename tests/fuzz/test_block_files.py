@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ollama_tiering.sidecar.restored import Block, BlockRef, Match, checked
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.blockfile import (
     MAX_ROWS,
     BlockMeta,
@@ -18,6 +17,7 @@ from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES
 from ollama_tiering.store.block.key import Namespace, block_key
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit

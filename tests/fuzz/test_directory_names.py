@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
+from ollama_tiering.store.tools.admin import Administration
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, raw_block, sample
 from tests.fuzz.world import Snapshot, World, filled, memory_directory, same_rows

@@ -12,10 +12,10 @@ import pytest
 from ollama_tiering.config import MIB, SidecarConfig
 from ollama_tiering.sidecar import sizing
 from ollama_tiering.sidecar.server import open_store
-from ollama_tiering.store import samples
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace()
 

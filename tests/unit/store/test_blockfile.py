@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
@@ -20,6 +19,7 @@ from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace()
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V

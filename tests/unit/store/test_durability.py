@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.archive import open_archive
 from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.pins import Pin
-from ollama_tiering.store.chain_to_export import ChainToExport
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.importing import check_archive
 from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
@@ -29,6 +23,12 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME, WRITTEN_NAME
 from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.archive import open_archive
+from ollama_tiering.store.tools.chain_to_export import ChainToExport
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.tools.importing import check_archive
 from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.store.values import Selection
 from ollama_tiering.system.directories import secure_directory

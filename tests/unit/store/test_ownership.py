@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.shared import SharedFsTier
-from ollama_tiering.store.verify import verify
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.verify import verify
 from ollama_tiering.system.ownership import NotOurs
 from tests.unit.store.support import NAMESPACE, Bench
 from tests.unit.store.test_admin import Tools

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.pins import Pin, PinTable
 from ollama_tiering.store.errors import PinsFull, UnknownId
@@ -17,6 +16,7 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.system.directories import UnsafeDirectory
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of

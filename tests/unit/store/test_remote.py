@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.blockfile import SegmentShape, buffer_reader, plan_block, read_meta
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
@@ -21,6 +19,8 @@ from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of

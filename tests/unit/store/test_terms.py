@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.terms import Terms, TermsTable
 from ollama_tiering.store.errors import NoRoom
@@ -19,6 +17,8 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.values import Selection

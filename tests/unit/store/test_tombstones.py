@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
 from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.frozen import FrozenRemote
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, TOMBSTONES_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.frozen import FrozenRemote
 from ollama_tiering.store.upkeep.graveyard import Block
 from ollama_tiering.store.upkeep.tombstones import Grave, load_tombstones, text_of_tombstones
 from ollama_tiering.store.values import Removal, Selection
@@ -119,7 +119,7 @@ def path_in(directory: Path, block: samples.SampleBlock) -> Path:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing moves by itself here."""
-    monkeypatch.setattr("ollama_tiering.store.admin.REMOVE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ollama_tiering.store.tools.admin.REMOVE_WAIT_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_what_a_neighbour_stored_since_the_last_look_goes_too(site: Site, remote
 def test_waiting_for_what_is_in_use_writes_them_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.admin.REMOVE_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("ollama_tiering.store.tools.admin.REMOVE_WAIT_SECONDS", 0.2)
     blocks = site.put(TOKENS)
     site.demote_all()
     site.lease(blocks[:1])

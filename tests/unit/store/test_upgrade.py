@@ -19,7 +19,6 @@ import pytest
 
 from ollama_tiering import cli
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples, verify
 from ollama_tiering.store.block.blockfile import read_meta, verify_payload
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import (
@@ -36,6 +35,7 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples, verify
 from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
 from tests.contract.daemon import Daemon

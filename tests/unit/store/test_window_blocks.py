@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Selection
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_admin import Tools, collect

@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store.archive import (
+from ollama_tiering.store.block.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.tiers.contract import OpenBlock
+from ollama_tiering.store.tools.archive import (
     BLOCKS_DIRECTORY,
     MANIFEST_NAME,
     TAR_BLOCK,
@@ -27,11 +31,7 @@ from ollama_tiering.store.archive import (
     tar_head,
     tar_padding,
 )
-from ollama_tiering.store.block.blockfile import align, buffer_reader, damaged, read_meta
-from ollama_tiering.store.block.checksum import crc32c
-from ollama_tiering.store.chain_to_export import ChainToExport
-from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tiers.contract import OpenBlock
+from ollama_tiering.store.tools.chain_to_export import ChainToExport
 from ollama_tiering.system.directories import sync_directory
 
 _COPY_BYTES: Final = 1 << 20

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ollama_tiering.errors import StoreDamaged
-from ollama_tiering.store.archive import ArchivedBlock, Manifest
 from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import OpenBlock
+from ollama_tiering.store.tools.archive import ArchivedBlock, Manifest
 from ollama_tiering.store.values import Listing, window_keys
 
 _NO_SUM: Final = "0" * 64

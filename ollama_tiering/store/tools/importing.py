@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ollama_tiering.store.archive import Archive, ArchivedBlock, Manifest
 from ollama_tiering.store.block.blockfile import BlockMeta, ReadAt, read_meta, verify_payload
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.serving.session import CommitResult
+from ollama_tiering.store.tools.archive import Archive, ArchivedBlock, Manifest
 
 PART_BYTES: Final = 1 << 20
 

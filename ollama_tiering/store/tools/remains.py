@@ -16,7 +16,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.files import READ
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
-from ollama_tiering.store.verify import is_leftover
+from ollama_tiering.store.tools.verify import is_leftover
 from ollama_tiering.system.directories import open_below, regular_file
 from ollama_tiering.system.files import fd_reader
 

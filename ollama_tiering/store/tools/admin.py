@@ -12,16 +12,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from ollama_tiering.store.archive import Manifest
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.census import Census
-from ollama_tiering.store.chain_to_export import ChainToExport, chain_to_export
-from ollama_tiering.store.importing import BlockSink, CheckedChain, Present, what_is_present
-from ollama_tiering.store.parting import MAX_CHAINS, telling_tokens
-from ollama_tiering.store.remains import remove_remains
 from ollama_tiering.store.serving.session import CommitResult, WriteSession
 from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
@@ -29,6 +23,13 @@ from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.vacant import vacant
 from ollama_tiering.store.tiers.walk import What, remove_file, walk
+from ollama_tiering.store.tools.archive import Manifest
+from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
+from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
+from ollama_tiering.store.tools.listing import Census
+from ollama_tiering.store.tools.parting import MAX_CHAINS, telling_tokens
+from ollama_tiering.store.tools.remains import remove_remains
+from ollama_tiering.store.tools.verify import is_leftover, verify
 from ollama_tiering.store.upkeep import removal, room
 from ollama_tiering.store.values import (
     ChainLine,
@@ -39,7 +40,6 @@ from ollama_tiering.store.values import (
     VerifyStep,
     Waste,
 )
-from ollama_tiering.store.verify import is_leftover, verify
 
 EVERYTHING: Final = Selection()
 
