@@ -163,9 +163,10 @@ def administration(
             f"no sidecar listens on {socket}",
             hint="start it, or leave --socket out to work on the files",
         )
-    from ollama_tiering.sidecar.offline import Purpose, offline
+    from ollama_tiering.sidecar.rule_book import RuleBook
+    from ollama_tiering.store.tools.offline import Purpose, offline
 
-    with offline(settings, Purpose(purpose)) as admin_here:
+    with offline(settings, RuleBook(settings).decide, Purpose(purpose)) as admin_here:
         yield admin_here
 
 

@@ -25,7 +25,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, format_size, state_dir
-from ollama_tiering.errors import ConfigError, ServiceError
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
@@ -38,24 +38,17 @@ from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.ram_place import kept, settled
 from ollama_tiering.sidecar.reload import Reloader
-from ollama_tiering.sidecar.remote_key import remote_authenticity
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
-from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
-from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.assemble import cut_budget, open_store
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.report import LeftOver
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers.contract import Tier, TierKind
-from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.ram_place import kept, settled
 from ollama_tiering.system.daemon_pool import DaemonPool
 from ollama_tiering.system.directories import secure_directory
 from ollama_tiering.system.locks import lock_file
@@ -71,68 +64,6 @@ _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 _PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
-
-
-def open_store(
-    config: SidecarConfig, *, background: bool = True, book: RuleBook | None = None
-) -> TieredStore:
-    """The tiers of the configuration; a budget of 0 means no such tier."""
-    _refuse_unsupported(config)
-    wanted = (
-        (TierKind.RAM, config.ram_dir, ram_budget(config)),
-        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
-    )
-    tiers: list[tuple[Tier, int]] = []
-    try:
-        for kind, directory, budget_bytes in wanted:
-            if budget_bytes and directory is not None:
-                opened = FsTier(kind, directory)
-                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
-        if not tiers:
-            raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
-        if remote := _remote_tier(config):
-            tiers.append((remote, config.remote_budget_bytes))
-        return TieredStore(
-            tiers,
-            index_path=index_path(tiers),
-            high_watermark=config.high_watermark,
-            low_watermark=config.low_watermark,
-            lease_seconds=config.lease_seconds,
-            reserve_seconds=config.reserve_seconds,
-            pin_share=config.pin_share,
-            background=background,
-            policy=store_policy(config, tiers),
-            staging_seconds=config.remote_deadline_seconds,
-            rescan_seconds=config.remote_rescan_seconds,
-            codec=_codec(config, {tier.kind for tier, _ in tiers}),
-            decide=(book or RuleBook(config)).decide,
-        )
-    except BaseException:
-        for tier, _ in tiers:
-            tier.close()
-        raise
-
-
-def _codec(config: SidecarConfig, kinds: set[TierKind]) -> Codec:
-    local = Encoding(config.local_encoding)
-    if local is not Encoding.NONE and TierKind.RAM not in kinds:
-        log.warning("local_encoding ignored: there is no RAM tier here to decode blocks into")
-        local = Encoding.NONE
-    encodings = {TierKind.LOCAL: local, TierKind.REMOTE: Encoding(config.remote_encoding)}
-    return Codec(encodings, config.zstd_level)
-
-
-def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
-    """Not opened yet: its directory may hang."""
-    directory = config.remote_dir
-    if directory is None or not config.remote_budget_bytes:
-        return None
-    return RemoteTier(
-        directory,
-        lambda: SharedFsTier(directory),
-        deadline_seconds=config.remote_deadline_seconds,
-        authenticity=remote_authenticity(config.remote_key_file, mac=config.remote_mac, make=True),
-    )
 
 
 def serve(
@@ -152,7 +83,7 @@ def serve(
     with claim_socket(config.socket_path):
         config = settled(asked := config)
         book = RuleBook(config)
-        store = open_store(config, book=book)
+        store = open_store(config, book.decide)
         try:
             with held(state_dir(), ledger := Ledger()) as file:
                 uses = ModelBook(ledger, config.models_dir)
@@ -330,21 +261,6 @@ def _remove_dead_socket(path: Path) -> None:
         f"a process listens on {path} already",
         hint="use it (`tiering status`), stop it, or name another socket with --socket",
     )
-
-
-def _refuse_unsupported(config: SidecarConfig) -> None:
-    """A setting that would be ignored is refused instead."""
-    if config.local_encoding != "none" and not config.ram_budget_bytes:
-        raise ConfigError(
-            f"sidecar.local_encoding = {config.local_encoding} needs a RAM tier: clients read "
-            "blocks raw, so they are decoded into it",
-            hint="set sidecar.ram_budget, or local_encoding to none",
-        )
-    if config.remote_encoding != "none" and config.remote_dir is None:
-        raise ConfigError(
-            f"sidecar.remote_encoding = {config.remote_encoding} needs a remote tier",
-            hint="set sidecar.remote_dir, or remote_encoding to none",
-        )
 
 
 def _summary(store: TieredStore) -> str:

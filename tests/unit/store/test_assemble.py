@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB, SidecarConfig
-from ollama_tiering.sidecar import sizing
-from ollama_tiering.sidecar.server import open_store
+from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.store import assemble
+from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.serving.session import Outcome
+from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tools import samples
 
 NS = samples.namespace()
+
+
+def opened(settings: SidecarConfig) -> TieredStore:
+    return open_store(settings, RuleBook(settings).decide)
 
 
 def config(root: Path, **other: object) -> SidecarConfig:
@@ -44,11 +50,11 @@ def sized(monkeypatch: pytest.MonkeyPatch, *, ram_bytes: int, memory: bool = Tru
         return types.SimpleNamespace(f_blocks=blocks, f_bavail=blocks, f_frsize=4096)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr(sizing, "in_memory", lambda path: memory)
+    monkeypatch.setattr(assemble, "in_memory", lambda path: memory)
 
 
 def kinds(settings: SidecarConfig) -> list[TierKind]:
-    store = open_store(settings)
+    store = opened(settings)
     try:
         return [tier.kind for tier in store.report().tiers]
     finally:
@@ -71,7 +77,7 @@ def test_without_a_tmpfs_worth_it_writers_fill_files_on_the_disk(
     sized(monkeypatch, ram_bytes=(64 if small else 4096) * MIB, memory=small)
     place = tmp_path / "ram" if small else None  # ram_place found none
     with caplog.at_level(logging.WARNING, "ollama_tiering"):
-        store = open_store(config(tmp_path, ram_dir=place))
+        store = opened(config(tmp_path, ram_dir=place))
     try:
         assert [tier.kind for tier in store.report().tiers] == [TierKind.LOCAL]
         assert [r.message.startswith("no RAM tier") for r in caplog.records] == [True]
@@ -111,14 +117,14 @@ def test_ram_alone_is_kept_however_small(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_small_local_tier_has_no_index_and_loses_an_old_one(tmp_path: Path) -> None:
     settings = config(tmp_path, ram_budget_bytes=0)
-    open_store(settings).close()
+    opened(settings).close()
     assert (tmp_path / "local" / INDEX_NAME).exists()
-    open_store(config(tmp_path, ram_budget_bytes=0, local_budget_bytes=32 * MIB)).close()
+    opened(config(tmp_path, ram_budget_bytes=0, local_budget_bytes=32 * MIB)).close()
     assert not (tmp_path / "local" / INDEX_NAME).exists()
 
 
 def test_the_queue_is_at_most_half_of_ram(tmp_path: Path) -> None:
-    store = open_store(config(tmp_path, write_queue_bytes=1 << 40))
+    store = opened(config(tmp_path, write_queue_bytes=1 << 40))
     try:
         assert store._state.policy.queue_bytes == 256 * MIB
     finally:

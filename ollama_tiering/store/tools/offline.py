@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import SidecarConfig
-from ollama_tiering.sidecar.ram_place import recorded, settled
-from ollama_tiering.sidecar.remote_key import remote_authenticity
-from ollama_tiering.sidecar.rule_book import RuleBook
-from ollama_tiering.sidecar.server import open_store
+from ollama_tiering.store.assemble import open_store
+from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.tiers.ram_place import recorded, settled
+from ollama_tiering.store.tiers.remote_key import remote_authenticity
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
 from ollama_tiering.store.upkeep.index import BlockIndex
@@ -41,19 +41,20 @@ class Purpose(Enum):
 
 
 @contextlib.contextmanager
-def offline(config: SidecarConfig, purpose: Purpose) -> Iterator[Administration]:
-    """ServiceError when a process uses a directory already."""
+def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator[Administration]:
+    """ServiceError when a process uses a directory already. `decide` knows the rules."""
     if purpose is Purpose.STORE:
-        store, all_seen = open_store(settled(config), background=False), config.remote_dir is None
+        store = open_store(settled(config), decide, background=False)
+        all_seen = config.remote_dir is None
     else:
-        store, all_seen = _open_frozen(config, thaw=purpose is Purpose.CHANGE)
+        store, all_seen = _open_frozen(config, decide, thaw=purpose is Purpose.CHANGE)
     try:
         yield Administration(store, alone=True, all_seen=all_seen)
     finally:
         store.close(drain_seconds=_DRAIN_SECONDS if purpose is Purpose.STORE else 0)
 
 
-def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, bool]:
+def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[TieredStore, bool]:
     """Only directories that are there: nothing is made. Whether every tier could be looked at."""
     wanted = (
         (TierKind.RAM, config.ram_dir or recorded(), config.ram_budget_bytes),
@@ -80,7 +81,7 @@ def _open_frozen(config: SidecarConfig, *, thaw: bool) -> tuple[TieredStore, boo
             index_path=lowest and lowest / INDEX_NAME,
             index_type=BlockIndex if thaw else FrozenIndex,
             pin_share=config.pin_share,
-            decide=RuleBook(config).decide,
+            decide=decide,
             background=False,
             measure=False,
             absent_remote=config.remote_dir if remote is None and wanted_remote else None,

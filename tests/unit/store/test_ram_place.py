@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import GIB, MIB, SidecarConfig
-from ollama_tiering.sidecar import ram_place, ram_record, server, sizing
-from ollama_tiering.sidecar.ram_place import is_ours, kept, recorded, settled
+from ollama_tiering.sidecar import server
 from ollama_tiering.sidecar.reload import Reloader
-from ollama_tiering.sidecar.sizing import cut_budget
+from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.store import assemble
+from ollama_tiering.store.assemble import cut_budget, open_store
+from ollama_tiering.store.tiers import ram_place, ram_record
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import LOCK_NAME, FsTier
+from ollama_tiering.store.tiers.ram_place import is_ours, kept, recorded, settled
 from ollama_tiering.system.locks import lock_file
 
 
@@ -332,8 +335,8 @@ def test_a_reload_of_the_budget_does_not_move_the_place(
     lower = replace(asked, ram_budget_bytes=32 * MIB)
     reread = server._keeping_place(asked, now, lambda: lower)
     assert reread is not None
-    monkeypatch.setattr(sizing, "in_memory", lambda path: True)
-    store = server.open_store(now, background=False)
+    monkeypatch.setattr(assemble, "in_memory", lambda path: True)
+    store = open_store(now, RuleBook(now).decide, background=False)
     try:
         reloader = Reloader(store, now, reread, cut_budget)
         reloader.apply()

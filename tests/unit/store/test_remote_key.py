@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.config import load_sidecar
+from ollama_tiering.config import SidecarConfig, load_sidecar
 from ollama_tiering.errors import ConfigError
-from ollama_tiering.sidecar.remote_key import read_key, remote_authenticity
-from ollama_tiering.sidecar.server import open_store
+from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.store.assemble import open_store
+from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.remote_key import read_key, remote_authenticity
+
+
+def opened(settings: SidecarConfig) -> TieredStore:
+    return open_store(settings, RuleBook(settings).decide)
 
 
 def key_id(path: Path, **options: bool) -> bytes:
@@ -145,10 +151,10 @@ def test_the_settings_reach_the_tier(tmp_path: Path) -> None:
         "sidecar.remote_dir": tmp_path / "remote",
         "sidecar.remote_key_file": tmp_path / "named.key",
     }
-    open_store(load_sidecar(flags)).close()
+    opened(load_sidecar(flags)).close()
     assert read_key(tmp_path / "named.key") is not None
     (tmp_path / "named.key").unlink()
-    open_store(load_sidecar({**flags, "sidecar.remote_mac": False})).close()
+    opened(load_sidecar({**flags, "sidecar.remote_mac": False})).close()
     assert not (tmp_path / "named.key").exists()
 
 
