@@ -32,7 +32,7 @@ from ollama_tiering.sidecar import saving
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.restored import Block, BlockRef, Blocks, Match, checked, load
 from ollama_tiering.sidecar.stream import Exchange
-from ollama_tiering.store.block.key import (
+from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
@@ -40,7 +40,7 @@ from ollama_tiering.store.block.key import (
     prefix_chain,
     tokens_to_bytes,
 )
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 
 if TYPE_CHECKING:

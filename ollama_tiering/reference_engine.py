@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 import ollama_tiering
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.models import vocab
-from ollama_tiering.store.block.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
-from ollama_tiering.store.block.key import LayerSpec, Namespace
+from ollama_tiering.store import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
+from ollama_tiering.store import LayerSpec, Namespace
 
 PREFILL_BATCH = 256
 TOP_LOGPROBS = 5

@@ -51,7 +51,7 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
                 "_Mapping]", "_Mapping[str, object]]"
             ).encode(),
             SIDECAR_PB / "block_store_pb2_grpc.py": service.replace(
-                wanted, "from ollama_tiering.store.block.pb import block_store_pb2"
+                wanted, "from ollama_tiering.store import block_store_pb2"
             ).encode(),
         }
 

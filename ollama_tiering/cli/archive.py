@@ -22,7 +22,7 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.block.description import Fields
+    from ollama_tiering.store import Fields
     from ollama_tiering.store.tools.chain_to_export import LeftOut
 
 _DIGITS = 12

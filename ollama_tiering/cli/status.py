@@ -17,7 +17,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.seconds_saved import Saved
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.block.pb import block_store_pb2 as pb
+    from ollama_tiering.store import block_store_pb2 as pb
 
 
 @click.command()

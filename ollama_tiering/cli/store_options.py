@@ -18,7 +18,7 @@ from ollama_tiering.config import SidecarConfig, parse_size
 from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.tiers.contract import OpenBlock
+    from ollama_tiering.store import OpenBlock
     from ollama_tiering.store.tools.archive import Manifest
     from ollama_tiering.store.tools.chain_to_export import ChainToExport
     from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present
@@ -128,7 +128,7 @@ def make_selection(
     pinned: bool = False,
 ) -> Selection:
     from ollama_tiering.cli.model_names import models_called
-    from ollama_tiering.store.tiers.contract import TierKind
+    from ollama_tiering.store import TierKind
     from ollama_tiering.store.values import Selection
 
     return Selection(

@@ -11,7 +11,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.drivers import Scratch
 from ollama_tiering.launch.ollama_driver import OllamaDriver
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"

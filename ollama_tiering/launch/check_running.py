@@ -15,7 +15,7 @@ from ollama_tiering.launch.check import Check, fail, ok, warn
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from ollama_tiering.launch.address import Address, free_address
 from ollama_tiering.launch.block_service import ask
 from ollama_tiering.launch.drivers import Answer, Scratch
 from ollama_tiering.launch.process import Child
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 MODEL = "tiering-demo"
 _REPORT_SECONDS = 30.0

@@ -20,11 +20,9 @@ from ollama_tiering.sidecar import admin_messages as messages
 from ollama_tiering.sidecar.administration import HINT_KEY
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.stream import Exchange
-from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.serving.session import CommitResult
-from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.store.tools.archive import Manifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present

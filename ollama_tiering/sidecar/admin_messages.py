@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from ollama_tiering.store.block.description import Fields
-from ollama_tiering.store.block.key import BlockKey, NamespaceId, as_namespace
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store import BlockKey, Fields, NamespaceId, TierKind, as_namespace
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.values import (
     BlockLine,
     ChainLine,

@@ -15,7 +15,7 @@ from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.sidecar import admin_messages as messages
 from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.listing import build_of

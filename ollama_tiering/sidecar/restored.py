@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta, verify_buffer
-from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, Namespace
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockKey,
+    BlockMeta,
+    Namespace,
+    buffer_reader,
+    read_meta,
+    verify_buffer,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.system.pagecache import read_past, read_whole
 

@@ -11,9 +11,18 @@ from typing import Any
 import numpy as np
 
 from ollama_tiering.sidecar.restored import KINDS
-from ollama_tiering.store.block.blockfile import BlockPlan, SegmentShape, align, plan_block
-from ollama_tiering.store.block.checksum import crc32c
-from ollama_tiering.store.block.key import TOKEN_BYTES, BlockExtra, BlockKey, Namespace, block_key
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    BlockPlan,
+    Namespace,
+    SegmentShape,
+    align,
+    block_key,
+    crc32c,
+    plan_block,
+)
 
 
 @dataclass(frozen=True, slots=True)

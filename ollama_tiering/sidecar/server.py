@@ -44,11 +44,8 @@ from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
-from ollama_tiering.store.assemble import cut_budget, open_store
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.report import LeftOver
-from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers.ram_place import kept, settled
+from ollama_tiering.store import LeftOver, TieredStore, cut_budget, open_store, ram_place
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.daemon_pool import DaemonPool
 from ollama_tiering.system.directories import secure_directory
 from ollama_tiering.system.locks import lock_file
@@ -81,7 +78,7 @@ def serve(
     share_one_arena()
     _allow_open_files()
     with claim_socket(config.socket_path):
-        config = settled(asked := config)
+        config = ram_place.settled(asked := config)
         book = RuleBook(config)
         store = open_store(config, book.decide)
         try:
@@ -106,7 +103,7 @@ def _keeping_place(
     """A RAM tier whose place was chosen stays where it is until the next start."""
     if reread is None or asked.ram_dir is not None:
         return reread
-    return lambda: kept(now, reread())
+    return lambda: ram_place.kept(now, reread())
 
 
 @contextlib.contextmanager

@@ -40,19 +40,23 @@ from ollama_tiering.sidecar.namespaces import NamespaceUses
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
-from ollama_tiering.store.block.key import DIGEST_BYTES, BlockKey, as_key, as_namespace
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.report import LeasedBlock
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
-from ollama_tiering.store.serving.leasing import Awaited, Leasing
-from ollama_tiering.store.serving.session import (
+from ollama_tiering.store import (
+    DIGEST_BYTES,
+    Awaited,
+    BlockKey,
     Claim,
     CommitResult,
+    LeasedBlock,
+    Leasing,
     Outcome,
     Reserved,
+    TieredStore,
     WriteSession,
+    as_key,
+    as_namespace,
 )
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.system.quiet_log import QuietLog
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 _PREFIX: Final = "SHORTFALL_"
 _OTHER: Final = "other"

@@ -6,7 +6,7 @@ import queue
 from types import TracebackType
 from typing import Any
 
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 
 class Exchange:

@@ -24,12 +24,15 @@ from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.server import bind, make_gate
 from ollama_tiering.sidecar.service import BlockStoreService
-from ollama_tiering.store.block.key import BlockKey, prefix_chain
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store import (
+    BlockKey,
+    BlockRecord,
+    MemoryTier,
+    TieredStore,
+    TierKind,
+    prefix_chain,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
 
 BLOCK_TOKENS: Final = 64

@@ -24,9 +24,7 @@ from ollama_tiering.bench.tiers.hardware import (
 )
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import ROWS, Blocks, Rig, mapped
-from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_buffer
-from ollama_tiering.store.books.report import LeasedBlock
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store import LeasedBlock, TierKind, buffer_reader, read_meta, verify_buffer
 from ollama_tiering.system.pagecache import read_past
 
 T = TypeVar("T")

@@ -15,14 +15,23 @@ from typing import Final
 import numpy as np
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.block.key import BlockKey, Namespace, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.report import LeasedBlock
-from ollama_tiering.store.serving.session import Claim, Outcome
-from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers.contract import Tier, TierKind
-from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store import (
+    BlockKey,
+    Claim,
+    FsTier,
+    LeasedBlock,
+    Namespace,
+    Outcome,
+    SegmentShape,
+    Tier,
+    TieredStore,
+    TierKind,
+    encode_block,
+    plan_block,
+    prefix_chain,
+    tokens_to_bytes,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
 from ollama_tiering.system.directories import in_memory
 

@@ -23,9 +23,8 @@ from ollama_tiering.bench.tiers.rig import ROWS, Blocks, bench_directories
 from ollama_tiering.errors import UsageError
 from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.stream import Exchange
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.serving.session import Claim
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store import Claim, TierKind
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.files import write_all
 
 REPEATS: Final = 3

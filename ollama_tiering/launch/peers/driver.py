@@ -24,7 +24,7 @@ from ollama_tiering.launch.ollama import Generated
 from ollama_tiering.launch.peers import worker
 from ollama_tiering.launch.process import POLL_SECONDS, Child, died, start
 from ollama_tiering.models.vocab import decode, encode
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 _START_SECONDS = 60.0  # of the interpreter; loading the model may take longer
 _STOP_SECONDS = 10.0

@@ -12,7 +12,7 @@ from ollama_tiering.launch.systemd.manager import Manager
 from ollama_tiering.launch.systemd.manifest import Changes, Installed, Manifest
 from ollama_tiering.launch.systemd.plan import Plan, Request, make_plan
 from ollama_tiering.launch.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
-from ollama_tiering.store.tiers import ram_place
+from ollama_tiering.store import ram_place
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from ollama_tiering.store.block.pb import block_store_pb2 as ollama__tiering_dot_v1_dot_block__store__pb2
+from ollama_tiering.store import block_store_pb2 as ollama__tiering_dot_v1_dot_block__store__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
