@@ -6,7 +6,7 @@ here is loaded when it is first asked for: who needs a key only does not load SQ
 
     tools     what a person asks: lists, removals, archives, also without a sidecar
     assemble  from the settings to a TieredStore
-    tiered    the store itself, over
+    tiered    the store itself, with the threads of background, over
     serving   what a client's call does
     upkeep    what the store does by itself
     books     what lies where and what may go, under one lock, without a disk

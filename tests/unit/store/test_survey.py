@@ -62,7 +62,7 @@ def index(root: Path) -> Path:
 def open_slowly(
     root: Path, monkeypatch: pytest.MonkeyPatch, *, budget: int = BUDGET
 ) -> tuple[SlowTier, TieredStore]:
-    monkeypatch.setattr("ollama_tiering.store.tiered._SURVEY_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ollama_tiering.store.background._SURVEY_WAIT_SECONDS", 0.0)
     tier = SlowTier(root)
     return tier, TieredStore([(tier, budget)], index_path=index(root), measure=False)
 
@@ -80,9 +80,9 @@ def session(store: TieredStore) -> WriteSession:
 def finish(tier: SlowTier, store: TieredStore) -> None:
     tier.may_scan.set()
     tier.may_read.set()
-    assert store._survey_thread is not None
-    store._survey_thread.join(30)
-    assert not store._survey_thread.is_alive()
+    assert store._background.survey_thread is not None
+    store._background.survey_thread.join(30)
+    assert not store._background.survey_thread.is_alive()
 
 
 def test_what_the_index_knows_is_served_before_a_file_was_looked_at(
@@ -235,7 +235,7 @@ def test_a_close_does_not_wait_for_the_survey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
     tier, store = open_slowly(tmp_path, monkeypatch)
-    thread = store._survey_thread
+    thread = store._background.survey_thread
     store.close(drain_seconds=0.05)
     tier.may_scan.set()
     tier.may_read.set()
