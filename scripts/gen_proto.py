@@ -2,7 +2,7 @@
 """Maintainer: writes the generated Python of proto/ollama_tiering/v1/block_store.proto.
 
 Messages go to `ollama_tiering/store/block/pb` (no gRPC import, so the store may use them), the
-service to `ollama_tiering/sidecar/pb`. `--check` writes nothing and exits 1 when the committed
+service to `ollama_tiering/protocol/pb`. `--check` writes nothing and exits 1 when the committed
 files differ.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = Path("ollama_tiering/v1/block_store.proto")
 STORE_PB = Path("ollama_tiering/store/block/pb")
-SIDECAR_PB = Path("ollama_tiering/sidecar/pb")
+PROTOCOL_PB = Path("ollama_tiering/protocol/pb")
 
 
 def generate(proto_root: Path) -> dict[Path, bytes]:
@@ -50,7 +50,7 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
             STORE_PB / "block_store_pb2.pyi": stubs.replace(
                 "_Mapping]", "_Mapping[str, object]]"
             ).encode(),
-            SIDECAR_PB / "block_store_pb2_grpc.py": service.replace(
+            PROTOCOL_PB / "block_store_pb2_grpc.py": service.replace(
                 wanted, "from ollama_tiering.store import block_store_pb2"
             ).encode(),
         }

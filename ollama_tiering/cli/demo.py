@@ -130,7 +130,7 @@ def _print(outcome: Outcome, seconds: float) -> None:
     from rich.console import Console
 
     from ollama_tiering.launch import demo as demonstration
-    from ollama_tiering.sidecar.seconds_saved import duration
+    from ollama_tiering.protocol.seconds_saved import duration
 
     console = Console(soft_wrap=False, highlight=False)
     if not console.is_terminal:

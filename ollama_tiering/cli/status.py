@@ -14,7 +14,7 @@ from ollama_tiering import config
 from ollama_tiering.cli import status_rules, status_shortfalls, status_use
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.sidecar.seconds_saved import Saved
+from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
     from ollama_tiering.store import block_store_pb2 as pb

@@ -153,7 +153,7 @@ def administration(
     """
     settings = config.load_sidecar({"sidecar.socket": socket}, path=config_file)
     if _listens(settings):
-        from ollama_tiering.sidecar.admin_client import SidecarAdministration
+        from ollama_tiering.client.admin_client import SidecarAdministration
 
         with SidecarAdministration(settings.socket_path) as admin:
             yield admin

@@ -15,6 +15,7 @@ from ollama_tiering.launch.check import Check, fail, ok, warn
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free
+from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import block_store_pb2 as pb
 
 
@@ -50,7 +51,7 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
 def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
     """Those that rest: what they hold is a miss meanwhile."""
     for tier in answer.tiers:
-        name = f"{pb.Tier.Name(tier.tier).removeprefix('TIER_').lower()} tier in use"
+        name = f"{tier_name(tier.tier)} tier in use"
         if tier.state == "resting":
             failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
             finding = f"{tier.directory} failed ({failures}), tried again by itself"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final, Self
 
-from ollama_tiering.sidecar.shortfalls import NONE, Shortfalls
+from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
 from ollama_tiering.store import DIGEST_BYTES, digest_from_hex
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.quiet_log import QuietLog

@@ -26,6 +26,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, format_size, state_dir
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
@@ -36,7 +38,6 @@ from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
@@ -54,7 +55,6 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["BlockStore"].full_name
 
-_MAX_MESSAGE_BYTES: Final = 16 << 20
 _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
@@ -149,8 +149,8 @@ async def _serve(
     gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
         options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ],
     )

@@ -19,6 +19,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ollama_tiering.errors import TieringError
+from ollama_tiering.protocol.limits import PART_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
     MAX_GET_STREAMS,
@@ -37,7 +39,6 @@ from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store import (
@@ -65,7 +66,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
-PART_BYTES: Final = 1 << 20
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 _STATUS: Final = (
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),

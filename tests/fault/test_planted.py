@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.sidecar.restored import Block, BlockRef, Match, checked
+from ollama_tiering.client.restored import Block, BlockRef, Match, checked
 from ollama_tiering.store.block.blockfile import (
     MAX_ROWS,
     BlockMeta,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ollama_tiering.sidecar.restored import BlockRef, Match, checked
+from ollama_tiering.client.restored import BlockRef, Match, checked
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import TOKEN_BYTES

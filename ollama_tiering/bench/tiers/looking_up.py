@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.server import bind, make_gate
 from ollama_tiering.sidecar.service import BlockStoreService

@@ -31,7 +31,7 @@ from ollama_tiering.bench.tiers.looking_up import (
 from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.client import BlockClient
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import FsTier, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples

@@ -17,7 +17,7 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.record import Record, claim
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY, FsTier

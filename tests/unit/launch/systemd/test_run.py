@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.launch.systemd.conftest import Machine
 from tests.unit.launch.systemd.test_units import SIDECAR, UNITS, Unit

@@ -1,4 +1,4 @@
-"""The store's administration through a running sidecar: the same calls as store.admin has."""
+"""The store's administration through a running sidecar: the same calls as tools/admin.py has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
-from ollama_tiering.errors import ServiceError, TieringError, UsageError
-from ollama_tiering.sidecar import admin_messages as messages
-from ollama_tiering.sidecar.administration import HINT_KEY
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.sidecar.stream import Exchange
+from ollama_tiering.client.stream import Exchange
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol import admin_messages as messages
+from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tools.archive import Manifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
@@ -41,12 +41,6 @@ T = TypeVar("T")
 _ANSWER_SECONDS: Final = 120.0
 _LONG_SECONDS: Final = 86400.0
 _LEASE_AGAIN_SECONDS: Final = 5.0
-_MAX_MESSAGE_BYTES: Final = 16 << 20
-_ERRORS: Final[dict[grpc.StatusCode, type[TieringError]]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: UsageError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: NoRoom,
-    grpc.StatusCode.FAILED_PRECONDITION: TieringError,
-}
 
 
 class SidecarAdministration:
@@ -56,7 +50,7 @@ class SidecarAdministration:
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path}",
             options=[
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_http_proxy", 0),
             ],
         )
@@ -258,7 +252,7 @@ def _call(call: Callable[[], T]) -> T:
 def _raise(error: Any) -> NoReturn:
     code, details = error.code(), error.details() or ""
     hints = [value for key, value in error.trailing_metadata() or () if key == HINT_KEY]
-    kind = _ERRORS.get(code)
+    kind = ERROR_OF_STATUS.get(code)
     if kind is not None:
         raise kind(details, hint=hints[0] if hints else None) from None
     raise ServiceError(

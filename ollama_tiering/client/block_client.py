@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from ollama_tiering.client import saving
+from ollama_tiering.client.restored import Block, BlockRef, Blocks, Match, checked, load
+from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError, TieringError
-from ollama_tiering.sidecar import saving
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.sidecar.restored import Block, BlockRef, Blocks, Match, checked, load
-from ollama_tiering.sidecar.stream import Exchange
+from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES, PART_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
@@ -46,24 +48,11 @@ from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = [
-    "Block",
-    "BlockClient",
-    "BlockExtra",
-    "BlockRef",
-    "Blocks",
-    "Match",
-    "Namespace",
-    "PutResult",
-]
-
 log = logging.getLogger(__name__)
 
 SegmentsOf = Callable[[int], Mapping[Any, Any]]  # block index -> ([child,] layer, kind) -> rows
 
 _BATCH_BYTES: Final = 64 << 20  # payload reserved, filled and committed at a time
-_PART_BYTES: Final = 1 << 20
-_MAX_MESSAGE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,7 @@ class BlockClient:
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path}",
             options=[
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
@@ -204,7 +193,7 @@ class BlockClient:
                     first_position=first,
                     rows=rows,
                     block_rows=info.block_rows,
-                    tier=pb.Tier.Name(info.tier).removeprefix("TIER_").lower(),
+                    tier=tier_name(info.tier),
                     stored_bytes=info.stored_bytes,
                     expected_seconds=info.expected_seconds,
                 )
@@ -312,9 +301,9 @@ class BlockClient:
     def _write_inline(self, exchange: Exchange, batch: list[saving.Filling]) -> tuple[int, str]:
         for done, filling in enumerate(batch):
             data = filling.to_bytes()
-            for start in range(0, len(data), _PART_BYTES):
-                part = data[start : start + _PART_BYTES]
-                last = start + _PART_BYTES >= len(data)
+            for start in range(0, len(data), PART_BYTES):
+                part = data[start : start + PART_BYTES]
+                last = start + PART_BYTES >= len(data)
                 inline = pb.PutInline(key=filling.plan.key, part=part, last=last)
                 exchange.send(pb.PutRequest(inline=inline))
             result = exchange.receive().committed.results[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.protocol.shortfalls import NAMES, Shortfalls, name
 from ollama_tiering.sidecar.ledger import Counts, Ledger
-from ollama_tiering.sidecar.shortfalls import NAMES, Shortfalls, name
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.reports import NAMESPACE, report
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ollama_tiering.protocol.seconds_saved import Saved, duration, tokens_per_second
 from ollama_tiering.sidecar.ledger import Counts
-from ollama_tiering.sidecar.seconds_saved import Saved, duration, tokens_per_second
 
 
 def use(

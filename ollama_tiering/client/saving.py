@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ollama_tiering.sidecar.restored import KINDS
+from ollama_tiering.client.restored import KINDS
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,

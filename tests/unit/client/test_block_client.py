@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace
+from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace, restored
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.sidecar import restored
 from ollama_tiering.store.block.key import LayerSpec
 from tests.contract.daemon import Daemon
 
@@ -233,7 +232,7 @@ def test_what_was_checked_is_what_is_used_whatever_becomes_of_the_file(
 _READ_AFTER_TRUNCATION: Final = """
 import sys
 from pathlib import Path
-import ollama_tiering.sidecar.restored as restored
+import ollama_tiering.client.restored as restored
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 path = Path(sys.argv[1])
@@ -291,7 +290,7 @@ def test_tokens_that_are_not_the_prompts_are_refused(client: BlockClient, ns: Na
 
 
 def test_a_large_put_goes_in_several_batches(daemon: Daemon, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ollama_tiering.client._BATCH_BYTES", 100_000)
+    monkeypatch.setattr("ollama_tiering.client.block_client._BATCH_BYTES", 100_000)
     ns = namespace("batches")
     tokens = list(range(200))
     cache = cache_of(tokens)
