@@ -20,7 +20,7 @@ from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
     from ollama_tiering.bench.table import Table
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines.drivers import Scratch
 
 Command = Callable[..., None]
 
@@ -99,7 +99,7 @@ class Run:
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
         """With a model of the shape in it, and room for blocks of so many tokens."""
         from ollama_tiering import extras
-        from ollama_tiering.launch.drivers import Scratch
+        from ollama_tiering.engines.drivers import Scratch
 
         extras.need("models")
         from ollama_tiering.models.make import make_model

@@ -133,7 +133,7 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
 
 def _built_binary(unreadable: ConfigError) -> Path:
     """Nothing is built by settings that cannot be read: what is there serves."""
-    from ollama_tiering.launch.choose import named_binary
+    from ollama_tiering.engines.choose import named_binary
     from ollama_tiering.patchset.build import built_binaries
 
     binary = named_binary() or next(iter(built_binaries()), None)
@@ -144,7 +144,7 @@ def _built_binary(unreadable: ConfigError) -> Path:
 
 def patched_binary(report: Report, **build: Any) -> Path:
     """The binary that the environment names, or our own build: fetched and built if needed."""
-    from ollama_tiering.launch.choose import ENV_BINARY, named_binary
+    from ollama_tiering.engines.choose import ENV_BINARY, named_binary
 
     if named := named_binary():
         report.say(f"using {named} ({ENV_BINARY})")
@@ -156,7 +156,7 @@ def own_build(report: Report, **build: Any) -> Path:
     """Unless told otherwise the kind that is built already, not a second one beside it."""
     from ollama_tiering.cli.patch import ensure_binary
     from ollama_tiering.config import PatchConfig, load
-    from ollama_tiering.launch.choose import cpu_of_newest
+    from ollama_tiering.engines.choose import cpu_of_newest
     from ollama_tiering.patchset.build import built_binaries
     from ollama_tiering.patchset.upstream import normal_tag
 

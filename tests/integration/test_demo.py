@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ollama_tiering.launch.choose import ENV_BINARY, named_binary
+from ollama_tiering.engines.choose import ENV_BINARY, named_binary
 from ollama_tiering.patchset import build
 
 pytestmark = pytest.mark.slow

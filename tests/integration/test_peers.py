@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.launch.choose import ENV_BINARY, named_binary
-from ollama_tiering.launch.peers import environment
+from ollama_tiering.engines.choose import ENV_BINARY, named_binary
+from ollama_tiering.engines.peers import environment
 from ollama_tiering.patchset import build
 
 REPOSITORY = Path(__file__).parents[2]

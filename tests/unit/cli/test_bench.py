@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ollama_tiering.cli import bench_peers, main
+from ollama_tiering.engines import bench_driver
+from ollama_tiering.engines.drivers import Scratch
+from ollama_tiering.engines.peers import environment
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch import bench_driver
-from ollama_tiering.launch.drivers import Scratch
-from ollama_tiering.launch.peers import environment
 from ollama_tiering.models.shapes import make_shape
 
 BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}

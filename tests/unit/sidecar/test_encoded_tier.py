@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient
 from ollama_tiering.config import SidecarConfig, load_sidecar
+from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from ollama_tiering.reference_engine import ReferenceEngine
 from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.tiered import TieredStore

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.engines import ollama_driver
+from ollama_tiering.engines.ollama_driver import OllamaDriver
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch import ollama_driver
-from ollama_tiering.launch.ollama_driver import OllamaDriver
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.launch.systemd.manifest import file_digest
+from ollama_tiering.systemd.manifest import file_digest
 
 UNIT_NAME: Final = "ollama.service"
 _BINARIES: Final = ("/usr/local/bin/ollama", "/usr/bin/ollama", "/bin/ollama")

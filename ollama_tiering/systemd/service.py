@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import ResultDiffers
-from ollama_tiering.launch.systemd import stock
-from ollama_tiering.launch.systemd.manager import Manager
-from ollama_tiering.launch.systemd.manifest import Changes, Installed, Manifest
-from ollama_tiering.launch.systemd.plan import Plan, Request, make_plan
-from ollama_tiering.launch.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
 from ollama_tiering.store import ram_place
+from ollama_tiering.systemd import stock
+from ollama_tiering.systemd.manager import Manager
+from ollama_tiering.systemd.manifest import Changes, Installed, Manifest
+from ollama_tiering.systemd.plan import Plan, Request, make_plan
+from ollama_tiering.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
 
 
 @dataclass(slots=True)

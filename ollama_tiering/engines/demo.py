@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ollama_tiering.launch.drivers import Answer, Driver
+from ollama_tiering.engines.drivers import Answer, Driver
 
 PROMPT_TOKENS = 1500
 NEW_TOKENS = 16

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from ollama_tiering.cli.doctor import doctor
 from ollama_tiering.config import GIB, MIB, SidecarConfig
+from ollama_tiering.doctor import check_build, check_running, check_storage
+from ollama_tiering.doctor.check import Check, State, guarded
 from ollama_tiering.errors import MissingTool
-from ollama_tiering.launch import check_build, check_running, check_storage
 from ollama_tiering.launch.address import free_address
-from ollama_tiering.launch.check import Check, State, guarded
 from ollama_tiering.launch.record import Record, claim
 from ollama_tiering.patchset import tools
 from ollama_tiering.store.block.pb import block_store_pb2 as pb

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 from ollama_tiering import config
+from ollama_tiering.engines.drivers import Scratch
+from ollama_tiering.engines.ollama_driver import OllamaDriver
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.drivers import Scratch
-from ollama_tiering.launch.ollama_driver import OllamaDriver
 from ollama_tiering.store import block_store_pb2 as pb
 
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"

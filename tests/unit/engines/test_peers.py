@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.engines.drivers import Scratch
+from ollama_tiering.engines.peers import environment, worker
+from ollama_tiering.engines.peers.driver import PeerDriver, Settings, instructions
+from ollama_tiering.engines.peers.environment import IK_LLAMA_CPP, LLAMA_CPP, PEERS
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.drivers import Scratch
-from ollama_tiering.launch.peers import environment, worker
-from ollama_tiering.launch.peers.driver import PeerDriver, Settings, instructions
-from ollama_tiering.launch.peers.environment import IK_LLAMA_CPP, LLAMA_CPP, PEERS
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import Finished
 

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from ollama_tiering.engines.drivers import Scratch
+from ollama_tiering.engines.peers import worker
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.drivers import Scratch
 from ollama_tiering.launch.ollama import Generated
-from ollama_tiering.launch.peers import worker
 from ollama_tiering.launch.process import POLL_SECONDS, Child, died, start
 from ollama_tiering.models.vocab import decode, encode
 from ollama_tiering.store import block_store_pb2 as pb

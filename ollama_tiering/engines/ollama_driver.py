@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ollama_tiering.engines.drivers import Answer, Scratch
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import ollama
 from ollama_tiering.launch.address import Address, free_address
 from ollama_tiering.launch.block_service import ask
-from ollama_tiering.launch.drivers import Answer, Scratch
 from ollama_tiering.launch.process import Child
 from ollama_tiering.store import block_store_pb2 as pb
 

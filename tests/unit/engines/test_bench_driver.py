@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.launch.bench_driver import BenchDriver, GateDriver, Untiered
-from ollama_tiering.launch.drivers import Scratch
+from ollama_tiering.engines.bench_driver import BenchDriver, GateDriver, Untiered
+from ollama_tiering.engines.drivers import Scratch
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 LOADED = 'msg=load request="{Operation:commit Parallel:1 FlashAttention:%s KvSize:4096}"\n'

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ollama_tiering import __version__
 from ollama_tiering.config import SidecarConfig
+from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, parse_address
-from ollama_tiering.launch.check import Check, fail, ok, warn
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free

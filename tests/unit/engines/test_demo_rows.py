@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ollama_tiering.launch import demo
-from ollama_tiering.launch.drivers import Answer
+from ollama_tiering.engines import demo
+from ollama_tiering.engines.drivers import Answer
 
 LOGPROBS = ((("a", -0.5), ("b", -1.0)),)
 

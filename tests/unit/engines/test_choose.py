@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.engines.choose import ENV_BINARY, choose, cpu_of_newest, stock_beside
 from ollama_tiering.errors import BuildError, UsageError
-from ollama_tiering.launch.choose import ENV_BINARY, choose, cpu_of_newest, stock_beside
 
 BUILT = Path("/built/ollama")
 

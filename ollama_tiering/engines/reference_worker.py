@@ -5,7 +5,7 @@ line on stdout.
     {"forget": true}                    ->  {}          (what an unload does)
     end of input                        ->  exit 0
 
-Started as `python -m ollama_tiering.launch.reference_worker MODEL.gguf SOCKET CTX`; the first line
+Started as `python -m ollama_tiering.engines.reference_worker MODEL.gguf SOCKET CTX`; the first line
 says it is ready.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.client import BlockClient
+from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.models import vocab
-from ollama_tiering.reference_engine import ReferenceEngine
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from ollama_tiering.engines.drivers import Answer, Scratch
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.drivers import Answer, Scratch
 from ollama_tiering.launch.process import environment, log_tail, package_path
 
 _STOP_SECONDS = 10.0
@@ -33,7 +33,7 @@ class ReferenceDriver:
 
     def start(self) -> None:
         self._sidecar.ensure()
-        command = [sys.executable, "-m", "ollama_tiering.launch.reference_worker"]
+        command = [sys.executable, "-m", "ollama_tiering.engines.reference_worker"]
         command += [str(self._scratch.model_file), str(self._sidecar.socket), str(self._ctx)]
         env = environment(self._scratch.environment() | package_path())
         with self._log.open("ab") as log:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ollama_tiering.engines.reference_engine import BLOCK_TOKENS, ReferenceEngine, Result
 from ollama_tiering.errors import ServiceError, UsageError
 from ollama_tiering.models import vocab
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from ollama_tiering.reference_engine import BLOCK_TOKENS, ReferenceEngine, Result
 from ollama_tiering.store.block.key import Namespace
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))

@@ -20,9 +20,9 @@ import ollama_tiering
 from ollama_tiering import config
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.systemd import stock
-from ollama_tiering.launch.systemd.manifest import NewFile
-from ollama_tiering.launch.systemd.units import (
+from ollama_tiering.systemd import stock
+from ollama_tiering.systemd.manifest import NewFile
+from ollama_tiering.systemd.units import (
     DIRECTORY,
     SERVER_UNIT,
     SIDECAR_UNIT,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ollama_tiering import config
+from ollama_tiering.doctor import check_build, check_running, check_storage
+from ollama_tiering.doctor.check import Check, guarded
 from ollama_tiering.errors import ConfigError
-from ollama_tiering.launch import check_build, check_running, check_storage
-from ollama_tiering.launch.check import Check, guarded
 
 
 def examine() -> list[Check]:

@@ -19,9 +19,9 @@ import pytest
 
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.unit.launch.systemd.conftest import Machine
-from tests.unit.launch.systemd.test_units import SIDECAR, UNITS, Unit
 from tests.unit.sidecar.manager import Manager, is_ping
+from tests.unit.systemd.conftest import Machine
+from tests.unit.systemd.test_units import SIDECAR, UNITS, Unit
 
 
 class StandIn:

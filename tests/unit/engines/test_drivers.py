@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.engines.drivers import Scratch
 from ollama_tiering.errors import ServiceError, TieringError
-from ollama_tiering.launch.drivers import Scratch
 
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both directories of a Scratch below this test's own."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("ollama_tiering.launch.drivers.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("ollama_tiering.engines.drivers.SHARED_MEMORY", tmp_path)
 
 
 def work(*, keep: bool = False, error: BaseException | None = None) -> Scratch:

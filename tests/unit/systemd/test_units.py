@@ -18,10 +18,10 @@ import pytest
 from ollama_tiering.config import GIB
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.systemd.plan import Request, make_plan
-from ollama_tiering.launch.systemd.units import quote
+from ollama_tiering.systemd.plan import Request, make_plan
+from ollama_tiering.systemd.units import quote
 from tests.contract.daemon import Daemon
-from tests.unit.launch.systemd.conftest import Machine
+from tests.unit.systemd.conftest import Machine
 
 UNITS = Path("/etc/systemd/system")
 SIDECAR, SERVER = "ollama-tiering.service", "ollama-tiered.service"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.systemd import manager as managing
-from ollama_tiering.launch.systemd.manager import Manager
-from ollama_tiering.launch.systemd.manifest import MANIFEST_NAME, Installed, Manifest, NewFile
-from tests.unit.launch.systemd.conftest import Machine
+from ollama_tiering.systemd import manager as managing
+from ollama_tiering.systemd.manager import Manager
+from ollama_tiering.systemd.manifest import MANIFEST_NAME, Installed, Manifest, NewFile
+from tests.unit.systemd.conftest import Machine
 
 PREFIX = "/opt/ollama-tiering"
 SIDECAR = "/etc/systemd/system/ollama-tiering.service"

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
-from ollama_tiering.launch.check import Check, fail, ok, warn
+from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.store import ram_place
 from ollama_tiering.system.deadline import DeadlineThreads
 
