@@ -90,7 +90,7 @@ class Run:
             click.echo(f"* {text}", err=True)
 
     def binary(self) -> Path:
-        from ollama_tiering.cli.up import patched_binary
+        from ollama_tiering.patchset.binary import patched_binary
         from ollama_tiering.patchset.report import Report
 
         return patched_binary(Report(quiet=self.quiet), tag=self._tag, cpu=self._cpu)

@@ -90,9 +90,9 @@ def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -
 
 
 def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
-    from ollama_tiering.cli.up import own_build
     from ollama_tiering.config import load
     from ollama_tiering.engines.choose import choose
+    from ollama_tiering.patchset.binary import own_build
     from ollama_tiering.patchset.report import Report
     from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 

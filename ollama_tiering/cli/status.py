@@ -192,7 +192,7 @@ def _other_builds_blocks(answer: pb.StatResponse) -> int:
     """Blocks that no build on this machine and no runner that is alive can find; 0 where no build
     of ours is here to compare with.
     """
-    from ollama_tiering.cli.builds import builds_here
+    from ollama_tiering.doctor.builds import builds_here
     from ollama_tiering.store.tools.listing import build_of, of_other_build
 
     here = builds_here()

@@ -169,11 +169,10 @@ def _request(user_mode: bool, prefix: Path | None, root: Path | None, **more: An
 
 
 def _newest_binary() -> Path:
-    from ollama_tiering.engines.choose import named_binary
     from ollama_tiering.errors import UsageError
-    from ollama_tiering.patchset.build import built_binaries
+    from ollama_tiering.patchset.binary import ready_binary
 
-    found = named_binary() or next(iter(built_binaries()), None)
+    found = ready_binary()
     if found is None:
         raise UsageError(
             "no patched Ollama is built yet",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.doctor.check import Check, State, fail, ok, warn
-from ollama_tiering.engines.choose import ENV_BINARY, named_binary
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset import build, tools
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
 MIN_PYTHON = (3, 11)

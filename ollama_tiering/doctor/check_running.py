@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from ollama_tiering.config import SidecarConfig
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
-from ollama_tiering.launch.address import Address, parse_address
+from ollama_tiering.launch.address import Address, address_of
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free
@@ -22,7 +21,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 def checks(settings: SidecarConfig) -> Iterator[Check]:
     answer = block_service.ask(settings.socket_path)
     yield _sidecar(settings.socket_path, answer)
-    yield _port(parse_address(os.environ.get("OLLAMA_HOST", "")))
+    yield _port(address_of())
     if answer:
         yield from _tiers(answer)
         names = first_names(models_dirs())

@@ -5,13 +5,12 @@ the numpy engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ollama_tiering.errors import TieringError, UsageError
-
-ENV_BINARY = "OLLAMA_TIERING_BINARY"
+from ollama_tiering.errors import TieringError
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 
 OLLAMA, REFERENCE, AUTO = "ollama", "reference", "auto"
 
@@ -26,29 +25,6 @@ class Choice:
     @property
     def engine(self) -> str:
         return OLLAMA if self.binary else REFERENCE
-
-
-def named_binary() -> Path | None:
-    """The patched Ollama that the environment names instead of our own build."""
-    name = os.environ.get(ENV_BINARY)
-    if not name:
-        return None
-    path = Path(name).expanduser().absolute()
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise UsageError(f"{ENV_BINARY}={name} is not a program", hint=f"unset {ENV_BINARY}")
-    return path
-
-
-def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
-    """Kind of CPU code of the newest build of a version, so that no second kind is built beside it.
-
-    A binary lies in `<cache>/trees/<tag>-<cpu>[-cuda<major>]/src/`.
-    """
-    for binary in binaries:
-        name = binary.parent.parent.name
-        if name.startswith(f"{tag}-"):
-            return name.removeprefix(f"{tag}-").partition("-")[0]
-    return None
 
 
 def stock_beside(binary: Path) -> Path | None:

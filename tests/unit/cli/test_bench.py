@@ -32,7 +32,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
 
     for name in ("BenchDriver", "GateDriver", "Untiered"):
         monkeypatch.setattr(bench_driver, name, driver)
-    monkeypatch.setattr("ollama_tiering.cli.up.patched_binary", lambda *_, **__: Path("/no/ollama"))
+    monkeypatch.setattr(
+        "ollama_tiering.patchset.binary.patched_binary", lambda *_, **__: Path("/no/ollama")
+    )
     monkeypatch.setattr("ollama_tiering.models.make.make_model", lambda *_, **__: 0)
     monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # TMPDIR is read once

@@ -16,7 +16,7 @@ from ollama_tiering.config import GIB, MIB, SidecarConfig
 from ollama_tiering.doctor import check_build, check_running, check_storage
 from ollama_tiering.doctor.check import Check, State, guarded
 from ollama_tiering.errors import MissingTool
-from ollama_tiering.launch.address import free_address
+from ollama_tiering.launch.address import free_address, parse_address
 from ollama_tiering.launch.record import Record, claim
 from ollama_tiering.patchset import tools
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -166,7 +166,7 @@ def test_a_port_of_another_process_is_warned_of_with_the_cure(
 
 
 def test_our_own_server_on_the_port_is_well(place: Path) -> None:
-    address = check_running.parse_address(os.environ["OLLAMA_HOST"])
+    address = parse_address(os.environ["OLLAMA_HOST"])
     with claim(address) as held:
         held.write(Record(pid=os.getpid(), url=address.url))
         found = {c.name: c for c in check_running.checks(settings(place))}

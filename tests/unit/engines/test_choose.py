@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.engines.choose import ENV_BINARY, choose, cpu_of_newest, stock_beside
+from ollama_tiering.engines.choose import choose, stock_beside
 from ollama_tiering.errors import BuildError, UsageError
+from ollama_tiering.patchset.binary import ENV_BINARY, cpu_of_newest
 
 BUILT = Path("/built/ollama")
 

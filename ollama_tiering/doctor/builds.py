@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ollama_tiering.engines.choose import ENV_BINARY
 from ollama_tiering.launch import record
 from ollama_tiering.patchset import identity
+from ollama_tiering.patchset.binary import ENV_BINARY
 from ollama_tiering.systemd.plan import Request
 
 SERVER = "bin/ollama"  # in a service's prefix
