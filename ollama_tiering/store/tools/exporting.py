@@ -1,4 +1,4 @@
-"""Writes a chain as an archive (store.archive): a tar file, or a directory.
+"""Writes a chain as an archive (archive.py): a tar file, or a directory.
 
 Nothing is visible under the given name until all of it is there and durable. The checksums are
 known only when all blocks have been read: the manifest, whose length does not depend on them, is
