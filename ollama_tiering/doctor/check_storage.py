@@ -14,10 +14,9 @@ from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.store import ram_place
 from ollama_tiering.system.deadline import DeadlineThreads
+from ollama_tiering.system.filesystems import is_memory, is_network
 
-MEMORY = {"tmpfs", "ramfs"}
 _TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-…"  # the first start makes a name up
-NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre"}
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:
@@ -41,7 +40,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
 
 
 def _ram(name: str, directory: Path, kind: str) -> Check:
-    if kind in MEMORY:
+    if is_memory(kind):
         return ok(name, f"{directory} on {kind}")
     finding = f"{directory} is on {kind or 'an unknown file system'}, not in memory"
     return warn(name, finding, "set OLLAMA_KV_TIER_RAM to a directory on tmpfs, as in /dev/shm")
@@ -50,9 +49,9 @@ def _ram(name: str, directory: Path, kind: str) -> Check:
 def _local(name: str, directory: Path, kind: str) -> Check:
     finding = f"{directory} on {kind or 'an unknown file system'}"
     cure = "set OLLAMA_KV_TIER_LOCAL to a directory on a local disk"
-    if kind in NETWORK or kind.startswith("fuse."):
+    if is_network(kind):
         return warn(name, f"{finding}: over a network it may be slower than computing", cure)
-    if kind in MEMORY:
+    if is_memory(kind):
         return warn(name, f"{finding}: in memory, gone after a reboot", cure)
     return ok(name, finding)
 
@@ -84,7 +83,7 @@ def _remote_checks(name: str, directory: Path, settings: SidecarConfig) -> Itera
     yield permissions(f"{name} directory", directory)
     kind = file_system(directory)
     finding = f"{directory} on {kind or 'an unknown file system'}"
-    if kind in MEMORY:
+    if is_memory(kind):
         yield warn(name, f"{finding}: in memory, gone after a reboot", "name a directory on NFS")
     else:
         yield ok(name, finding)

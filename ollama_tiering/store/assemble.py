@@ -22,7 +22,8 @@ from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.upkeep.index import remove_index
-from ollama_tiering.system.directories import in_memory, secure_directory
+from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.filesystems import in_memory
 
 log = logging.getLogger(__name__)
 

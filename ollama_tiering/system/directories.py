@@ -18,7 +18,6 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.system.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs")
 
 Made = Callable[[tuple[str, ...]], None]
 
@@ -109,26 +108,6 @@ def walk_below(
         os.close(fd)
         raise
     return fd
-
-
-def in_memory(path: Path) -> bool:
-    """Whether the directory lies on a file system without a disk below it."""
-    return filesystem_type(path) in _MEMORY_FILESYSTEMS
-
-
-def filesystem_type(path: Path) -> str:
-    """Type of the file system of `path` by its device number; empty when not told."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        if left.split()[2] == number:
-            return right.split()[0]
-    return ""
 
 
 @contextlib.contextmanager

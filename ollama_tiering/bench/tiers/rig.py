@@ -33,7 +33,7 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from ollama_tiering.system.directories import in_memory
+from ollama_tiering.system.filesystems import in_memory
 
 ROWS: Final = 64
 HEADS, HEAD_DIM = 8, 128

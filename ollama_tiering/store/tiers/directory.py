@@ -41,13 +41,13 @@ from ollama_tiering.store.tiers.other_bytes import OtherBytes, files_bytes, phys
 from ollama_tiering.store.tiers.unsynced import Names
 from ollama_tiering.system.directories import (
     entries,
-    in_memory,
     open_below,
     own_directory,
     regular_file,
     secure_directory,
     walk_below,
 )
+from ollama_tiering.system.filesystems import in_memory
 from ollama_tiering.system.locks import lock_file
 from ollama_tiering.system.ownership import Refused
 from ollama_tiering.system.pagecache import forget

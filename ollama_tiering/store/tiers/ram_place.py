@@ -24,7 +24,8 @@ from ollama_tiering.config import APP_NAME, MIB, SidecarConfig, state_dir
 from ollama_tiering.errors import TieringError
 from ollama_tiering.store.tiers.names import LOCK_NAME
 from ollama_tiering.store.tiers.ram_record import read_record, write_record
-from ollama_tiering.system.directories import in_memory, secure_directory
+from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.filesystems import in_memory
 from ollama_tiering.system.locks import lock_file
 
 log = logging.getLogger(__name__)

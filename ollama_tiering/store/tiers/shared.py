@@ -30,17 +30,15 @@ from ollama_tiering.store.tiers.files import READ, WRITE, FsTempBlock
 from ollama_tiering.store.tiers.names import ANNOUNCEMENT_PREFIX, TMP_SUFFIX, file_name, shard
 from ollama_tiering.store.tiers.other_bytes import physical_bytes
 from ollama_tiering.system.deadline import InUse
-from ollama_tiering.system.directories import filesystem_type, open_below
+from ollama_tiering.system.directories import open_below
 from ollama_tiering.system.files import write_all
+from ollama_tiering.system.filesystems import filesystem_type, is_network
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 log = logging.getLogger(__name__)
 
-NETWORK_FILESYSTEMS: Final = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse")
-)
 UNFINISHED_SECONDS: Final = 3600.0  # an older temporary file is nobody's
 DEAD_SECONDS: Final = 900.0  # without a heartbeat for so long, a sidecar is gone
 FORGET_SECONDS: Final = 86400.0  # then its announcement is removed
@@ -97,7 +95,7 @@ class SharedFsTier(FsTier):
         self.stalled = 0
         self.foreign_bytes = 0
         self._filesystem = filesystem_type(directory)
-        self.caches_names = self._filesystem.partition(".")[0] in NETWORK_FILESYSTEMS
+        self.caches_names = is_network(self._filesystem)
         self._owner = secrets.token_hex(8)
         self._unfinished_seconds = unfinished_seconds
         self._dead_seconds = dead_seconds

@@ -12,13 +12,8 @@ from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.upkeep.probing import measure_directory
 from ollama_tiering.system import pagecache
-from ollama_tiering.system.directories import (
-    UnsafeDirectory,
-    filesystem_type,
-    in_memory,
-    open_below,
-    secure_directory,
-)
+from ollama_tiering.system.directories import UnsafeDirectory, open_below, secure_directory
+from ollama_tiering.system.filesystems import filesystem_type, in_memory
 from ollama_tiering.system.locks import lock_file
 
 
