@@ -30,7 +30,7 @@ from ollama_tiering.store.tools.listing import Census
 from ollama_tiering.store.tools.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.tools.remains import remove_remains
 from ollama_tiering.store.tools.verify import is_leftover, verify
-from ollama_tiering.store.upkeep import removal, room
+from ollama_tiering.store.upkeep import removal, room, unusable
 from ollama_tiering.store.values import (
     ChainLine,
     Listing,
@@ -249,7 +249,7 @@ class Administration:
             bad = [found for found in walk(directory) if found.what is What.QUARANTINED]
             files, stored_bytes = files + len(bad), stored_bytes + sum(f.stored_bytes for f in bad)
             if not dry_run:
-                room.purge_quarantine(self._state, level, keep_blocks=0)
+                unusable.purge_quarantine(self._state, level, keep_blocks=0)
                 for found in bad:  # those the tier did not know of
                     remove_file(directory, found)
         return Waste("quarantined", files, stored_bytes, {})

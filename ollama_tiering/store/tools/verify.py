@@ -18,7 +18,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.values import Finding, VerifyStep
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) 
     except CorruptBlock as error:
         log.warning("block damaged: key=%s reason=%s", found.key.hex(), error)
         try:
-            return room.quarantine(state, level, found.namespace, found.key), str(error)
+            return unusable.quarantine(state, level, found.namespace, found.key), str(error)
         except OSError as weather:
             return False, f"{detail}; not quarantined: {weather.strerror or weather}"
     except (UnsupportedFormat, OSError) as error:

@@ -23,7 +23,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import room, shares, transcode
+from ollama_tiering.store.upkeep import room, shares, transcode, unusable
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
@@ -134,12 +134,12 @@ class Copier:
                 transfer.write_to(temp, spent)
         except UnsupportedFormat as error:
             self._abandon(target, temp, claim)
-            room.set_aside(state, source, record.key, error)
+            unusable.set_aside(state, source, record.key, error)
             return Failure.OTHER
         except CorruptBlock as error:
             self._abandon(target, temp, claim)
             log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            room.quarantine(state, source, record.namespace, record.key)
+            unusable.quarantine(state, source, record.namespace, record.key)
             return Failure.OTHER
         except FileNotFoundError as error:
             self._abandon(target, temp, claim)

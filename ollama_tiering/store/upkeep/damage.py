@@ -11,7 +11,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import room, unusable
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,10 @@ def _damaged(state: StoreState, level: Level, record: BlockRecord) -> bool:
             check_place(meta, record.namespace, record.key)
             verify_payload(meta, block.read_at)
     except UnsupportedFormat as error:
-        room.set_aside(state, level, record.key, error)
+        unusable.set_aside(state, level, record.key, error)
     except CorruptBlock as error:
         log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-        return room.quarantine(state, level, record.namespace, record.key)
+        return unusable.quarantine(state, level, record.namespace, record.key)
     except FileNotFoundError:
         with state.lock:
             state.forget_copy(level, record.key)

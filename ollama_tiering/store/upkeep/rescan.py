@@ -18,7 +18,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import room, unusable
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.opening import depths_of, record_of_meta, record_of_row
 
@@ -162,13 +162,13 @@ class Rescan:
                 meta = read_meta(block.read_at, block.file_bytes)
             check_place(meta, stored.namespace, stored.key)
         except UnsupportedFormat as error:
-            room.say_unusable(self._state, self._level, stored.key, error)
+            unusable.say_unusable(self._state, self._level, stored.key, error)
             with self._state.lock:
                 seen = (stored.file_bytes, stored.modified)
                 self._books.passed_over[stored.key] = seen
         except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            room.quarantine(self._state, self._level, stored.namespace, stored.key)
+            unusable.quarantine(self._state, self._level, stored.namespace, stored.key)
         except FileNotFoundError:
             pass
         except TimeoutError:

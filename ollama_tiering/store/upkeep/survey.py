@@ -17,7 +17,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import StoredBlock
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.upkeep.opening import record_of_meta
 
 log = logging.getLogger(__name__)
@@ -177,11 +177,11 @@ class Survey:
         except FileNotFoundError:
             return None
         except UnsupportedFormat as error:
-            room.say_unusable(self._state, level, stored.key, error)
+            unusable.say_unusable(self._state, level, stored.key, error)
             return None
         except CorruptBlock as error:
             log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            room.quarantine(self._state, level, stored.namespace, stored.key)
+            unusable.quarantine(self._state, level, stored.namespace, stored.key)
             return None
         except OSError as error:
             log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)

@@ -15,7 +15,7 @@ from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.upkeep import removal, room
+from ollama_tiering.store.upkeep import removal, unusable
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.pinbook import PinBook
 
@@ -88,7 +88,7 @@ class Withdrawal:
         if self._removed or self._damaged() & state.terms.forbidden:
             for level in state.levels:
                 if level.shared is None:
-                    room.purge_quarantine(state, level, keep_blocks=0)
+                    unusable.purge_quarantine(state, level, keep_blocks=0)
         if self._removed:
             self._scrub_index()
 
