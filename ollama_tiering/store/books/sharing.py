@@ -48,7 +48,7 @@ class SharedBooks:
     # Files that cannot be used here, with size and time when that was found (None: not looked at
     # since): not opened again while they are the same.
     passed_over: dict[BlockKey, tuple[int, float] | None] = field(default_factory=dict)
-    # To be removed there; with a time: a person removed it then (store.graveyard).
+    # To be removed there; with a time: a person removed it then (upkeep/graveyard.py).
     doomed: OrderedDict[tuple[NamespaceId, BlockKey], float | None] = field(
         default_factory=OrderedDict
     )

@@ -122,7 +122,7 @@ class Tier(Protocol):
 
     @property
     def refused_files(self) -> int:
-        """Distinct files it would not use, for they are not ours (store.ownership)."""
+        """Distinct files it would not use, for they are not ours (system/ownership.py)."""
         ...
 
     @property

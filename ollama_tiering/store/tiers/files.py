@@ -1,6 +1,6 @@
 """The files of a directory tier while they are open: a stored block, and one that is being written.
 
-Nothing is opened by a path: each walks down from the tier's directory (store.dirs).
+Nothing is opened by a path: each walks down from the tier's directory (system/directories.py).
 """
 
 from __future__ import annotations

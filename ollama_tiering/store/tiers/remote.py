@@ -3,7 +3,7 @@
 Wraps any SharedTier. Each of its calls runs in one of a few threads of its own (DeadlineThreads); a
 call that does not return is a TimeoutError, that is an OSError: weather. No call is made before it
 is needed, not even to open the directory, so that a mount that hangs does not hold up a start. What
-is read is checked by its MAC, where one is asked for (store.authenticity).
+is read is checked by its MAC, where one is asked for (authenticity.py).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Administration:
         return self._pin_result(census.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
-        """See store.verify. With repair the index is written anew after the last step."""
+        """See verify.py. With repair the index is written anew after the last step."""
         yield from verify(self._state, repair=repair, alone=self._alone)
         if repair:
             self._store.rebuild_index()

@@ -8,7 +8,7 @@
 
 With window blocks it is version 2, and they are in a list "windows" like "blocks".
 
-Written by store.exporting. `open_archive` trusts nothing: no name from the archive is ever used as
+Written by exporting.py. `open_archive` trusts nothing: no name from the archive is ever used as
 a path; names are compared with those made from the manifest's keys, and in a directory opened below
 it without following links. Sizes are bounded before anything is allocated. In a tar only plain
 files are allowed: no links, devices, sparse files or extended headers.
