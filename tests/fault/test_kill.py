@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fault
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from ollama_tiering.store import samples
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -450,7 +450,7 @@ class StuckTier(MemoryTier):
 
 HANGING_DISK = """
 import threading
-from ollama_tiering.store import samples
+from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore
