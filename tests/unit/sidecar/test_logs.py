@@ -96,7 +96,8 @@ def test_a_traceback_is_a_field() -> None:
 
 def test_text_stays_a_line_of_text() -> None:
     text = written("text", "dead socket removed: path=%s", "/run/s")
-    pattern = r"\S+ \S+ WARNING ollama_tiering\.store\.state dead socket removed: path=/run/s\n"
+    logger = r"ollama_tiering\.store\.books\.state"
+    pattern = rf"\S+ \S+ WARNING {logger} dead socket removed: path=/run/s\n"
     assert re.fullmatch(pattern, text)
 
 
