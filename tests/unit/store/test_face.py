@@ -37,6 +37,10 @@ def test_every_name_is_there(name: str) -> None:
     assert getattr(store, name) is not None
 
 
+def test_the_store_is_packages_and_few_files() -> None:
+    assert len(list(_FILE.parent.glob("*.py"))) <= 8
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         store.nothing  # noqa: B018
