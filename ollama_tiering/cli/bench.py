@@ -25,8 +25,8 @@ from ollama_tiering.cli.bench_store import store
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.launch.bench_driver import Untiered
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines.bench_driver import Untiered
+    from ollama_tiering.engines.drivers import Scratch
 
 _BURST_REQUESTS = 4
 
@@ -77,9 +77,9 @@ def restore(
     from ollama_tiering.bench import baselines as stock
     from ollama_tiering.bench import restore as measuring
     from ollama_tiering.bench.restore_table import table as restore_table
-    from ollama_tiering.launch.bench_driver import BenchDriver
-    from ollama_tiering.launch.choose import stock_beside
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import BenchDriver
+    from ollama_tiering.engines.choose import stock_beside
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, names = numbers(tokens), _baselines(baselines, stock.NAMES)
     if lengths[0] <= (least := measuring.hits(repeat)):
@@ -159,8 +159,8 @@ def overhead(
 ) -> None:
     """What tiering costs with nothing to restore: the same requests with it on and off."""
     from ollama_tiering.bench import overhead as measuring
-    from ollama_tiering.launch.bench_driver import BenchDriver, Untiered
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import BenchDriver, Untiered
+    from ollama_tiering.engines.demo import make_prompt
 
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(prompt_tokens + new_tokens)
@@ -201,7 +201,7 @@ def overhead(
 def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
     """Exact attention on the CPU against stock's: first token and tokens/s inside Ollama."""
     from ollama_tiering.bench import cpu_attention as measuring
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, binary = numbers(tokens), run.binary()
     settings = {
@@ -238,8 +238,8 @@ def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
 def gate(run: Run, tokens: str, repeat: int, attention: str | None) -> None:
     """Whether the gate chooses the better side: restore or recompute."""
     from ollama_tiering.bench import gate as measuring
-    from ollama_tiering.launch.bench_driver import GateDriver
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import GateDriver
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, binary = numbers(tokens), run.binary()
     attention = attention or attention_of_up()
@@ -272,7 +272,7 @@ def _untiered(
     flash: bool | None,
     names: list[str] | None = None,
 ) -> Iterator[Untiered]:
-    from ollama_tiering.launch.bench_driver import Untiered
+    from ollama_tiering.engines.bench_driver import Untiered
 
     driver = Untiered(binary, scratch, ctx=ctx, attention=attention, flash=flash)
     with contextlib.closing(driver):

@@ -15,7 +15,7 @@ import pytest
 
 from ollama_tiering import config
 from ollama_tiering.patchset import identity
-from ollama_tiering.store.census import build_of
+from ollama_tiering.store.tools.listing import build_of
 from tests.engine.conftest import LIBRARIES
 from tests.engine.harness import Server, Sidecar, assert_same, text
 

@@ -15,7 +15,7 @@ import pytest
 
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,

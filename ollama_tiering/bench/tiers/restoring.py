@@ -25,10 +25,8 @@ from ollama_tiering.bench.tiers.hardware import (
 )
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import ROWS, Blocks, OpenBlock, Rig
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_buffer
-from ollama_tiering.store.pagecache import read_past
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store import LeasedBlock, TierKind, buffer_reader, read_meta, verify_buffer
+from ollama_tiering.system.pagecache import read_past
 
 T = TypeVar("T")
 

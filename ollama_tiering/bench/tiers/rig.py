@@ -15,24 +15,29 @@ from typing import Final
 import numpy as np
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store import (
+    BlockKey,
+    Claim,
+    FsTier,
+    LeasedBlock,
+    Namespace,
+    Outcome,
     SegmentShape,
+    Tier,
+    TieredStore,
+    TierKind,
+    crc32c,
     damaged,
     encode_block,
     plan_block,
+    prefix_chain,
     read_meta,
+    tokens_to_bytes,
 )
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.dirs import in_memory
-from ollama_tiering.store.file_io import fd_reader, fill
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, Namespace, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
+from ollama_tiering.system.files import fd_reader, fill
+from ollama_tiering.system.filesystems import in_memory
 
 ROWS: Final = 64
 HEADS, HEAD_DIM = 8, 128

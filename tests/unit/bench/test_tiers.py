@@ -20,7 +20,7 @@ from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
 from ollama_tiering.client import PutResult
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
 
 needs_tmpfs = pytest.mark.skipif(
     not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free < 256 << 20,

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from ollama_tiering.sidecar import look_up
-from ollama_tiering.store import lookup, samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.policy import SECOND_TOUCH, StorePolicy
-from ollama_tiering.store.report import MatchedBlock
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.policy import SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.report import MatchedBlock
+from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving import lookup
+from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two

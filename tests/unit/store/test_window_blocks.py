@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import damage, samples
-from ollama_tiering.store.blockfile import buffer_reader, pack_head, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.window_fields import end_row
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import damage
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_admin import Tools, collect
 
