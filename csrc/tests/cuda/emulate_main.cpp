@@ -13,7 +13,7 @@ std::vector<Test> &tests() {
     return all;
 }
 
-constexpr double kMostError = 1e-5; // a tenth of what the kernels promise
+constexpr double kPromised = 1e-4, kMostError = kPromised / 10;
 
 std::string describe(const Test &test) {
     static const char *const kMasks[] = {"every cell", "causal", "window",       "sequences",      "dense",
@@ -27,8 +27,10 @@ std::string describe(const Test &test) {
     return text;
 }
 
-bool passes(const Outcome &outcome) {
-    return outcome.findings.texts.empty() && outcome.error <= kMostError; // a NaN is not
+// Logits of a few hundred are rounded to f32, 2^-24 of them (kernel_test.cpp, peaked_logits), and tensor cores cut the bits below
+// that off: 2.2e-5 was seen. There it is what is promised that has to hold.
+bool passes(const CaseSpec &spec, const Outcome &outcome) {
+    return outcome.findings.texts.empty() && outcome.error <= (spec.peaked ? kPromised : kMostError); // a NaN is not
 }
 
 int run_all(int n_seeds) {
@@ -36,7 +38,7 @@ int run_all(int n_seeds) {
     for (const Test &test : tests())
         for (int seed = 1; seed <= n_seeds; seed++) {
             const Outcome outcome = test.run(test.spec, test.kernel, {}, static_cast<unsigned>(seed));
-            const bool ok = passes(outcome);
+            const bool ok = passes(test.spec, outcome);
             n_failed += !ok;
             std::printf("%s  %s  %.2e\n", ok ? "ok    " : "FAILED", describe(test).c_str(), outcome.error);
             for (const auto &text : outcome.findings.texts) std::printf("        %s\n", text.c_str());
@@ -78,7 +80,7 @@ std::string noticed(const NamedMutant &m) {
     for (const Test &test : tests()) {
         if (std::find(m.kernels.begin(), m.kernels.end(), test.kernel) == m.kernels.end()) continue;
         const Outcome outcome = test.run(test.spec, test.kernel, m.mutant, 1);
-        if (passes(outcome)) continue;
+        if (passes(test.spec, outcome)) continue;
         return test.name + ": " + (outcome.findings.texts.empty() ? "wrong result" : *outcome.findings.texts.begin());
     }
     return "";
