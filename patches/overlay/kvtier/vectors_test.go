@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -54,7 +55,7 @@ func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
 			continue
 		}
 		d.Extra = "devices=none" + Part("cpu", "AVX2,FMA") + Part("libc", "2.36 fma") + Part("rows", "hh") +
-			AttentionExtra(strings.Fields(n.Name)[0]+" (avx2)", n.Name == "exact attention")
+			Part(exactattn.Identity(strings.Fields(n.Name)[0]+" (avx2)", n.Name == "exact attention"))
 		if got := hexOf(NamespaceOf(d.Proto())); got != n.Digest {
 			t.Errorf("%s: %s, want %s", n.Name, got, n.Digest)
 		}

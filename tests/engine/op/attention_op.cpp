@@ -249,7 +249,7 @@ std::vector<Case> cases() {
 }
 
 std::string state() {
-    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "kvtier_attn_state");
+    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "exactattn_state");
     return found ? ((const char * (*)(void)) found)() : "(none)";
 }
 

@@ -13,7 +13,7 @@ type tierBackend interface {
 	KVTierSync()
 	KVTierCPU() string
 	KVTierLibc() string
-	KVTierAnyCut() bool
+	ExactAttnAnyCut() bool
 }
 
 // tierComputing says what computes the model and which layer where. hosts is the Placement of its cache.

@@ -18,7 +18,7 @@ func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
-func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.bf16 }
+func (f tierFakeDevices) ExactAttnAnyCut() bool           { return !f.bf16 }
 
 func tierCard(id, description string, driver int) ml.DeviceInfo {
 	return ml.DeviceInfo{

@@ -20,7 +20,7 @@ type tierOrderedCache interface {
 // CPU, products that are summed alike for one column and for many, and no recurrent layer.
 func tierOrdered(backend tierBackend, cache tierOrderedCache, assigned ml.GPULayersList) bool {
 	states, _ := cache.States()
-	return states == nil && assigned.Sum() == 0 && cache.OnHost() && backend.KVTierAnyCut() &&
+	return states == nil && assigned.Sum() == 0 && cache.OnHost() && backend.ExactAttnAnyCut() &&
 		!slices.ContainsFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return !tierServed(l, cache.Type()) })
 }
 

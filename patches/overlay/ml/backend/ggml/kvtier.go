@@ -3,11 +3,6 @@ package ggml
 // #include "ggml.h"
 // #include "ggml-backend.h"
 // // The CPU backend may be a library that was loaded at run time: it is asked by name.
-// static const char * kvtier_attention(ggml_backend_dev_t device) {
-//     const char * (*state)(void) =
-//         (const char * (*)(void)) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "kvtier_attn_state");
-//     return state ? state() : "";
-// }
 // static const struct ggml_backend_feature * kvtier_features(ggml_backend_dev_t device) {
 //     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
 //     ggml_backend_get_features_t features =
@@ -71,15 +66,6 @@ func (b *Backend) KVTierSync() {
 	C.ggml_backend_sched_synchronize(b.sched)
 }
 
-// KVTierAttention says how the CPU backend computes attention, in the words of ggml-cpu/kvtier-attn.h.
-func KVTierAttention() string {
-	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
-	if device == nil {
-		return ""
-	}
-	return C.GoString(C.kvtier_attention(device))
-}
-
 // KVTierCPU names the instruction sets that the CPU backend in use was compiled for, "AVX,AVX2,FMA" as GGML reports
 // them; "" where it does not say. Of the libraries that lie beside each other (haswell, icelake, …) GGML loads the best
 // that the processor runs, and the results of two of them differ in their last bits.
@@ -107,8 +93,6 @@ func KVTierLibc() string {
 }
 
 // The same as methods, for those who know the backend as an interface.
-
-func (b *Backend) KVTierAttention() string { return KVTierAttention() }
 
 func (b *Backend) KVTierCPU() string { return KVTierCPU() }
 

@@ -14,20 +14,20 @@ struct ggml_compute_params;
 
 // The source of GGML_OP_FLASH_ATTN_EXT that has the position of each cell, as I32, -1 of a cell that holds nothing; it may
 // be missing. Nobody else looks at it.
-#define KVTIER_ATTN_POSITIONS 5
+#define EXACTATTN_POSITIONS 5
 
 // Called by every thread of the team, before the stock kernel. False, in all of them alike: nothing was done.
-bool kvtier_attn(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+bool exactattn_compute(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
 // Bytes of work memory that the call above wants with up to n_tasks threads; 0 where the stock kernel will run.
-size_t kvtier_attn_work_size(const struct ggml_tensor * dst, int n_tasks);
+size_t exactattn_work_size(const struct ggml_tensor * dst, int n_tasks);
 
 // The fewest columns for which llamafile_sgemm multiplies weights of this type: ggml's vec_dot, which has those below, sums
 // f16 and f32 in another order. Quantised ones have the same bits either way.
-int kvtier_attn_fewest_columns(int weights);
+int exactattn_fewest_columns(int weights);
 
 // "stock", "exact (avx512)", or "exact (avx512), but stock where " and the last reason for it. Never null.
-const char * kvtier_attn_state(void);
+const char * exactattn_state(void);
 
 #ifdef __cplusplus
 }

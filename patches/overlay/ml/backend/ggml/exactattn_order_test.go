@@ -3,22 +3,22 @@ package ggml
 import "testing"
 
 // Types by their numbers in ggml.h: a test has no cgo.
-func TestKVTierOnlyWeightsThatAreKnownToHaveTheSameBitsForAnyCut(t *testing.T) {
+func TestExactAttnOnlyWeightsThatAreKnownToHaveTheSameBitsForAnyCut(t *testing.T) {
 	const f32, f16, q80, q4k, iq4nl, bf16, mxfp4, unknown = 0, 1, 8, 12, 20, 30, 39, 999
 	for _, of := range []uint32{f32, f16, q80, q4k, mxfp4} {
-		if !kvtierSameForAnyCut(of, 64, 1) {
+		if !exactAttnSameForAnyCut(of, 64, 1) {
 			t.Errorf("type %d", of)
 		}
 	}
 	for _, of := range []uint32{iq4nl, bf16, unknown} {
-		if kvtierSameForAnyCut(of, 64, 1) {
+		if exactAttnSameForAnyCut(of, 64, 1) {
 			t.Errorf("type %d is believed to", of)
 		}
-		if !kvtierSameForAnyCut(of, 1, 1) {
+		if !exactAttnSameForAnyCut(of, 1, 1) {
 			t.Errorf("a vector of type %d multiplies nothing", of)
 		}
 	}
-	if kvtierSameForAnyCut(f32, 64, 4) || !kvtierSameForAnyCut(f16, 64, 4) {
+	if exactAttnSameForAnyCut(f32, 64, 4) || !exactAttnSameForAnyCut(f16, 64, 4) {
 		t.Error("several matrices: f32 is not, f16 is")
 	}
 }

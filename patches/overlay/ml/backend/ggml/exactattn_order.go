@@ -1,0 +1,71 @@
+package ggml
+
+// #include "ggml.h"
+// #include "ggml-backend.h"
+// #include "ggml/src/ggml-cpu/exactattn.h"
+import "C"
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/ollama/ollama/exactattn"
+	"github.com/ollama/ollama/ml"
+)
+
+// exactAttnMask is what a mask of attention says beside what it hides: the position of each cell, -1 of one that holds nothing. The
+// exact attention sums in their order, so that neither the cells that rows lie in nor other rows of a batch change a bit.
+type exactAttnMask struct {
+	positions *Tensor
+}
+
+// ExactAttnSetPositions notes the positions of a mask's cells, where the exact attention may ask for them.
+func (t *Tensor) ExactAttnSetPositions(ctx ml.Context, positions []int32) {
+	if strings.HasPrefix(t.b.ExactAttnState(), exactattn.Exact) {
+		t.positions = ctx.Input().FromInts(positions, len(positions)).(*Tensor)
+	}
+}
+
+// exactAttnSetOrder gives an attention the positions of its mask, if the CPU computes it: where its K lies.
+func exactAttnSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
+	m, ok := mask.(*Tensor)
+	if !ok || m.positions == nil {
+		return
+	}
+	k := key.(*Tensor).t
+	for k.view_src != nil {
+		k = k.view_src
+	}
+	if k.buffer != nil && bool(C.ggml_backend_buffer_is_host(k.buffer)) {
+		kqv.src[C.EXACTATTN_POSITIONS] = m.positions.t
+	}
+}
+
+// exactAttnAnyCut are the types of weights whose products have the same bits for one column as for several, with the exact
+// attention, in GGML's code for AVX2 and more: its sgemm has one chain of sums for each element, and so has what computes one
+// column, or sgemm does not have the type. Not bf16 and iq4_nl, for which they differ.
+var exactAttnAnyCut = []uint32{
+	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1, C.GGML_TYPE_Q8_0,
+	C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
+}
+
+// ExactAttnAnyCut reports whether the products of the model's weights have the same bits for one column as for several, with the
+// exact attention: where that is known of every tensor's type, and of the processor's code.
+func (b *Backend) ExactAttnAnyCut() bool {
+	if state := b.ExactAttnState(); runtime.GOOS != "linux" || !strings.Contains(state, "(avx2)") && !strings.Contains(state, "(avx512)") {
+		return false
+	}
+	for _, t := range b.tensors {
+		if !exactAttnSameForAnyCut(uint32(t._type), int(t.ne[1]), int(t.ne[2])) {
+			return false
+		}
+	}
+	return true
+}
+
+// exactAttnSameForAnyCut is ExactAttnAnyCut for a tensor of a type, with so many rows and matrices. f32 in several matrices (latent
+// attention) meets activations that lie in one piece for one column only, which sgemm refuses.
+func exactAttnSameForAnyCut(of uint32, rows, matrices int) bool {
+	return rows <= 1 || slices.Contains(exactAttnAnyCut, of) && (of != C.GGML_TYPE_F32 || matrices <= 1)
+}
