@@ -3,7 +3,6 @@ package kvtier
 import (
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,41 +132,6 @@ func TestKeysEqualTheGoldenVectors(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestBlockFilesAreReadAsTheGoldenVectorsSay(t *testing.T) {
-	var v struct {
-		Blocks []struct {
-			File, Expect, Why, Key string
-			Rows                   int
-		}
-	}
-	dir := vectors(t, "blocks.json", &v)
-	if len(v.Blocks) == 0 {
-		t.Fatal("no blocks in the vectors")
-	}
-	for _, want := range v.Blocks {
-		t.Run(want.File, func(t *testing.T) {
-			data, err := os.ReadFile(filepath.Join(dir, "blocks", want.File))
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, err := Open(data)
-			if err == nil {
-				err = b.Verify()
-				if hexOf(Key(b.Header.Key)) != want.Key || len(b.Header.Tokens) != 4*want.Rows {
-					t.Errorf("key %x with %d rows, want %s with %d", b.Header.Key, len(b.Header.Tokens)/4, want.Key, want.Rows)
-				}
-				if want.Expect != "ok" && want.Expect != "corrupt-payload" {
-					t.Errorf("opened: %s", want.Why)
-				}
-			}
-			wantErr := map[string]error{"ok": nil, "corrupt-header": ErrCorrupt, "corrupt-payload": ErrCorrupt, "unsupported": ErrFormat, "encoded": ErrFormat, "encoded-corrupt": ErrFormat}[want.Expect]
-			if !errors.Is(err, wantErr) {
-				t.Errorf("%s: got %v, want %v", want.Why, err, wantErr)
-			}
-		})
 	}
 }
 
