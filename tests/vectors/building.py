@@ -6,10 +6,10 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, pack_head, plan_block
-from ollama_tiering.store.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pack_head, plan_block
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors.keys import namespaces
 
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V

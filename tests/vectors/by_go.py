@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ollama_tiering.store.key import BlockExtra, LayerSpec, block_key, tokens_to_bytes
+from ollama_tiering.store.block.key import BlockExtra, LayerSpec, block_key, tokens_to_bytes
 from tests.vectors.building import CREATED, IMAGE
 from tests.vectors.keys import INT32_MAX, INT32_MIN, namespaces
 

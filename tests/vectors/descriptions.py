@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from ollama_tiering.store.key import LayerSpec, Namespace
+from ollama_tiering.store.block.key import LayerSpec, Namespace
 
 MODEL = "sha256-" + "a" * 64
 COMPUTED = "devices=none;cpu=AVX2,FMA;libc=2.36 fma;rows="

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, pack_head, plan_block
-from ollama_tiering.store.key import tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pack_head, plan_block
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors.building import (
     CREATED,
     Files,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.key import (
     BlockExtra,
     LayerSpec,
     Namespace,

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors import by_go, encoded, malformed, sound
 from tests.vectors.building import parts
 from tests.vectors.descriptions import descriptions_document, settings_document

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.blockfile import pack_head
-from ollama_tiering.store.key import BlockExtra, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.blockfile import pack_head
+from ollama_tiering.store.block.key import BlockExtra, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors.building import (
     IMAGE,
     K,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.key import (
     BlockExtra,
     BlockKey,
     tokens_to_bytes,

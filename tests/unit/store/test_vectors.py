@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from ollama_tiering.config import load_sidecar
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import (
     BlockExtra,
     LayerSpec,
     Namespace,
@@ -23,7 +21,9 @@ from ollama_tiering.store.key import (
     tail_key,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from tests.unit.store.test_transcode import decoded
 from tests.vectors import make
 

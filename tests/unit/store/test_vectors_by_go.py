@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import (
     BlockExtra,
     block_key,
     tokens_to_bytes,
     window_end_extra,
     window_extra,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors import by_go
 from tests.vectors.make import BY_GO, HERE
 
