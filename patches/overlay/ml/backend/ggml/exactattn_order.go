@@ -33,7 +33,8 @@ func (t *Tensor) ExactAttnSetPositions(ctx ml.Context, positions []int32) {
 	}
 }
 
-// exactAttnSetOrder gives an attention the positions of its mask, if the CPU computes it: where its K lies.
+// exactAttnSetOrder gives an attention the positions of its mask, if the CPU computes it, as it does where it has written K. A
+// device's K may lie in memory of the host, too.
 func exactAttnSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	m, ok := mask.(*Tensor)
 	if !ok || m.positions == nil {
@@ -43,7 +44,7 @@ func exactAttnSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	for k.view_src != nil {
 		k = k.view_src
 	}
-	if k.buffer != nil && bool(C.ggml_backend_buffer_is_host(k.buffer)) {
+	if (&Tensor{t: k}).writtenByHost() {
 		kqv.src[C.EXACTATTN_POSITIONS] = m.positions.t
 	}
 }

@@ -59,6 +59,9 @@ func (t *Tensor) KVTierOnDevice() bool {
 	return t.t.buffer != nil && bool(C.kvtier_on_device(t.t.buffer))
 }
 
+// writtenByHost reports whether the CPU writes the tensor: it can access the memory, and no device computes what lies there.
+func (t *Tensor) writtenByHost() bool { return t.KVTierHost() != nil && !t.KVTierOnDevice() }
+
 // KVTierGet copies bytes from offset on out of the tensor.
 func (t *Tensor) KVTierGet(offset int, dst []byte) {
 	if len(dst) > 0 {
