@@ -112,6 +112,19 @@ def test_some_layers_on_a_device_answer_as_the_cpu_does(
     _same(found, expected, layers)
 
 
+@pytest.mark.parametrize("visible", [0, 1], ids=["its own memory", "memory of the host"])
+def test_attention_on_a_device_is_given_no_positions(
+    gpu_binary: Path, models: Path, tmp_path: Path, device_log: Path, visible: int
+) -> None:
+    """Only the CPU's exact attention reads them. Who computes decides, not who can read K."""
+    env = FLASH | {"OLLAMA_CPU_ATTENTION": "exact"}
+    env |= devices(1024, HOST_VISIBLE=visible, LOG=str(device_log))
+    with Server(gpu_binary, tmp_path, models, env=env) as server:
+        assert server.generate("g2", text(100, "positions"), num_gpu=2).tokens
+    assert computed(_lines(device_log))[0] > 0
+    assert "attention has a source" not in device_log.read_text()
+
+
 def test_a_context_shift_on_a_device_answers_as_on_the_cpu(
     gpu_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:

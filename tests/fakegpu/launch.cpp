@@ -13,12 +13,18 @@ bool is_view(const ggml_tensor *node) {
            node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
+constexpr int kSourcesOfAttention = 5; // Q, K, V, mask, sinks
+
 } // namespace
 
 Launch::Launch(const ggml_cgraph &launched, int device) : device_(device) {
     for (int i = 0; i < launched.n_nodes; i++) {
         const ggml_tensor *node = launched.nodes[i];
-        attention_nodes += node->op == GGML_OP_FLASH_ATTN_EXT;
+        if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+            attention_nodes++;
+            for (int source = kSourcesOfAttention; source < GGML_MAX_SRC; source++)
+                if (node->src[source]) say("device %d: attention has a source %d, which no device reads", device, source);
+        }
         written_rows_nodes += node->op == GGML_OP_SET_ROWS;
         if (!is_view(node)) {
             check(node, node, "result");
