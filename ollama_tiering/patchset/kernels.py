@@ -15,8 +15,8 @@ from ollama_tiering.errors import PatchConflict
 
 BACKEND = "ml/backend/ggml/ggml/src/ggml-cpu"
 LIBRARY = "paged_attn"
-ADAPTER = f"{BACKEND}/kvtier-attn.cpp"
-STAMP = f"{BACKEND}/kvtier-attn-headers.h"
+ADAPTER = f"{BACKEND}/exactattn.cpp"
+STAMP = f"{BACKEND}/exactattn-headers.h"
 
 # What the CPU part includes. The device code is not compiled with it and must not make it new.
 PARTS = ("*.h", "cpu/**/*.h")
@@ -42,7 +42,7 @@ def overlay(include: Path) -> dict[str, bytes]:
     for name, content in headers.items():
         for part in (name.encode(), content):
             state.update(len(part).to_bytes(8, "little") + part)
-    stamp = f'#define KVTIER_ATTN_HEADERS "{state.hexdigest()}"\n'
+    stamp = f'#define EXACTATTN_HEADERS "{state.hexdigest()}"\n'
     return {f"{BACKEND}/{name}": content for name, content in headers.items()} | {
         STAMP: stamp.encode()
     }

@@ -34,7 +34,7 @@ PATIENCE = httpx.Timeout(900)  # seconds; on a quiet machine the longest answer 
 def operations(binary: Path) -> Path:
     """The test programs on the CPU backend of the binary's own tree; kept in the cache."""
     cmake, tree = shutil.which("cmake"), binary.parent
-    if cmake is None or not (tree / "ml/backend/ggml/ggml/src/ggml-cpu/kvtier-attn.cpp").is_file():
+    if cmake is None or not (tree / "ml/backend/ggml/ggml/src/ggml-cpu/exactattn.cpp").is_file():
         pytest.skip(f"needs cmake and the patched source tree of the binary ({tree})")
     folder = config.cache_dir() / "op-test" / tree.parent.name / "build"
     # CMake refuses a build folder whose sources lie elsewhere, and the next run may be another

@@ -99,7 +99,7 @@ def assert_nothing_wrong(report: dict[str, Any], tiered: bool) -> None:
     assert report["Wrong"] is None, "\n".join(report["Wrong"])
     beside = report["Beside"] if tiered else report["Pending"]
     assert beside > 0, "no slot was given away or filled while a batch was pending"
-    assert report["Claims"] > 1000
+    assert report["Compared"] > 1000
     assert (report["Restored"] > 0) is (report["Exported"] > 0) is tiered
 
 

@@ -68,7 +68,20 @@ def test_conditions_look_where_every_tag_is_pinned() -> None:
 
 def test_the_client_module_has_no_conditions() -> None:
     """`scripts/test-go` compiles all of it, without an upstream to look at."""
-    assert not [name for name in PATCHSET.conditions if name.startswith("kvtier/")]
+    alone = ("kvtier/", "exactattn/")
+    assert not [name for name in PATCHSET.conditions if name.startswith(alone)]
+
+
+def test_attention_has_a_name_of_its_own() -> None:
+    """It works without the tiering: neither its files nor what calls it say the tiering's name."""
+    files = {name: content.decode() for name, content in PATCHSET.overlay.items()}
+    attention = {name: text for name, text in files.items() if "exactattn" in name}
+    assert len(attention) > 10
+    tiering = re.compile(r"kv.?tier", re.IGNORECASE)
+    assert not [name for name, text in attention.items() if tiering.search(text)]
+    mixed = re.compile(r"kv.?tier(ing)?[-_: ]*(attn|attention)", re.IGNORECASE)
+    hooks = {hook.name: hook.text for hook in PATCHSET.hooks}
+    assert not [name for name, text in {**files, **hooks}.items() if mixed.search(text)]
 
 
 def test_pins_are_whole_git_names() -> None:

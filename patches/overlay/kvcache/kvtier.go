@@ -199,6 +199,16 @@ func (c *Causal) tierKind() (kind string, window int) {
 	return "full", 0
 }
 
+// Tensors are K and V of all layers.
+func (c *KVTierCache) Tensors() (tensors []ml.Tensor) {
+	for _, child := range c.children {
+		for layer := range child.keys {
+			tensors = append(tensors, child.keys[layer], child.values[layer])
+		}
+	}
+	return tensors
+}
+
 // ComputedBy says of every layer, in the order of Layers, whether the host computes its rows (h) or a device does (d). Where they
 // lie says nothing of that: a device's may be in pinned memory of the host, and their bits are the same there.
 func (c *KVTierCache) ComputedBy() string {

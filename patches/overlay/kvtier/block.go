@@ -2,7 +2,6 @@ package kvtier
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,6 +36,8 @@ const (
 var (
 	magic      = [8]byte{'K', 'V', 'T', 'B', 'L', 'K', '\r', '\n'}
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+	now = time.Now // another in a test, whose files are the same every time
 )
 
 // Layout says where the segments of a block with a given number of rows lie in its file. All offsets are from the
@@ -97,7 +98,7 @@ func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition 
 }
 
 func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
-	h.CreatedUnixSeconds = time.Now().Unix()
+	h.CreatedUnixSeconds = now().Unix()
 	for i, s := range l.Segments {
 		next := l.FileBytes
 		if i+1 < len(l.Segments) {
@@ -185,43 +186,6 @@ func open(r io.ReaderAt, b *Block) (*Block, error) {
 		return nil, fmt.Errorf("%w: header: %v", ErrCorrupt, err)
 	}
 	return b, b.check()
-}
-
-// check refuses a header whose numbers do not fit the file or each other, or whose key is not that of its tokens.
-func (b *Block) check() error {
-	h := b.Header
-	rows := len(h.Tokens) / 4
-	if len(h.Tokens)%4 != 0 || rows < 1 || rows > maxRows || len(h.Segments) > maxSegments {
-		return fmt.Errorf("%w: %d token bytes, %d segments", ErrCorrupt, len(h.Tokens), len(h.Segments))
-	}
-	if len(h.Namespace) != len(Key{}) || len(h.Parent) != len(Key{}) || len(h.Key) != len(Key{}) {
-		return fmt.Errorf("%w: key, parent or namespace of another length", ErrCorrupt)
-	}
-	if key := BlockKey(Key(h.Parent), h.Tokens, b.extras()); !bytes.Equal(key[:], h.Key) {
-		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
-	}
-	room, end := uint64(b.size-b.base), uint64(0)
-	for i, s := range h.Segments {
-		if s.Encoding != tierpb.Encoding_ENCODING_RAW {
-			return fmt.Errorf("%w: segment %d has encoding %v", ErrFormat, i, s.Encoding)
-		}
-		if s.Offset%alignment != 0 || s.Offset < end || s.StoredBytes != uint64(rows)*uint64(s.RowBytes) ||
-			s.StoredBytes > room || s.Offset > room-s.StoredBytes {
-			return fmt.Errorf("%w: segment %d at %d, %d bytes, file of %d", ErrCorrupt, i, s.Offset, s.StoredBytes, b.size)
-		}
-		if i > 0 && !before(h.Segments[i-1], s) {
-			return fmt.Errorf("%w: segment %d is out of order", ErrCorrupt, i)
-		}
-		end = s.Offset + s.StoredBytes
-	}
-	if uint64(alignUp(int(end))) != room {
-		return fmt.Errorf("%w: segments end at %d, file of %d", ErrCorrupt, b.base+int(end), b.size)
-	}
-	return nil
-}
-
-func before(a, b *tierpb.Segment) bool {
-	return cmp.Or(cmp.Compare(a.Child, b.Child), cmp.Compare(a.Layer, b.Layer), cmp.Compare(a.Kind, b.Kind)) < 0
 }
 
 // extras are what its header says of them.

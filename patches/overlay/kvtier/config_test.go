@@ -21,29 +21,3 @@ func TestTieringIsOffUnlessAskedFor(t *testing.T) {
 		}
 	}
 }
-
-func TestCPUAttentionIsStockUnlessAskedForByItsName(t *testing.T) {
-	for value, want := range map[string]bool{"": false, "stock": false, "exact": true, ` "exact" `: true, "Exact": false, "1": false} {
-		t.Setenv("OLLAMA_CPU_ATTENTION", value)
-		if got := cpuAttentionExact(); got != want {
-			t.Errorf("%q: exact %v, want %v", value, got, want)
-		}
-	}
-}
-
-func TestAttentionIsPartOfTheNamespaceOnlyWhereItComputes(t *testing.T) {
-	for _, state := range []string{"", "stock", "exact (avx512)"} {
-		if got := AttentionExtra(state, false); got != "" {
-			t.Errorf("%q, not asked for: %q", state, got)
-		}
-	}
-	for state, want := range map[string]string{
-		"": "", "stock": ";columns=1", "stock (flash attention is off)": ";columns=1",
-		"exact (avx512)": ";attention=exact.2.avx512",
-		"exact (avx2), but stock where it is too long": ";attention=exact.2.avx2",
-	} {
-		if got := AttentionExtra(state, true); got != want {
-			t.Errorf("%q: %q, want %q", state, got, want)
-		}
-	}
-}

@@ -3,12 +3,12 @@ package kvtier
 import (
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -54,7 +54,7 @@ func TestTheNamespaceOfAnAttentionEqualsTheGoldenVectors(t *testing.T) {
 			continue
 		}
 		d.Extra = "devices=none" + Part("cpu", "AVX2,FMA") + Part("libc", "2.36 fma") + Part("rows", "hh") +
-			AttentionExtra(strings.Fields(n.Name)[0]+" (avx2)", n.Name == "exact attention")
+			Part(exactattn.Identity(strings.Fields(n.Name)[0]+" (avx2)", n.Name == "exact attention"))
 		if got := hexOf(NamespaceOf(d.Proto())); got != n.Digest {
 			t.Errorf("%s: %s, want %s", n.Name, got, n.Digest)
 		}
@@ -132,41 +132,6 @@ func TestKeysEqualTheGoldenVectors(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestBlockFilesAreReadAsTheGoldenVectorsSay(t *testing.T) {
-	var v struct {
-		Blocks []struct {
-			File, Expect, Why, Key string
-			Rows                   int
-		}
-	}
-	dir := vectors(t, "blocks.json", &v)
-	if len(v.Blocks) == 0 {
-		t.Fatal("no blocks in the vectors")
-	}
-	for _, want := range v.Blocks {
-		t.Run(want.File, func(t *testing.T) {
-			data, err := os.ReadFile(filepath.Join(dir, "blocks", want.File))
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, err := Open(data)
-			if err == nil {
-				err = b.Verify()
-				if hexOf(Key(b.Header.Key)) != want.Key || len(b.Header.Tokens) != 4*want.Rows {
-					t.Errorf("key %x with %d rows, want %s with %d", b.Header.Key, len(b.Header.Tokens)/4, want.Key, want.Rows)
-				}
-				if want.Expect != "ok" && want.Expect != "corrupt-payload" {
-					t.Errorf("opened: %s", want.Why)
-				}
-			}
-			wantErr := map[string]error{"ok": nil, "corrupt-header": ErrCorrupt, "corrupt-payload": ErrCorrupt, "unsupported": ErrFormat, "encoded": ErrFormat, "encoded-corrupt": ErrFormat}[want.Expect]
-			if !errors.Is(err, wantErr) {
-				t.Errorf("%s: got %v, want %v", want.Why, err, wantErr)
-			}
-		})
 	}
 }
 

@@ -167,7 +167,7 @@ Ran run(const Case & c, const Data & d, int n_threads) {
         ggml_permute(ctx, v, 0, 2, 1, 3), c.has_mask ? mask : nullptr, 1.0f / std::sqrt((float) c.d_k), 0.0f, c.softcap);
     if (c.sinks) ggml_flash_attn_ext_add_sinks(out, sinks);
     if (c.positions) {
-        out->src[5] = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n); // KVTIER_ATTN_POSITIONS
+        out->src[5] = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n); // EXACTATTN_POSITIONS
         for (int64_t i = 0; i < n; i++) {
             const Cell & cell = c.cells[(size_t) i];
             static_cast<int32_t *>(out->src[5]->data)[i] = cell.seq < 0 ? -1 : cell.pos;
@@ -265,13 +265,13 @@ std::vector<Case> cases() {
 }
 
 std::string state() {
-    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "kvtier_attn_state");
+    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "exactattn_state");
     return found ? ((const char * (*)(void)) found)() : "(none)";
 }
 
 // Attentions with positions that stock's kernel has computed.
 uint64_t refused() {
-    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "kvtier_attn_refused");
+    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "exactattn_refused");
     return found ? ((uint64_t (*)(void)) found)() : UINT64_MAX;
 }
 

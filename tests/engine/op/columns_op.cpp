@@ -20,7 +20,7 @@
 
 namespace {
 
-// kvtierAnyCut in kvtier_order.go
+// exactAttnAnyCut in exactattn_order.go
 constexpr ggml_type TYPES[] = {
     GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
     GGML_TYPE_Q8_0, GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4,
@@ -113,7 +113,7 @@ bool check(ggml_type type, bool exact) {
             for (const int n_threads : {1, 2, 3}) found += differing(Weights(type, 512, rows), cut, n_threads);
         }
     }
-    if (type != GGML_TYPE_F32) found += differing(Weights(type, 256, 64, 3), 1, 2); // f32: kvtierSameForAnyCut
+    if (type != GGML_TYPE_F32) found += differing(Weights(type, 256, 64, 3), 1, 2); // f32: exactAttnSameForAnyCut
     std::printf("%-6s %zu values differ\n", ggml_type_name(type), found);
     if ((found == 0) == (exact || !plain)) return false;
     std::printf("FAILED %s: %s\n", ggml_type_name(type), found == 0 ? "the same bits, which stock's have not" : "other bits");

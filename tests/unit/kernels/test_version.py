@@ -2,7 +2,7 @@
 
 A fixed set of cases runs through the library, and the digest of the results is recorded for the
 version that csrc/include/paged_attn/order.h states. Another digest means other bits: raise
-kExactVersion there and CPUAttentionVersion in patches/overlay/kvtier/attention.go, then record the
+kExactVersion there and Version in patches/overlay/exactattn/exactattn.go, then record the
 digest that the failing test prints. A change of the sources that changes no bit needs neither.
 """
 
@@ -109,7 +109,7 @@ def test_other_bits_are_another_version(isa: str) -> None:
 
 
 def test_the_namespace_has_the_version_of_the_kernels() -> None:
-    go = (manifest.default_root() / "overlay/kvtier/attention.go").read_text(encoding="utf-8")
-    version = re.search(r"const CPUAttentionVersion = (\d+)", go)
+    go = (manifest.default_root() / "overlay/exactattn/exactattn.go").read_text(encoding="utf-8")
+    version = re.search(r"(?m)^const Version = (\d+)", go)
     assert version
     assert int(version[1]) == _stated()

@@ -21,7 +21,7 @@ def library(root: Path, **files: str) -> Path:
 
 def test_the_headers_of_the_cpu_part_lie_below_the_backend_with_their_bytes(tmp_path: Path) -> None:
     files = kernels.overlay(library(tmp_path))
-    assert files.pop(kernels.STAMP).startswith(b'#define KVTIER_ATTN_HEADERS "')
+    assert files.pop(kernels.STAMP).startswith(b'#define EXACTATTN_HEADERS "')
     assert files == {
         f"{kernels.BACKEND}/paged_attn/cpu/core.h": b"int core;\n",
         f"{kernels.BACKEND}/paged_attn/paged_attn.h": b"int api;\n",

@@ -7,10 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ollama_tiering.store.block.blockfile import (
+    MAX_HEADER_BYTES,
+    MAX_SEGMENTS,
     SegmentShape,
+    align,
     buffer_reader,
     declared_file_bytes,
     encode_block,
+    pack_head,
     plan_block,
     read_meta,
     verify_payload,
@@ -20,6 +24,7 @@ from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, toke
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tools import samples
+from tests.vectors import building
 
 NS = samples.namespace()
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V
@@ -116,6 +121,39 @@ def test_garbage_is_damage_and_never_another_error(garbage: bytes) -> None:
         except (CorruptBlock, UnsupportedFormat):
             continue
         assert data == SAMPLE
+
+
+def test_a_header_with_more_segments_than_allowed_is_damage() -> None:
+    shapes = [SegmentShape(0, layer, K, "f16", 1) for layer in range(MAX_SEGMENTS)]
+    most = building.block([1], shapes)
+    check(most)
+
+    def one_more(header: pb.BlockHeader) -> None:
+        last = header.segments[-1]
+        header.segments.add().CopyFrom(last)
+        building.segment(-1, child=1, offset=last.offset + 4096)(header)
+
+    _, _, payload = building.parts(most)
+    more = building.reheaded(most, one_more, payload=payload + payload[-4096:])
+    with pytest.raises(CorruptBlock, match="4097 segments"):
+        check(more)
+
+
+@pytest.mark.parametrize("header_bytes", [MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1])
+def test_a_header_longer_than_allowed_is_damage(header_bytes: int) -> None:
+    header, _, payload = building.parts(SAMPLE)
+    serialized = header.SerializeToString()
+    unknown = b"\xc2\x3e"  # field 1000, bytes
+    fill = header_bytes - len(serialized) - len(unknown) - 3
+    length = bytes([fill & 127 | 128, fill >> 7 & 127 | 128, fill >> 14])
+    serialized += unknown + length + bytes(fill)
+    assert len(serialized) == header_bytes
+    file = pack_head(serialized, align(32 + header_bytes)) + payload
+    if header_bytes == MAX_HEADER_BYTES:
+        check(file)
+    else:
+        with pytest.raises(CorruptBlock, match="longer than allowed"):
+            check(file)
 
 
 def test_a_declared_size_is_known_once_the_header_is_there() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from ollama_tiering.config import load_sidecar
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
 from ollama_tiering.store.block.key import (
     BlockExtra,
+    LayerSpec,
+    Namespace,
     as_namespace,
     namespace_digest,
     prefix_chain,
@@ -21,28 +22,26 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from tests.unit.store.test_transcode import decoded
+from tests.vectors import make
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 KEYS: dict[str, Any] = json.loads((VECTORS / "keys.json").read_text())
+DESCRIPTIONS: list[dict[str, Any]] = json.loads((VECTORS / "descriptions.json").read_text())[
+    "descriptions"
+]
+SETTINGS: dict[str, Any] = json.loads((VECTORS / "settings.json").read_text())
 BLOCKS: list[dict[str, Any]] = json.loads((VECTORS / "blocks.json").read_text())["blocks"]
 
 
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vectors_make", VECTORS / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_committed_vectors_are_what_the_generator_makes() -> None:
-    made = maker().documents()
+    made = make.documents()
+    written = make.BY_GO
     files = [p for p in VECTORS.rglob("*") if p.suffix in (".kvb", ".json")]
     committed = {p.relative_to(VECTORS) for p in files}
-    assert committed == set(made)
+    assert {path for path in committed if path.parent != written} == set(made)
     for path, content in made.items():
         assert (VECTORS / path).read_bytes() == content, path
 
@@ -51,6 +50,38 @@ def test_committed_vectors_are_what_the_generator_makes() -> None:
 def test_namespace_digest_equals_the_vector(entry: dict[str, Any]) -> None:
     fields = [(field["name"], field["value"]) for field in entry["fields"]]
     assert namespace_digest(fields).hex() == entry["digest"]
+
+
+@pytest.mark.parametrize("entry", DESCRIPTIONS, ids=lambda entry: entry["name"])
+def test_a_description_gives_the_fields_and_the_digest_of_the_vector(entry: dict[str, Any]) -> None:
+    given = dict(entry["description"])
+    layers = [LayerSpec(**layer) for layer in given.pop("layers")]
+    namespace = Namespace.of(layers=layers, **given)
+    fields = [(field["name"], field["value"]) for field in entry["fields"]]
+    assert namespace.fields() == fields
+    assert namespace_digest(fields).hex() == entry["digest"]
+
+
+def test_no_two_descriptions_are_one_namespace() -> None:
+    assert len({entry["digest"] for entry in DESCRIPTIONS}) == len(DESCRIPTIONS) > 12
+
+
+@pytest.mark.parametrize("entry", SETTINGS["sockets"], ids=lambda entry: entry["name"])
+def test_the_sidecar_listens_where_the_vector_says(
+    entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "OLLAMA_KV_TIER_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in entry["env"].items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config.toml").touch()
+    assert str(load_sidecar(path=tmp_path / "config.toml").socket_path) == entry["socket"]
+
+
+@pytest.mark.parametrize("entry", SETTINGS["extras"], ids=lambda entry: entry["name"])
+def test_rows_are_rounded_where_the_extra_of_the_vector_says_so(entry: dict[str, Any]) -> None:
+    fields = [("model", "m"), ("extra", "devices=none" + entry["extra"])]
+    assert Codec().note(namespace_digest(fields), fields) == entry["rounded"]
 
 
 @pytest.mark.parametrize("entry", KEYS["chains"], ids=lambda entry: entry["name"])
@@ -95,6 +126,8 @@ def test_block_file_reads_as_the_vector_says(entry: dict[str, Any]) -> None:
     assert [(e.row, e.digest.hex()) for e in meta.extras] == [
         (e["row"], e["digest"]) for e in entry["extras"]
     ]
+    assert list(meta.cells) == entry["cells"]
+    assert [key.hex() for key in meta.others] == entry["window"]
     for segment, wanted in zip(meta.segments, entry["segments"], strict=True):
         assert segment.file_offset == entry["payload_offset"] + wanted["offset"]
         assert pb.SegmentKind.Name(segment.kind) == f"SEGMENT_KIND_{wanted['kind']}"

@@ -19,7 +19,7 @@ const (
 type fakeHost struct {
 	sync.Mutex
 	quiesced int // how often
-	settled  int
+	awaited  int
 	avoid    map[int32]struct{}
 	ahead    int
 	restores func() // when a restore is about to happen
@@ -90,10 +90,10 @@ func (h *fakeHost) Wait(ids []int) {
 	}
 }
 
-func (h *fakeHost) Settle() {
+func (h *fakeHost) AwaitBuilt() {
 	h.Lock() // nobody who calls it holds the lock
 	defer h.Unlock()
-	h.settled++
+	h.awaited++
 }
 
 func (h *fakeHost) Ahead() int { return h.ahead }

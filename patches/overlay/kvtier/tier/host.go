@@ -31,9 +31,9 @@ type RunAhead interface {
 	// Wait returns when none of the batches is being computed. With or without the lock.
 	Wait(batches []int)
 
-	// Settle waits, for a bounded time and without the lock, for what has been built and not yet been computed. A request
+	// AwaitBuilt waits, for a bounded time and without the lock, for what has been built and not yet been computed. A request
 	// calls it that is about to restore.
-	Settle()
+	AwaitBuilt()
 
 	// Ahead is how many rows the batches compute that are built and not yet computed.
 	Ahead() int
@@ -52,7 +52,7 @@ func (NoRunAhead) Running() []int { return nil }
 
 func (NoRunAhead) Wait([]int) {}
 
-func (NoRunAhead) Settle() {}
+func (NoRunAhead) AwaitBuilt() {}
 
 func (NoRunAhead) Ahead() int { return 0 }
 

@@ -85,7 +85,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if t.config.Measure {
 		f.report.MemcpySeconds, f.report.MemcpyAllSeconds = measureMemcpy(f)
 	}
-	t.host.Settle()
+	t.host.AwaitBuilt()
 	l.fetch = f
 	return l
 }

@@ -208,7 +208,7 @@ func TestRestoreAvoidsPendingCells(t *testing.T) {
 	if tier.prefetchFor(t.Context(), prompt) == nil {
 		t.Fatal("nothing fetched")
 	}
-	if n := tier.fakeHost().settled; n != 1 {
+	if n := tier.fakeHost().awaited; n != 1 {
 		t.Errorf("waited %d times for what was built before", n)
 	}
 	if got := tier.restoreFor(0, prompt, 0); got != 64+10 {

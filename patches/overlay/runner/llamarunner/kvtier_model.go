@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/llama"
@@ -47,7 +48,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	info.ExactShift = info.ExactShift && dtype == "f16" // else it rounds anew
 	// How a prompt is cut into batches decides which of GGML's products of matrices compute it, and no cell has a position here
 	// that the exact attention could go by.
-	cut := kvtier.AttentionExtra(tierAttention(layers, info), kvtier.CPUAttentionExact()) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
+	cut := kvtier.Part(exactattn.Identity(tierAttention(layers, info), exactattn.Asked())) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
@@ -114,16 +115,16 @@ func tierOnHost(layers []llama.KVTierLayer) bool {
 }
 
 // tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with
-// kvtier.AttentionExact where our kernels do it.
+// exactattn.Exact where our kernels do it.
 func tierAttention(layers []llama.KVTierLayer, info llama.KVTierContext) string {
 	onCPU := slices.ContainsFunc(layers, func(l llama.KVTierLayer) bool { return l.Device.CPU })
 	switch {
 	case !onCPU:
 		return ""
-	case kvtier.CPUAttentionExact() && !info.FlashAttention:
+	case exactattn.Asked() && !info.FlashAttention:
 		return "stock (flash attention is off)"
 	}
-	return ggml.KVTierAttention()
+	return ggml.ExactAttnState()
 }
 
 // tierSettings are what K/V depends on beside what computes it: RoPE, and where flash attention is off the layout of V.

@@ -183,9 +183,9 @@ func (b *tierBatches) waitNoneRunning() {
 	}
 }
 
-// settle waits until the batches that are built now have been computed, at most for the given time. It does not wait for
+// awaitBuilt waits until the batches that are built now have been computed, at most for the given time. It does not wait for
 // those that other sequences go on to build; pending says which cells of theirs to avoid.
-func (b *tierBatches) settle(timeout time.Duration) {
+func (b *tierBatches) awaitBuilt(timeout time.Duration) {
 	deadline := time.Now().Add(timeout) // before the timer starts: when it fires, the deadline has passed
 	timer := time.AfterFunc(timeout, func() {
 		b.mu.Lock()

@@ -46,19 +46,19 @@ func TestTierBatchesPendingCellsAreThoseNotYetComputed(t *testing.T) {
 	}
 	b.waitNoneRunning() // batch 2 is built only: returns at once
 	start := time.Now()
-	b.settle(30 * time.Millisecond)
+	b.awaitBuilt(30 * time.Millisecond)
 	if took := time.Since(start); took < 30*time.Millisecond || took > time.Second {
 		t.Errorf("waited %v for a batch that never ends", took)
 	}
 	b.begin(2)
 	go func() { time.Sleep(10 * time.Millisecond); b.end(2) }()
 	b.wait([]int{2})
-	b.settle(time.Hour) // nothing is built: returns at once
+	b.awaitBuilt(time.Hour) // nothing is built: returns at once
 	b.built(3, []int32{1})
 	go func() {
 		time.Sleep(10 * time.Millisecond)
 		b.built(4, []int32{2}) // built while waiting: not waited for
 		b.end(3)
 	}()
-	b.settle(time.Hour)
+	b.awaitBuilt(time.Hour)
 }

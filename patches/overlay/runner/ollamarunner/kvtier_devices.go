@@ -13,9 +13,9 @@ type tierBackend interface {
 	KVTierSync()
 	KVTierCPU() string
 	KVTierLibc() string
-	KVTierAnyCut() bool
-	KVTierReads(cache []ml.Tensor) func(batch ml.Context) string
-	KVTierRefused() int
+	ExactAttnAnyCut() bool
+	ExactAttnReads(cache []ml.Tensor) func(batch ml.Context) string
+	ExactAttnRefused() int
 }
 
 // tierComputing says what computes the model and which layer where. by is the ComputedBy of its cache.

@@ -18,10 +18,10 @@ func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
-func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.iq4nl }
-func (tierFakeDevices) KVTierRefused() int                { return 0 }
+func (f tierFakeDevices) ExactAttnAnyCut() bool           { return !f.iq4nl }
+func (tierFakeDevices) ExactAttnRefused() int             { return 0 }
 
-func (tierFakeDevices) KVTierReads([]ml.Tensor) func(ml.Context) string {
+func (tierFakeDevices) ExactAttnReads([]ml.Tensor) func(ml.Context) string {
 	return func(ml.Context) string { return "" }
 }
 

@@ -49,7 +49,7 @@ func TestTierARestoreWaitsForTheBatchThatIsBeingComputed(t *testing.T) {
 	select {
 	case got := <-resumed:
 		t.Fatalf("restored %d rows beside a batch that is being computed", got)
-	case <-time.After(tierSettleWait + 100*time.Millisecond):
+	case <-time.After(tierLongestAwait + 100*time.Millisecond):
 	}
 	computing = false
 	tierComputeEnd(1)

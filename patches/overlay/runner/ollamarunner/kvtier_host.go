@@ -30,9 +30,9 @@ type tierHost struct {
 // batch must hear of its end.
 var engineHost atomic.Pointer[tierHost]
 
-// tierSettleWait bounds the wait for the batches that are built when a restore is about to happen: with a long prompt of
+// tierLongestAwait bounds the wait for the batches that are built when a restore is about to happen: with a long prompt of
 // another request, one may take seconds.
-const tierSettleWait = 500 * time.Millisecond
+const tierLongestAwait = 500 * time.Millisecond
 
 func newTierHost(s *Server) *tierHost {
 	h := &tierHost{server: s}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tier"
@@ -45,7 +46,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	layers := tierLayers(cache.Layers())
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
 	attention := tierAttention(s)
-	cut, exact := kvtier.AttentionExtra(attention, kvtier.CPUAttentionExact()), strings.HasPrefix(attention, kvtier.AttentionExact)
+	cut, exact := kvtier.Part(exactattn.Identity(attention, exactattn.Asked())), strings.HasPrefix(attention, exactattn.Exact)
 	ordered := tierExpectsOrder(s, backend, cache)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
@@ -148,17 +149,17 @@ func tierStatesExtra(cache *kvcache.KVTierCache) string {
 }
 
 // tierAttention says how attention is computed on the CPU; "" for a model that has no layer there. It starts with
-// kvtier.AttentionExact where our kernels do it.
+// exactattn.Exact where our kernels do it.
 func tierAttention(s *Server) string {
 	if s.model == nil || s.lastLoad.GPULayers.Sum() >= int(s.model.Backend().Config().Uint("block_count")) {
 		return ""
 	}
-	backend, ok := s.model.Backend().(interface{ KVTierAttention() string })
+	backend, ok := s.model.Backend().(interface{ ExactAttnState() string })
 	switch {
 	case !ok:
 		return ""
-	case kvtier.CPUAttentionExact() && s.lastLoad.FlashAttention != ml.FlashAttentionEnabled:
+	case exactattn.Asked() && s.lastLoad.FlashAttention != ml.FlashAttentionEnabled:
 		return "stock (flash attention is off)"
 	}
-	return backend.KVTierAttention()
+	return backend.ExactAttnState()
 }

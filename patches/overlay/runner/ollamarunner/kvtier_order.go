@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvcache"
-	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/ml"
 )
@@ -24,24 +24,24 @@ type tierOrderedCache interface {
 // CPU, products that are summed alike for one column and for many, and no recurrent layer.
 func tierOrdered(backend tierBackend, cache tierOrderedCache, assigned ml.GPULayersList) bool {
 	states, _ := cache.States()
-	return states == nil && assigned.Sum() == 0 && cache.OnHost() && backend.KVTierAnyCut() &&
+	return states == nil && assigned.Sum() == 0 && cache.OnHost() && backend.ExactAttnAnyCut() &&
 		!slices.ContainsFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return !tierServed(l, cache.Type()) })
 }
 
 // tierExpectsOrder is tierOrdered for a loaded model, if attention is exact at all.
 func tierExpectsOrder(s *Server, backend tierBackend, cache tierOrderedCache) bool {
-	return strings.HasPrefix(tierAttention(s), kvtier.AttentionExact) && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+	return strings.HasPrefix(tierAttention(s), exactattn.Exact) && tierOrdered(backend, cache, s.lastLoad.GPULayers)
 }
 
 // tierOrder watches that it is so. What tierOrdered says of a model is a forecast, by its shape: whether every layer hands its
-// mask on to an attention as the cache has made it, and whether the kernels take it, only batches tell. nil: nothing is claimed.
+// mask on to an attention as the cache has made it, and whether the kernels take it, only batches tell. nil: nothing is expected.
 type tierOrder struct {
 	reads   func(batch ml.Context) string // which operation reads the cache in another order; "": none
 	refused func() int                    // how many attentions stock's kernel has computed nevertheless
 }
 
 func newTierOrder(backend tierBackend, cache *kvcache.KVTierCache) *tierOrder {
-	return &tierOrder{reads: backend.KVTierReads(cache.Tensors()), refused: backend.KVTierRefused}
+	return &tierOrder{reads: backend.ExactAttnReads(cache.Tensors()), refused: backend.ExactAttnRefused}
 }
 
 // built looks at a batch whose graph has been built, before a row of it is computed.

@@ -69,13 +69,13 @@ type tierFakeExact struct {
 }
 
 func (tierFakeExact) BackendDevices() []ml.DeviceInfo { return nil }
-func (f tierFakeExact) KVTierAttention() string       { return f.attention }
+func (f tierFakeExact) ExactAttnState() string        { return f.attention }
 
 func (tierFakeExact) Config() fs.Config {
 	return ggml.KV{"general.architecture": "x", "x.block_count": uint32(2)}
 }
 
-func (f tierFakeExact) KVTierReads(cache []ml.Tensor) func(ml.Context) string {
+func (f tierFakeExact) ExactAttnReads(cache []ml.Tensor) func(ml.Context) string {
 	*f.cached = len(cache)
 	return func(ml.Context) string { return "" }
 }

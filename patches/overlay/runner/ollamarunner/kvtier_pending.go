@@ -2,10 +2,10 @@
 
 package ollamarunner
 
-// Settle waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
+// AwaitBuilt waits, before any lock is taken, for the batch that was built ahead for a sequence that has ended. It has to be
 // computed before the new request's first batch anyway; once it is, restored rows need not go around its cells.
-func (h *tierHost) Settle() {
-	h.batches.settle(tierSettleWait)
+func (h *tierHost) AwaitBuilt() {
+	h.batches.awaitBuilt(tierLongestAwait)
 }
 
 // BeforeRestore waits until no batch is being computed: one that was built ahead may be writing cells that are free now.

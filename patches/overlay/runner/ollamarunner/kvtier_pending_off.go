@@ -4,7 +4,7 @@ package ollamarunner
 
 // This build does not know of batches that are built and not yet computed, so that a test can show what that would do.
 
-func (h *tierHost) Settle() {}
+func (h *tierHost) AwaitBuilt() {}
 
 func (h *tierHost) BeforeRestore() {}
 

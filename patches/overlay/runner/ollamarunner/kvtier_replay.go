@@ -55,10 +55,10 @@ type replayBatch struct {
 type replayReport struct {
 	Batches, Rows, Restored, Exported, Discards, Shifts, Forks int
 
-	Pending int      // discards while a batch with rows of that slot was built and not computed
-	Beside  int      // restores while any batch was
-	Claims  int      // rows that a slot's inputs say are in memory, and that were looked at
-	Wrong   []string // what was found, the first few
+	Pending  int      // discards while a batch with rows of that slot was built and not computed
+	Beside   int      // restores while any batch was
+	Compared int      // rows that a slot's inputs say are in memory, and that were looked at
+	Wrong    []string // what was found, the first few
 }
 
 func (r *replayRecord) wrong(format string, args ...any) {
@@ -188,7 +188,7 @@ func replayDiscard(slot *InputCacheSlot, keep int32) {
 			}
 		}
 	}
-	r.claims("load", slot)
+	r.compareTokens("load", slot)
 	id := slot.Id
 	r.add(fmt.Sprintf("slot %d keeps %d", id, keep), func() error { return r.cache.Remove(id, keep, math.MaxInt32) })
 }
@@ -212,7 +212,7 @@ func replayShift(slot *InputCacheSlot, keep int32) {
 	}
 	defer r.mu.Unlock()
 	r.report.Shifts++
-	r.claims("shift", slot)
+	r.compareTokens("shift", slot)
 	id, discard := slot.Id, r.server.cache.ShiftDiscard(slot.Inputs, keep)
 	for _, cell := range r.rows.Cells(id, 0, len(slot.Inputs)) {
 		c := r.cells[cell]
@@ -288,5 +288,5 @@ func replayFinished(seq *Sequence) {
 		return
 	}
 	defer r.mu.Unlock()
-	r.claims("end", seq.cache)
+	r.compareTokens("end", seq.cache)
 }

@@ -71,8 +71,8 @@ func (r *replayRecord) given(cells []int32, inputs []*input.Input, from int) {
 	}
 }
 
-// claims checks the tokens that a slot says are in memory against those that were computed.
-func (r *replayRecord) claims(when string, slot *InputCacheSlot) {
+// compareTokens checks the tokens that a slot says are in memory against those that were computed.
+func (r *replayRecord) compareTokens(when string, slot *InputCacheSlot) {
 	cells := r.rows.Cells(slot.Id, 0, len(slot.Inputs))
 	if cells == nil && len(slot.Inputs) > 0 {
 		r.wrong("%s: a row of slot %d is missing", when, slot.Id)
@@ -85,7 +85,7 @@ func (r *replayRecord) claims(when string, slot *InputCacheSlot) {
 		if c.shifted {
 			return
 		}
-		r.report.Claims++
+		r.report.Compared++
 		if c.junk || c.token != token || c.chain != chain || int(c.pos) != pos {
 			r.wrong("%s: the row at %d of slot %d is of token %d (of position %d), not %d", when, pos, slot.Id, c.token, c.pos, token)
 			return
@@ -118,7 +118,7 @@ func (r *replayRecord) compute(b *replayBatch, outputs []int32) error {
 // again empties the cache, does everything once more and compares the rows. The caller holds Server.mu; nothing is pending.
 func (r *replayRecord) again() {
 	for i := range r.server.cache.slots {
-		r.claims("idle", &r.server.cache.slots[i])
+		r.compareTokens("idle", &r.server.cache.slots[i])
 	}
 	all := r.rows.All()
 	rows := r.rows.Content(all)

@@ -3,11 +3,6 @@ package ggml
 // #include "ggml.h"
 // #include "ggml-backend.h"
 // // The CPU backend may be a library that was loaded at run time: it is asked by name.
-// static const char * kvtier_attention(ggml_backend_dev_t device) {
-//     const char * (*state)(void) =
-//         (const char * (*)(void)) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "kvtier_attn_state");
-//     return state ? state() : "";
-// }
 // static const struct ggml_backend_feature * kvtier_features(ggml_backend_dev_t device) {
 //     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
 //     ggml_backend_get_features_t features =
@@ -64,6 +59,9 @@ func (t *Tensor) KVTierOnDevice() bool {
 	return t.t.buffer != nil && bool(C.kvtier_on_device(t.t.buffer))
 }
 
+// writtenByHost reports whether the CPU writes the tensor: it can access the memory, and no device computes what lies there.
+func (t *Tensor) writtenByHost() bool { return t.KVTierHost() != nil && !t.KVTierOnDevice() }
+
 // KVTierGet copies bytes from offset on out of the tensor.
 func (t *Tensor) KVTierGet(offset int, dst []byte) {
 	if len(dst) > 0 {
@@ -84,15 +82,6 @@ func (b *Backend) KVTierSync() {
 	b.schedMu.Lock()
 	defer b.schedMu.Unlock()
 	C.ggml_backend_sched_synchronize(b.sched)
-}
-
-// KVTierAttention says how the CPU backend computes attention, in the words of ggml-cpu/kvtier-attn.h.
-func KVTierAttention() string {
-	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
-	if device == nil {
-		return ""
-	}
-	return C.GoString(C.kvtier_attention(device))
 }
 
 // KVTierCPU names the instruction sets that the CPU backend in use was compiled for, "AVX,AVX2,FMA" as GGML reports
@@ -122,8 +111,6 @@ func KVTierLibc() string {
 }
 
 // The same as methods, for those who know the backend as an interface.
-
-func (b *Backend) KVTierAttention() string { return KVTierAttention() }
 
 func (b *Backend) KVTierCPU() string { return KVTierCPU() }
 

@@ -1,7 +1,7 @@
 // The only file that knows both ggml and paged_attn: it translates tensors into shapes and addresses, and ggml's thread
 // pool into a team. No state but the setting and what was said.
-#include "kvtier-attn.h"
-#include "kvtier-attn-headers.h" // Go hashes no header in a subdirectory: this one changes with each of paged_attn's
+#include "exactattn.h"
+#include "exactattn-headers.h" // Go hashes no header in a subdirectory: this one changes with each of paged_attn's
 
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
@@ -17,15 +17,15 @@
 
 namespace kernel = paged_attn::cpu::kernel;
 
-#define KVTIER_QUOTED(text) #text
-#define KVTIER_NAME(macro) KVTIER_QUOTED(macro)
+#define EXACTATTN_QUOTED(text) #text
+#define EXACTATTN_NAME(macro) EXACTATTN_QUOTED(macro)
 
 namespace {
 
 constexpr size_t SCRATCH_ALIGNMENT = 64; // bytes, what paged_attn asks for; ggml promises less
 
 // As Ollama reads its own variables: spaces and quotes around the value do not count. Other values than "exact" and
-// "stock" are named by the server (llm/kvtier_attention.go), where they are read once and not by each runner.
+// "stock" are named by the server (exactattn/exactattn.go), where they are read once and not by each runner.
 bool is_exact() {
     static const bool exact = [] {
         const char * value = std::getenv("OLLAMA_CPU_ATTENTION");
@@ -47,20 +47,20 @@ std::atomic<uint64_t> refused{0};
 void tell_exact() {
     static std::atomic<bool> said{false};
     if (!said.exchange(true, std::memory_order_relaxed)) {
-        GGML_LOG_INFO("kv tiering: attention on the CPU is exact (%s)\n", KVTIER_NAME(PA_ISA));
+        GGML_LOG_INFO("attention on the CPU is exact (%s)\n", EXACTATTN_NAME(PA_ISA));
     }
 }
 
 void tell(const char * why, const ggml_tensor * dst) {
     last_reason.store(why, std::memory_order_relaxed);
-    if (dst->src[KVTIER_ATTN_POSITIONS]) {
+    if (dst->src[EXACTATTN_POSITIONS]) {
         refused.fetch_add(1, std::memory_order_relaxed);
     }
     for (auto & slot : told) {
         const char * known = nullptr;
         if (slot.compare_exchange_strong(known, why)) {
             const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2];
-            GGML_LOG_WARN("kv tiering: attention on the CPU is stock where %s (head size %d/%d, heads %d/%d, K %s, V %s)\n",
+            GGML_LOG_WARN("attention on the CPU is stock where %s (head size %d/%d, heads %d/%d, K %s, V %s)\n",
                 why, (int) k->ne[0], (int) v->ne[0], (int) q->ne[2], (int) k->ne[2], ggml_type_name(k->type),
                 ggml_type_name(v->type));
             return;
@@ -111,7 +111,7 @@ const char * describe(const ggml_tensor * dst, pa_shape & shape) {
     if (sinks && (sinks->type != GGML_TYPE_F32 || !ggml_is_contiguous(sinks) || ggml_nelements(sinks) != q->ne[2])) {
         return "sinks are not one f32 a head";
     }
-    const ggml_tensor * positions = dst->src[KVTIER_ATTN_POSITIONS];
+    const ggml_tensor * positions = dst->src[EXACTATTN_POSITIONS];
     if (positions && (!mask || positions->type != GGML_TYPE_I32 || !ggml_is_contiguous(positions) ||
                       ggml_nelements(positions) < k->ne[1])) {
         return "positions are not one number a cell, beside a mask";
@@ -142,7 +142,7 @@ int take(void * self) { return ggml_threadpool_chunk_add(pool(self), 1); }
 
 } // namespace
 
-size_t kvtier_attn_work_size(const ggml_tensor * dst, int n_tasks) {
+size_t exactattn_work_size(const ggml_tensor * dst, int n_tasks) {
     pa_shape shape;
     if (!is_exact() || describe(dst, shape)) {
         return 0;
@@ -150,7 +150,7 @@ size_t kvtier_attn_work_size(const ggml_tensor * dst, int n_tasks) {
     return kernel::scratch_bytes(shape, n_tasks) + SCRATCH_ALIGNMENT;
 }
 
-bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
+bool exactattn_compute(const ggml_compute_params * params, ggml_tensor * dst) {
     if (!is_exact()) {
         return false;
     }
@@ -183,8 +183,8 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
         args.mask.dense        = static_cast<const uint16_t *>(mask->data);
         args.mask.dense_stride = (int64_t) mask->nb[1];
     }
-    if (dst->src[KVTIER_ATTN_POSITIONS]) { // beside a mask
-        args.mask.cell_pos = static_cast<const int32_t *>(dst->src[KVTIER_ATTN_POSITIONS]->data);
+    if (dst->src[EXACTATTN_POSITIONS]) { // beside a mask
+        args.mask.cell_pos = static_cast<const int32_t *>(dst->src[EXACTATTN_POSITIONS]->data);
     }
     args.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
     args.out   = static_cast<float *>(dst->data);
@@ -196,26 +196,26 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
     return true;
 }
 
-int kvtier_attn_fewest_columns(int weights) {
+int exactattn_fewest_columns(int weights) {
     const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32 || weights == GGML_TYPE_BF16;
     return plain && is_exact() ? 1 : 2;
 }
 
-uint64_t kvtier_attn_refused(void) { return refused.load(std::memory_order_relaxed); }
+uint64_t exactattn_refused(void) { return refused.load(std::memory_order_relaxed); }
 
-void * kvtier_attn_function(const char * name) {
-    if (std::strcmp(name, "kvtier_attn_state") == 0) {
-        return reinterpret_cast<void *>(kvtier_attn_state);
+void * exactattn_function(const char * name) {
+    if (std::strcmp(name, "exactattn_state") == 0) {
+        return reinterpret_cast<void *>(exactattn_state);
     }
-    return std::strcmp(name, "kvtier_attn_refused") == 0 ? reinterpret_cast<void *>(kvtier_attn_refused) : nullptr;
+    return std::strcmp(name, "exactattn_refused") == 0 ? reinterpret_cast<void *>(exactattn_refused) : nullptr;
 }
 
-const char * kvtier_attn_state(void) {
+const char * exactattn_state(void) {
     if (!is_exact()) {
         return "stock";
     }
     static thread_local char text[160];
     const char * why = last_reason.load(std::memory_order_relaxed);
-    std::snprintf(text, sizeof(text), "exact (%s)%s%s", KVTIER_NAME(PA_ISA), why ? ", but stock where " : "", why ? why : "");
+    std::snprintf(text, sizeof(text), "exact (%s)%s%s", EXACTATTN_NAME(PA_ISA), why ? ", but stock where " : "", why ? why : "");
     return text;
 }

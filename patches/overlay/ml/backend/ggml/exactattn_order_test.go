@@ -7,27 +7,27 @@ import (
 )
 
 // Types by their numbers in ggml.h: a test has no cgo.
-func TestKVTierOnlyWeightsThatAreKnownToHaveTheSameBitsForAnyCut(t *testing.T) {
+func TestExactAttnOnlyWeightsThatAreKnownToHaveTheSameBitsForAnyCut(t *testing.T) {
 	const f32, f16, q80, q4k, iq4nl, bf16, mxfp4, unknown = 0, 1, 8, 12, 20, 30, 39, 999
 	for _, of := range []uint32{f32, f16, bf16, q80, q4k, mxfp4} {
-		if !kvtierSameForAnyCut(of, 64, 1) {
+		if !exactAttnSameForAnyCut(of, 64, 1) {
 			t.Errorf("type %d", of)
 		}
 	}
 	for _, of := range []uint32{iq4nl, unknown} {
-		if kvtierSameForAnyCut(of, 64, 1) {
+		if exactAttnSameForAnyCut(of, 64, 1) {
 			t.Errorf("type %d is believed to", of)
 		}
-		if !kvtierSameForAnyCut(of, 1, 1) {
+		if !exactAttnSameForAnyCut(of, 1, 1) {
 			t.Errorf("a vector of type %d multiplies nothing", of)
 		}
 	}
-	if kvtierSameForAnyCut(f32, 64, 4) || !kvtierSameForAnyCut(f16, 64, 4) || !kvtierSameForAnyCut(bf16, 64, 4) {
+	if exactAttnSameForAnyCut(f32, 64, 4) || !exactAttnSameForAnyCut(f16, 64, 4) || !exactAttnSameForAnyCut(bf16, 64, 4) {
 		t.Error("several matrices: f32 is not, f16 and bf16 are")
 	}
 }
 
-func TestKVTierWhatReadsACacheOtherThanInTheOrderOfPositionsIsFound(t *testing.T) {
+func TestExactAttnWhatReadsACacheOtherThanInTheOrderOfPositionsIsFound(t *testing.T) {
 	const dim, heads, cells, queries = 64, 2, 32, 3
 	type tensors struct{ q, k, v, mask, other ml.Tensor } // mask knows the positions, other does not
 	attend := func(ctx ml.Context, x tensors, mask ml.Tensor) ml.Tensor {
@@ -89,7 +89,7 @@ func TestKVTierWhatReadsACacheOtherThanInTheOrderOfPositionsIsFound(t *testing.T
 				mask: ctx.Zeros(ml.DTypeF16, cells, queries), other: ctx.Zeros(ml.DTypeF16, cells, queries),
 			}
 			x.mask.(*Tensor).positions = ctx.FromInts(make([]int32, cells), cells).(*Tensor)
-			reads := ctx.b.KVTierReads([]ml.Tensor{x.k, x.v})
+			reads := ctx.b.ExactAttnReads([]ml.Tensor{x.k, x.v})
 			if got := reads(ctx); got != "" {
 				t.Errorf("a batch without a graph: %q", got)
 			}
