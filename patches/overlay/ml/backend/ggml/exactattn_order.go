@@ -85,7 +85,8 @@ func exactAttnReads(node *C.struct_ggml_tensor, of map[*C.struct_ggml_tensor]boo
 		for src != nil && src.view_src != nil {
 			src = src.view_src
 		}
-		if of[src] && !(node.op == C.GGML_OP_SET_ROWS && i == 2) {
+		// What is computed is no cache, and most sources are: they need no look into the map, for every batch of one token comes here.
+		if src != nil && src.op == C.GGML_OP_NONE && of[src] && !(node.op == C.GGML_OP_SET_ROWS && i == 2) {
 			return true
 		}
 	}
