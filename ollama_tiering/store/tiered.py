@@ -27,12 +27,12 @@ from ollama_tiering.store.books.report import (
     MatchedBlock,
     StoreReport,
 )
+from ollama_tiering.store.books.reporting import report_of
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.terms import Decide, model_of
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.serving import lookup
 from ollama_tiering.store.serving.leasing import Leaser, Leasing
-from ollama_tiering.store.serving.reporting import report_of
 from ollama_tiering.store.serving.sequence_end import remove_end
 from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import Tier, TierKind

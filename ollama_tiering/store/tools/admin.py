@@ -14,6 +14,7 @@ from typing import Final
 
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import copies, reading
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving.session import CommitResult, WriteSession
@@ -271,8 +272,7 @@ class Administration:
 
     def _vacant(self, dry_run: bool) -> Waste:
         """Counts models. What a shared tier holds may be waiting for another sidecar's blocks."""
-        with self._state.lock:
-            records = list(self._state.tree)
+        records = reading.records(self._state)
         in_use = {record.namespace for record in records} | self._store.open_namespaces()
         found: set[NamespaceId] = set()
         stored_bytes = 0
@@ -284,8 +284,7 @@ class Administration:
                 stored_bytes += one_bytes
                 if not dry_run:
                     level.tier.remove_vacant(namespace)
-            with self._state.lock:
-                self._state.count_overhead(level)
+            copies.recount(self._state, level)
         return Waste("vacant", len(found), stored_bytes, {})
 
     def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:

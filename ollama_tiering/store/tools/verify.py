@@ -14,6 +14,7 @@ from typing import Final
 
 from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import copies, reading
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Tier, TierKind
@@ -35,8 +36,7 @@ _STEP_BLOCKS: Final = 64
 
 def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifyStep]:
     """`alone`: nobody else writes into the directories now. The last step has everything done."""
-    with state.lock:
-        total_blocks = sum(len(level.lru) for level in state.levels)
+    total_blocks = sum(blocks for blocks, _ in reading.level_sums(state))
     blocks = done_bytes = since_blocks = since_bytes = 0
     findings: list[Finding] = []
     for level in state.levels:
@@ -68,9 +68,8 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
 
 def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
     """Whether nobody writes this temporary file any more."""
-    with state.lock:
-        if found.key is not None and found.key in state.writing:
-            return False
+    if found.key is not None and reading.is_being_written(state, found.key):
+        return False
     if alone and level.tier.kind is not TierKind.REMOTE:
         return True
     return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
@@ -136,8 +135,7 @@ def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) 
     """Looks again with the block held, for it may have been stored anew; no detail: it is good."""
     assert found.namespace is not None
     assert found.key is not None
-    with state.lock:
-        state.pin(found.key)
+    copies.hold(state, [found.key])
     try:
         check_block(level.tier, found.namespace, found.key)
     except FileNotFoundError:
@@ -151,6 +149,5 @@ def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) 
     except (UnsupportedFormat, OSError) as error:
         return False, str(error)
     finally:
-        with state.lock:
-            state.unpin(found.key)
+        copies.let_go(state, [found.key])
     return False, ""

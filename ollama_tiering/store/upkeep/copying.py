@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books import copies, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
@@ -123,8 +124,7 @@ class Copier:
                 check_place(meta, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim)
-                    with state.lock:
-                        state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
+                    copies.correct_size(state, record, source, meta.file_bytes, meta.raw_file_bytes)
                     return Failure.OTHER
                 transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
@@ -143,17 +143,15 @@ class Copier:
             return Failure.OTHER
         except FileNotFoundError as error:
             self._abandon(target, temp, claim)
-            with state.lock:
-                if (temp is None and at is source) or (watched is not None and watched.failed):
-                    state.forget_copy(source, record.key)
-                else:
-                    state.failed(target, error, "copy")
+            if (temp is None and at is source) or (watched is not None and watched.failed):
+                copies.forget(state, source, record.key)
+            else:
+                weather.failed(state, target, error, "copy")
             return Failure.OTHER
         except OSError as error:
             self._abandon(target, temp, claim)
-            with state.lock:
-                unread = watched is not None and watched.failed
-                state.failed(source if unread else at, error, "copy")
+            unread = watched is not None and watched.failed
+            weather.failed(state, source if unread else at, error, "copy")
             return Failure.OTHER
         return Filled(
             record,
@@ -175,8 +173,7 @@ class Copier:
         try:
             one.target.tier.seal(one.temp)
         except OSError as error:
-            with self._state.lock:
-                self._state.failed(one.target, error, "copy")
+            weather.failed(self._state, one.target, error, "copy")
             return False
         return True
 
@@ -193,8 +190,7 @@ class Copier:
                 named.append((at, at.target.tier.publish(at.temp, durable=False)))
         except OSError as error:
             if at is not None:
-                with state.lock:
-                    state.failed(at.target, error, "copy")
+                weather.failed(state, at.target, error, "copy")
         share = (time.perf_counter() - start) / max(1, len(batch))
         for one, stored_bytes in named:
             one.spent.writing += share
@@ -208,20 +204,15 @@ class Copier:
 
     def _enter(self, one: Filled, stored_bytes: int) -> None:
         state, record, target = self._state, one.record, one.target
-        with state.lock:
-            one.claim.commit(record.key, stored_bytes)
-            if target.shared is not None:
-                took_bytes = max(one.file_bytes, stored_bytes)
-                target.shared.took_less(one.claim.reserved_bytes, took_bytes)
-            if one.encoded:
-                record.encoded[target.index] = one.file_bytes
-            state.add_copy(record, target, stored_bytes)
-            state.count_overhead(target)
-            state.worked(target)
-            target.stats.written_bytes += stored_bytes
-            target.stats.write_seconds += one.spent.writing
-            one.source.stats.read_bytes += one.meta.file_bytes
-            one.source.stats.read_seconds += one.spent.reading
+        file = copies.CopiedFile(
+            one.file_bytes,
+            stored_bytes,
+            one.encoded,
+            one.spent.writing,
+            one.meta.file_bytes,
+            one.spent.reading,
+        )
+        copies.copied(state, record, one.source, target, one.claim, file)
         if target.index < one.source.index:
             self._settle(one.source, record)
         elif target.shared is not None:
@@ -231,8 +222,7 @@ class Copier:
         """What reached the disk before it went wrong stays charged to the day."""
         if temp is not None:
             room.discard(level, temp)
-        with self._state.lock:
-            claim.release()
+        reserving.release(self._state, claim)
 
     def _settle(self, level: Level, record: BlockRecord) -> None:
         """The copy in RAM serves reads; the one below it need not fill the page cache too."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import changes
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import TierKind
@@ -116,8 +117,7 @@ class Graveyard:
 
     def forget_unseen(self, buried: Iterable[Block]) -> None:
         """The index need not know of them any more, for their tombstones do."""
-        with self._state.lock:
-            self._state.index_changed.update(key for _, key in buried)
+        changes.note_changes(self._state, [key for _, key in buried])
 
     @property
     def away(self) -> str:
