@@ -30,6 +30,7 @@ from ollama_tiering.store.books.report import (
 from ollama_tiering.store.books.reporting import report_of
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.terms import Decide, model_of
+from ollama_tiering.store.books.writing_down import only_in_ram
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.serving import lookup
 from ollama_tiering.store.serving.leasing import Leaser, Leasing
@@ -41,7 +42,7 @@ from ollama_tiering.store.upkeep import damage, opening, resize, room
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
-from ollama_tiering.store.upkeep.mover import Mover, only_in_ram
+from ollama_tiering.store.upkeep.mover import Mover
 from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.upkeep.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.upkeep.probing import measure_levels

@@ -127,3 +127,48 @@ def end_staging(state: StoreState, key: BlockKey) -> None:
         state.unpin(key)
         done = state.staging.pop(key)
     done.set()
+
+
+def next_sample(state: StoreState) -> tuple[BlockRecord, Level] | bool:
+    """A block that a client is about to read from a disk, and the level; else whether there may be
+    another one.
+    """
+    with state.lock:
+        record = state.tree.get(state.to_sample.pop()) if state.to_sample else None
+        if record is None or not record.levels:
+            return False
+        level = state.levels[min(record.levels)]
+        if level.shared is not None:
+            return True  # it is copied up before a client reads it, and timed then
+        return record, level
+
+
+def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] | bool:
+    """A block that was asked for, and the level to copy it from into the first, which has room
+    below its low watermark; held until `end_staging`. Else whether there may be another one.
+    """
+    with state.lock:
+        if not state.promotable:
+            return False
+        key, _ = state.promotable.popitem(last=False)
+        record = state.tree.get(key)
+        top = state.levels[0]
+        if record is None or not record.levels or top.index in record.levels:
+            return True
+        if key in state.staging:
+            return True
+        source = state.levels[min(record.levels)]
+        if source.shared is not None:
+            return True  # it was copied up when it was asked for, or could not be
+        after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
+        if after > low * top.lru.budget_bytes or state.suspended(top):
+            return True
+        state.pin(key)
+        state.staging[key] = threading.Event()
+        return record, source
+
+
+def promoted(state: StoreState) -> None:
+    """A block was copied into the first level."""
+    with state.lock:
+        state.levels[0].stats.promoted_blocks += 1

@@ -10,7 +10,6 @@ has pinned the record and sees to it that nobody else copies it there.
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Sequence
@@ -22,18 +21,13 @@ from ollama_tiering.store.books import copies, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 from ollama_tiering.store.upkeep import room, shares, transcode, unusable
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
-
-
-class Failure(enum.Enum):
-    NO_ROOM = enum.auto()  # the tier may evict nothing for it, and takes blocks otherwise
-    NOT_TODAY = enum.auto()  # the day's budget of writes does not reach for it
-    OTHER = enum.auto()  # not now, or not there any more: the books say why
 
 
 @dataclass(slots=True)
