@@ -18,6 +18,7 @@ from typing import Final
 from ollama_tiering.store.background import Background
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.books import shared_work
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
@@ -216,8 +217,7 @@ class TieredStore:
         rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
-                with self._state.lock:
-                    level.shared.describe(namespace, fields)
+                shared_work.to_describe(self._state, level, namespace, fields)
             else:
                 room.describe(self._state, level, namespace, fields)
         session = WriteSession(

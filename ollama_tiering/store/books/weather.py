@@ -13,6 +13,12 @@ def failed(state: StoreState, level: Level, error: OSError, what: str, *, miss: 
             state.counters.miss(miss)
 
 
+def worked(state: StoreState, level: Level) -> None:
+    """The level is there: it rests no more."""
+    with state.lock:
+        state.worked(level)
+
+
 def disk_full(state: StoreState, level: Level) -> None:
     """A block was refused because others have filled the disk."""
     with state.lock:
