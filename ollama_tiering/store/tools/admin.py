@@ -14,7 +14,7 @@ from typing import Final
 
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import copies, reading
+from ollama_tiering.store.books import chain_walk, copies, reading
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving.session import CommitResult, WriteSession
@@ -186,7 +186,7 @@ class Administration:
                 dry_run=dry_run,
                 own_only=kind == "other build",  # there it may be another host's
             )
-            done.kept.pop(removal.SHARED, None)
+            done.kept.pop(chain_walk.SHARED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]

@@ -14,12 +14,13 @@ from typing import Final, cast
 from ollama_tiering.errors import StoreDamaged
 from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books import copies, shared_work, weather
+from ollama_tiering.store.books import copies, graves, shared_work, weather
+from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.tiers.contract import SharedTier, TierKind
 from ollama_tiering.store.upkeep import shares
-from ollama_tiering.store.upkeep.graveyard import Block, Graveyard
+from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.mover import Mover
 from ollama_tiering.store.upkeep.rescan import Rescan
@@ -131,10 +132,7 @@ class RemoteMover(Mover):
         elif not self._stored_since(block, removed):
             self._tier.remove(*block)
             self._tier.remove_quarantined(*block)
-        with self._state.lock:
-            if self._books.doomed.get(block, -1.0) == removed:
-                del self._books.doomed[block]
-                self._graveyard.lift(*block)
+        graves.removed_there(self._state, self._graveyard.graves, self._level, block, removed)
 
     def _stored_since(self, block: Block, removed: float) -> bool:
         record = self._state.tree.get(block[1])
