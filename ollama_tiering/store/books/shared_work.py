@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.sharing import Fields, SharedBooks
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
