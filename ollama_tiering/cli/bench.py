@@ -119,6 +119,13 @@ def restore(
     help="Requests, each with it on and off.",
 )
 @click.option(
+    "--starts",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Times that both servers are started; at most once a pair.",
+)
+@click.option(
     "--bursts",
     type=click.IntRange(0),
     default=4,
@@ -144,6 +151,7 @@ def restore(
 def overhead(
     run: Run,
     pairs: int,
+    starts: int,
     bursts: int,
     prompt_tokens: int,
     new_tokens: int,
@@ -156,7 +164,8 @@ def overhead(
 
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(prompt_tokens + new_tokens)
-    requests = 1 + pairs + bursts * _BURST_REQUESTS
+    starts = min(starts, pairs)
+    requests = starts + pairs + bursts * _BURST_REQUESTS
     with (
         run.scratch(stored_tokens=requests * (prompt_tokens + new_tokens)) as scratch,
         contextlib.closing(BenchDriver(binary, scratch, ctx=ctx, attention=attention)) as on,
@@ -170,12 +179,13 @@ def overhead(
             lambda number: make_prompt(prompt_tokens, seed=number),
             run.say,
             pairs=pairs,
+            starts=starts,
             bursts=bursts,
             burst_requests=_BURST_REQUESTS,
             new_tokens=new_tokens,
         )
         how, engine = on.attention, on.engine
-    table = measuring.table(run.shape, prompt_tokens, new_tokens, measures, how)
+    table = measuring.table(run.shape, prompt_tokens, new_tokens, starts, measures, how)
     run.publish(table, [measure.as_json() for measure in measures], engine, how)
 
 

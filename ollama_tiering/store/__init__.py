@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.blockfile import SegmentShape as SegmentShape
     from ollama_tiering.store.block.blockfile import align as align
     from ollama_tiering.store.block.blockfile import buffer_reader as buffer_reader
+    from ollama_tiering.store.block.blockfile import damaged as damaged
     from ollama_tiering.store.block.blockfile import encode_block as encode_block
     from ollama_tiering.store.block.blockfile import plan_block as plan_block
     from ollama_tiering.store.block.blockfile import read_meta as read_meta
@@ -88,7 +89,7 @@ else:
     _FACE: Final = {
         "assemble": "cut_budget open_store",
         "block.blockfile": (
-            "BlockMeta BlockPlan MAX_ROWS SegmentShape align buffer_reader encode_block "
+            "BlockMeta BlockPlan MAX_ROWS SegmentShape align buffer_reader damaged encode_block "
             "plan_block read_meta verify_buffer"
         ),
         "block.checksum": "crc32c",

@@ -26,7 +26,7 @@ from ollama_tiering.store.block.key import (
     block_key,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.block.window_fields import check_window_fields
+from ollama_tiering.store.block.window_fields import check_window_fields, plain_rows_of_window
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ class BlockMeta:
 
     @property
     def plain_rows(self) -> int:
-        """Leading rows with nothing but a token: so many may match in part. -1: a window block."""
+        """Leading rows with nothing but a token: they may match in part. < 0: a window block."""
         if self.cells:
-            return -1
+            return plain_rows_of_window(self.extras, self.segments[0].child, self.rows)
         return self.extras[0].row if self.extras else self.rows
 
 

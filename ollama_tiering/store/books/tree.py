@@ -7,14 +7,14 @@ Compact, for there are many: an only child stands for its list, sets of tiers ar
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
+from ollama_tiering.store.block.window_fields import end_row
 
 NO_LEVELS: Final[frozenset[int]] = frozenset()
 TOP_ONLY: Final[frozenset[int]] = frozenset({0})  # compare with `is`: every set is there once
@@ -31,7 +31,8 @@ class BlockRecord:
     namespace: NamespaceId
     parent: bytes
     tokens: bytes
-    plain_rows: int  # leading rows at which nothing but a token stands; -1: a window block
+    plain_rows: int  # leading rows at which nothing but a token stands; < 0: a window block, and
+    # at which row of its parent a window ends with it (window_fields.py)
     file_bytes: int  # of the raw file, which clients see
     last_use: float  # Unix seconds
     created: float = 0.0  # Unix seconds
@@ -68,6 +69,7 @@ class BlockTree:
         self._namespaces: dict[NamespaceId, NamespaceId] = {}  # each once in memory
         self._counts: Counter[NamespaceId] = Counter()
         self._window_counts: Counter[NamespaceId] = Counter()  # those without any are not in it
+        self._ends: dict[bytes, list[int]] = {}  # rows of a block at which windows end, in order
 
     def __len__(self) -> int:
         return len(self._records)
@@ -94,6 +96,8 @@ class BlockTree:
         self._counts[record.namespace] += 1
         if record.window:
             self._window_counts[record.namespace] += 1
+            if end := end_row(record.plain_rows):
+                insort(self._ends.setdefault(record.parent, []), end)
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = record
@@ -113,6 +117,7 @@ class BlockTree:
             self._window_counts[record.namespace] -= 1
             if not self._window_counts[record.namespace]:
                 del self._window_counts[record.namespace]
+            self._discard_end(record)
         siblings = self._children[record.parent]
         if not isinstance(siblings, list):
             del self._children[record.parent]
@@ -120,6 +125,13 @@ class BlockTree:
         del siblings[bisect_left(siblings, _entry(record), key=_entry)]
         if len(siblings) == 1:
             self._children[record.parent] = siblings[0]
+
+    def _discard_end(self, window: BlockRecord) -> None:
+        if end := end_row(window.plain_rows):
+            ends = self._ends[window.parent]
+            del ends[bisect_left(ends, end)]
+            if not ends:
+                del self._ends[window.parent]
 
     def counts(self, most: int) -> list[tuple[NamespaceId, int]]:
         """Namespaces and how many blocks each has, those with most blocks first."""
@@ -133,11 +145,18 @@ class BlockTree:
 
     def child_count(self, key: bytes) -> int:
         """Blocks that a chain goes on with; window blocks are none."""
-        return len(self.children(key)) - len(self.windows(key))
+        children = self.children(key)
+        return len(children) - _window_count(children)
 
-    def windows(self, key: bytes) -> list[BlockRecord]:
-        """The window blocks that hang on a block."""
-        return list(takewhile(lambda record: record.window, self.children(key)))
+    def windows(self, key: bytes, most: int | None = None) -> Sequence[BlockRecord]:
+        """The window blocks that hang on a block; any `most` of them where there are more."""
+        children = self.children(key)
+        count = _window_count(children)
+        return children[: count if most is None else min(count, most)]
+
+    def windows_ending(self, key: bytes, rows: int) -> int:
+        """How many windows end within the first rows of a block. None of them is looked at."""
+        return bisect_right(self._ends.get(key, ()), rows)
 
     def is_end(self, record: BlockRecord) -> bool:
         """Whether a chain ends with it. A window block whose block is gone stands for itself, or
@@ -265,10 +284,13 @@ class BlockTree:
         near = siblings[max(0, at - _NEAR) : at + _NEAR + 1]
         for other in near:
             if _prefix(other).startswith(shared):
-                ends = sum(window.tokens in shared for window in self.windows(other.key))
+                ends = self.windows_ending(other.key, rows)
                 if ends > most:
                     most, best = ends, other
         return best
+
+
+_FIRST_OF_CHAIN: Final = (b"", True, BlockKey(b""))  # before every entry that is no window's
 
 
 def _prefix(record: BlockRecord) -> bytes:
@@ -277,6 +299,15 @@ def _prefix(record: BlockRecord) -> bytes:
 
 def _entry(record: BlockRecord) -> tuple[bytes, bool, BlockKey]:
     return _prefix(record), not record.window, record.key
+
+
+def _window_count(siblings: Sequence[BlockRecord]) -> int:
+    """They come first."""
+    if not siblings or not siblings[0].window:
+        return 0
+    if siblings[-1].window:  # the chain ends here
+        return len(siblings)
+    return bisect_left(siblings, _FIRST_OF_CHAIN, key=_entry)
 
 
 def common_rows(a: bytes, b: bytes) -> int:

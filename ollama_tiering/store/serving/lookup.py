@@ -23,6 +23,7 @@ from ollama_tiering.store.books.tree import BlockRecord
 PIECE_BLOCKS: Final = 512  # a look-up of so many takes a fraction of a millisecond
 MAX_ATTACHED: Final = 4096  # window blocks of a piece, and of an answer: those of its last blocks
 MOST_ON_ONE: Final = 64  # ... of one block: those used last
+MAX_LOOKED_AT: Final = 8192  # window blocks in one hold of the lock, whatever hangs on the chain
 
 _Found = list[tuple[BlockRecord, int]]  # and how many of its rows match
 
@@ -135,9 +136,10 @@ def _attached(
     attached: dict[BlockKey, tuple[AttachedBlock, ...]] = {}
     if not piece or not state.tree.has_windows(piece[0][0].namespace):
         return attached
-    left = MAX_ATTACHED
+    left, looks = MAX_ATTACHED, MAX_LOOKED_AT
     for record, _ in reversed(piece):
-        windows = state.tree.windows(record.key)
+        windows = state.tree.windows(record.key, looks)
+        looks -= len(windows)
         if resting:
             windows = [one for one in windows if not one.levels.issubset(resting)]
         if len(windows) > MOST_ON_ONE:
@@ -156,6 +158,10 @@ def _named(
     speeds: Sequence[tuple[float, float]],
     resting: Sequence[int],
 ) -> AttachedBlock:
+    if 0 in window.levels and not window.encoded and not resting:  # by far the most
+        per_block, per_byte = speeds[0]
+        seconds = per_block + window.file_bytes * per_byte
+        return AttachedBlock(window.key, window.file_bytes, window.file_bytes, seconds)
     nearest, seconds = state.nearest(window, speeds, resting)
     return AttachedBlock(window.key, window.bytes_at(nearest), window.file_bytes, seconds)
 

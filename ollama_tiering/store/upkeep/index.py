@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES
+from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, MAX_ROWS
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ _PLAUSIBLE: Final = " AND ".join(
                 "hits",
             )
         ),
-        "typeof(plain_rows) = 'integer' AND plain_rows BETWEEN -1 AND length(tokens) / 4",
+        "typeof(plain_rows) = 'integer'",
+        f"plain_rows BETWEEN {-1 - MAX_ROWS} AND length(tokens) / 4",
         f"0 < file_bytes AND file_bytes <= raw_file_bytes AND raw_file_bytes <= {MAX_FILE_BYTES}",
         "typeof(last_use) = 'real' AND typeof(created) = 'real'",
     ]

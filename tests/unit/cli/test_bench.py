@@ -83,7 +83,7 @@ def test_room_for_the_model_and_its_blocks_is_asked_for_before_it_is_made(
     assert not asked
     shape = make_shape("llama-3.2-1b")
     blocks = [size_bytes - shape.stored_bytes for size_bytes in needed]
-    tokens = [2048 + 8192, (1 + 2 + 4) * (512 + 64)]
+    tokens = [2048 + 8192, (2 + 2 + 4) * (512 + 64)]
     assert blocks == [count * shape.kv_bytes_per_token for count in tokens]
 
 

@@ -13,6 +13,7 @@ from ollama_tiering.store.block.blockfile import SegmentShape, buffer_reader, pl
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.serving.offers import Claim, check_claim, check_meta
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
@@ -100,7 +101,7 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     head, file_bytes = large()
     assert 192 * MIB < file_bytes < 200 * MIB
     meta = read_meta(buffer_reader(head), file_bytes)
-    assert (meta.rows, meta.cells, meta.plain_rows) == (1, (2,), -1)
+    assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
     claim = Claim(meta.key, meta.parent, file_bytes, tail=True)
     check_claim(claim)
