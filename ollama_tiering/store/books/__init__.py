@@ -4,7 +4,7 @@ state      all that the lock protects; its methods expect it to be held
 data       level, tree, lru, leases, pins, write_queue, sharing, graves, terms, speed, report
 rules      policy, admission, eviction, covering, encodings
 verbs      each takes the lock itself, and hands out what is to be done on a disk:
-             a client's     entering (a writer's blocks), lending (leases, staging)
+             a client's     matching (look-ups), lending (leases, staging), entering (a writer's)
              room           reserving, shared_room, model_shares, ageing
              copies         copies (come, go, are of no use), writing_down, found (files)
              a person's     pinning, chain_walk (removal), reading, reporting

@@ -62,17 +62,18 @@ def in_reach(
         return record, [state.levels[index] for index in sorted(reached)]
 
 
-def any_missing(state: StoreState, keys: Sequence[BlockKey]) -> bool:
-    """Whether one of them lies in no tier."""
-    with state.lock:
-        return any(state.tree.get(key) is None for key in keys)
-
-
-def drop_all(state: StoreState, record: BlockRecord) -> list[Doomed] | None:
-    """Every copy, pinned by a person or not. None where somebody reads it, or it is gone."""
+def drop_parted(state: StoreState, record: BlockRecord, others: Sequence[BlockKey]) -> list[Doomed]:
+    """Every copy of the end of a window if one of its other blocks is in no tier, and nobody writes
+    it; nothing otherwise, or where somebody reads the end. One hold: the others may come at any
+    time. A person's pin is no reason to keep it: it keeps what comes anew.
+    """
     with state.lock:
         if state.tree.get(record.key) is not record or state.pinned(record.key):
-            return None
+            return []
+        if not all(level.known for level in state.levels):
+            return []  # the others may lie where nobody has looked yet
+        if all(other in state.tree or other in state.writing for other in others):
+            return []
         levels = [state.levels[index] for index in sorted(record.levels)]
         return [one for level in levels if (one := state.drop_copy(level, record.key))]
 

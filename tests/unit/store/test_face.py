@@ -55,20 +55,3 @@ def test_a_value_costs_no_heavy_import(code: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-# Both still do what verbs of the books are to do.
-_STILL = {"serving/lookup.py", "upkeep/damage.py"}
-
-
-def test_the_lock_is_named_in_the_books_only() -> None:
-    root = _FILE.parent
-    naming = {
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if "state.lock" in path.read_text(encoding="utf-8") and path.parent.name != "books"
-    }
-    assert naming == _STILL
-    product = root.parent
-    outside = [path for path in product.rglob("*.py") if root not in path.parents]
-    assert not [path for path in outside if "state.lock" in path.read_text(encoding="utf-8")]
