@@ -52,12 +52,19 @@ def end(state: StoreState, key: BlockKey, parent: bytes) -> None:
 
 
 def given_up(
-    state: StoreState, level: Level, key: BlockKey, reservation: Reservation[BlockKey]
+    state: StoreState,
+    level: Level,
+    key: BlockKey,
+    parent: bytes,
+    reservation: Reservation[BlockKey],
 ) -> list[Doomed]:
-    """Its file is discarded; what was stored on top of it meanwhile goes, too."""
+    """Its file is discarded; what was stored on top of it meanwhile goes, too. From here on the
+    block is any other writer's to begin.
+    """
     with state.lock:
         reservation.release()
         state.writing.discard(key)
+        state.unpin(BlockKey(parent))
         doomed = state.drop_early(key)
         state.count_overhead(level)
         return doomed

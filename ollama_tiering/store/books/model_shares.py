@@ -51,33 +51,40 @@ def victims_for(
     state: StoreState, level: Level, namespace: NamespaceId, need_bytes: int
 ) -> list[Doomed] | None:
     """What is to be unlinked so that the model has room for that much; empty: nothing may go, None:
-    it has room.
+    it has room, or no budget of its own (any more).
     """
     with state.lock:
-        used = used_bytes(state, level, namespace)
-        over_bytes = used + need_bytes - limit_bytes(state, level, namespace)
-        return _take(state, level, namespace, over_bytes) if over_bytes > 0 else None
+        limit = limit_bytes(state, level, namespace)  # once: terms change without the lock
+        over_bytes = used_bytes(state, level, namespace) + need_bytes - limit
+        if not limit or over_bytes <= 0:
+            return None
+        return _take(state, level, namespace, over_bytes, limit)
 
 
 def excess_of(state: StoreState, level: Level, namespace: NamespaceId) -> list[Doomed]:
-    """What is above a budget that was set or lowered, as far as leases and pins allow."""
+    """What is above a budget that was set or lowered, as far as leases and pins allow. Nothing
+    where there is none.
+    """
     with state.lock:
-        over_bytes = used_bytes(state, level, namespace) - limit_bytes(state, level, namespace)
-        doomed = _take(state, level, namespace, over_bytes)
-        if over_bytes > 0 and not doomed:
+        limit = limit_bytes(state, level, namespace)  # once: terms change without the lock
+        over_bytes = used_bytes(state, level, namespace) - limit
+        if not limit or over_bytes <= 0:
+            return []
+        doomed = _take(state, level, namespace, over_bytes, limit)
+        if not doomed:
             doomed = state.take(level, _oldest(state, level, namespace, over_bytes, True))
-        if over_bytes > 0 and not doomed:
+        if not doomed:
             leaf = blocking_leaf(state, level, state.terms.together(namespace))
             doomed = [d for v in state.levels if leaf for d in state.take(v, [leaf])]
         return doomed
 
 
-def _take(state: StoreState, level: Level, namespace: NamespaceId, need_bytes: int) -> list[Doomed]:
+def _take(
+    state: StoreState, level: Level, namespace: NamespaceId, need_bytes: int, limit: int
+) -> list[Doomed]:
     """So much of the model's blocks, and some to spare if that can be; else none."""
-    if need_bytes <= 0:
-        return []
     state.expire()
-    spare = max(need_bytes, limit_bytes(state, level, namespace) // _AT_ONCE)
+    spare = max(need_bytes, limit // _AT_ONCE)
     chosen = _oldest(state, level, namespace, spare, False)
     if not chosen and spare > need_bytes:
         chosen = _oldest(state, level, namespace, need_bytes, False)

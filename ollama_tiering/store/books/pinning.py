@@ -1,7 +1,8 @@
 """Pins in the books: how much they hold, and which are in force. Each verb takes the lock.
 
-A pin keeps its chain and the window blocks that hang on it, within a limit in physical bytes of the
-level that is their home.
+A pin keeps its chain and the window blocks that hang on it, within a share of the budget of the
+level that is their home, in physical bytes. The budget may change at any time: the limit is worked
+out in the hold that keeps it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ class Pinned:
     known: Pin | None  # that was set on the same chain before
     more_bytes: int  # that it pins
     kept_bytes: int  # that were pinned before
+    limit_bytes: int
     fits: bool  # within the limit; else it was not set
+
+
+def limit_bytes(home: Level, share: float) -> int:
+    """That may be pinned. Needs no lock."""
+    return int(home.lru.budget_bytes * share)
 
 
 def restore(state: StoreState, pins: Iterable[Pin]) -> None:
@@ -38,18 +45,19 @@ def all_pins(state: StoreState) -> list[Pin]:
         return list(state.pins)
 
 
-def enforce(state: StoreState, home: Level, limit_bytes: int) -> list[Pin]:
+def enforce(state: StoreState, home: Level, share: float) -> list[Pin]:
     """The budget holds, pins or not: those that are out of force."""
     with state.lock:
-        idle = state.pins.enforce(limit_bytes, lambda key: _block_bytes(state, home, key))
-        _settle(state, home, limit_bytes)
+        limit = limit_bytes(home, share)
+        idle = state.pins.enforce(limit, lambda key: _block_bytes(state, home, key))
+        _settle(state, home, limit)
         return idle
 
 
-def settle(state: StoreState, home: Level, limit_bytes: int) -> None:
+def settle(state: StoreState, home: Level, share: float) -> None:
     """Keeps the window blocks that came to kept blocks since, as far as there is room."""
     with state.lock:
-        _settle(state, home, limit_bytes)
+        _settle(state, home, limit_bytes(home, share))
 
 
 def kept_bytes(state: StoreState, home: Level) -> int:
@@ -58,7 +66,7 @@ def kept_bytes(state: StoreState, home: Level) -> int:
 
 
 def pin_chain(
-    state: StoreState, home: Level, limit_bytes: int, key: BlockKey, *, dry_run: bool
+    state: StoreState, home: Level, share: float, key: BlockKey, *, dry_run: bool
 ) -> Pinned | None:
     """The chain that ends with the block, if there is room for it. None: it is not stored."""
     with state.lock:
@@ -76,11 +84,12 @@ def pin_chain(
         chain = tuple(record.key for record in records)
         pin = Pin(records[0].namespace, chain, known.since if known else state.wall_clock())
         kept = _kept_bytes(state, home)
-        fits = kept + more_bytes <= limit_bytes
+        limit = limit_bytes(home, share)
+        fits = kept + more_bytes <= limit
         if fits and not dry_run:
             state.pins.add(pin)
-            _settle(state, home, limit_bytes)
-        return Pinned(pin, known, more_bytes, kept, fits)
+            _settle(state, home, limit)
+        return Pinned(pin, known, more_bytes, kept, limit, fits)
 
 
 def is_pinned(state: StoreState, key: BlockKey) -> bool:
@@ -98,13 +107,13 @@ def lift_pin(state: StoreState, key: BlockKey, instead: Pin | None = None) -> Pi
         return pin
 
 
-def _settle(state: StoreState, home: Level, limit_bytes: int) -> None:
+def _settle(state: StoreState, home: Level, limit: int) -> None:
     """Of the window blocks on kept blocks keeps those it kept already and then the oldest, as many
     as there is room for. What other conversations hang on a pinned beginning must not push out what
     was there when it was pinned, nor put a pin out of force.
     """
     pins, tree = state.pins, state.tree
-    left_bytes = limit_bytes - sum(_block_bytes(state, home, key) for key in pins.kept_chains())
+    left_bytes = limit - sum(_block_bytes(state, home, key) for key in pins.kept_chains())
     hanging = [window for key in pins.kept_chains() for window in tree.windows(key)]
     hanging.sort(key=lambda one: (not pins.keeps(one.key), one.created, one.key))
     kept: dict[BlockKey, BlockKey] = {}

@@ -324,6 +324,6 @@ class WriteSession:
         state = self._state
         room.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
-        doomed = entering.given_up(state, pending.level, pending.claim.key, pending.room)
+        claim = pending.claim
+        doomed = entering.given_up(state, pending.level, claim.key, claim.parent, pending.room)
         room.unlink(state, doomed)
-        entering.end(state, pending.claim.key, pending.claim.parent)

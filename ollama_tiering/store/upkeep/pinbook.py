@@ -48,7 +48,7 @@ class PinBook:
 
     @property
     def limit_bytes(self) -> int:
-        return int(self.home.lru.budget_bytes * self._share)
+        return pinning.limit_bytes(self.home, self._share)
 
     def load(self) -> None:
         """To be called once the books are filled. OSError passes: see load_pins."""
@@ -59,7 +59,7 @@ class PinBook:
 
     def enforce(self) -> None:
         """To be called whenever the budget has changed: a budget holds, pins or not."""
-        for pin in pinning.enforce(self._state, self.home, self.limit_bytes):
+        for pin in pinning.enforce(self._state, self.home, self._share):
             log.warning(
                 "pin out of force, the budget is too small: chain=%s limit=%s",
                 pin.key.hex()[:16],
@@ -69,7 +69,7 @@ class PinBook:
     def settle(self) -> None:
         """To be called now and then: keeps the window blocks that came to kept blocks since."""
         if self._state.pins.unsettled:
-            pinning.settle(self._state, self.home, self.limit_bytes)
+            pinning.settle(self._state, self.home, self._share)
 
     def pinned_bytes(self) -> int:
         return pinning.kept_bytes(self._state, self.home)
@@ -83,15 +83,14 @@ class PinBook:
         """
         state = self._state
         with self._changing:
-            limit_bytes = self.limit_bytes
-            found = pinning.pin_chain(state, self.home, limit_bytes, key, dry_run=dry_run)
+            found = pinning.pin_chain(state, self.home, self._share, key, dry_run=dry_run)
             if found is None:
                 raise UnknownId(f"no block {key.hex()} is stored")
             more = found.more_bytes
             if not found.fits:
                 raise PinsFull(
                     f"{format_size(more)} more would pin {format_size(found.kept_bytes + more)}; "
-                    f"{format_size(limit_bytes)} may be pinned "
+                    f"{format_size(found.limit_bytes)} may be pinned "
                     f"({self._share:.0%} of the {self.home.tier.kind.label} tier's budget)",
                     hint="unpin something (`tiering ls --pinned`), or raise the budget or "
                     "sidecar.pin_share",
@@ -109,8 +108,9 @@ class PinBook:
         """False: the chain that ends with `key` was not pinned."""
         state = self._state
         with self._changing:
-            if dry_run or not pinning.is_pinned(state, key):
-                return pinning.is_pinned(state, key)
+            pinned = pinning.is_pinned(state, key)
+            if dry_run or not pinned:
+                return pinned
             pin = pinning.lift_pin(state, key)
             try:
                 self._save(must_fit=False)
