@@ -37,8 +37,6 @@ def reserve_or_victims(
         reservation = level.lru.reserve(need_bytes)
         if reservation is None:
             return state.take_victims(level, level.lru.shortfall_bytes(need_bytes))
-        if level.space is not None:
-            level.space.take(need_bytes)
         return reservation
 
 

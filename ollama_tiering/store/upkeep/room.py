@@ -59,6 +59,8 @@ def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[
     for _ in range(_ROUNDS):
         found = reserving.reserve_or_victims(state, level, need_bytes)
         if isinstance(found, Reservation):
+            if level.space is not None:  # which may wait for the disk
+                level.space.take(need_bytes)
             return found
         if found:
             unlink(state, found)

@@ -80,7 +80,7 @@ class Site(Bench):
         self.faults.fail(errno.EIO)
         level = self.state.levels[1]
         with self.state.lock:
-            self.state.failed(level, OSError(errno.EIO, "away"), "test")
+            self.state.failed(level, OSError(errno.EIO, "away"))
 
     def back(self) -> None:
         self.faults.heal()
