@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
+from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import copies, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
@@ -23,8 +23,9 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import room, shares, transcode, unusable
+from ollama_tiering.store.upkeep import judging, room, shares, transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,7 @@ class Copier:
                 block = watched = WatchedBlock(opened)
                 # A shared source is timed by `copy`, several blocks at once.
                 counts = source.shared is None and source.speed.counts(opened)
-                meta = read_meta(block.read_at, block.file_bytes)
-                check_place(meta, record.namespace, record.key)
+                meta = checked_meta(block, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim)
                     copies.correct_size(state, record, source, meta.file_bytes, meta.raw_file_bytes)
@@ -126,14 +126,9 @@ class Copier:
                     state, target, record.namespace, record.key, transfer.file_bytes, claim
                 )
                 transfer.write_to(temp, spent)
-        except UnsupportedFormat as error:
+        except (UnsupportedFormat, CorruptBlock) as error:
             self._abandon(target, temp, claim)
-            unusable.set_aside(state, source, record.key, error)
-            return Failure.OTHER
-        except CorruptBlock as error:
-            self._abandon(target, temp, claim)
-            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            unusable.quarantine(state, source, record.namespace, record.key)
+            judging.judge(state, source, record.namespace, record.key, error, known=True)
             return Failure.OTHER
         except FileNotFoundError as error:
             self._abandon(target, temp, claim)

@@ -8,13 +8,14 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import copies, weather
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.upkeep import room, unusable
+from ollama_tiering.store.tiers.checked import checked_meta
+from ollama_tiering.store.upkeep import judging, room
+from ollama_tiering.store.upkeep.judging import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def _names(record: BlockRecord, levels: Sequence[Level]) -> tuple[BlockKey, ...]
     for level in levels if record.window else ():
         try:
             with level.tier.open(record.namespace, record.key) as block:
-                return read_meta(block.read_at, block.file_bytes).others
+                return checked_meta(block, record.namespace, record.key).others
         except (UnsupportedFormat, CorruptBlock, OSError):
             continue  # _damaged says why
     return ()
@@ -69,18 +70,10 @@ def _drop(state: StoreState, record: BlockRecord, others: Sequence[BlockKey]) ->
 
 
 def _damaged(state: StoreState, level: Level, record: BlockRecord) -> bool:
-    try:
-        with level.tier.open(record.namespace, record.key) as block:
-            meta = read_meta(block.read_at, block.file_bytes)
-            check_place(meta, record.namespace, record.key)
-            verify_payload(meta, block.read_at)
-    except UnsupportedFormat as error:
-        unusable.set_aside(state, level, record.key, error)
-    except CorruptBlock as error:
-        log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-        return unusable.quarantine(state, level, record.namespace, record.key)
-    except FileNotFoundError:
-        copies.forget(state, level, record.key)
-    except OSError as error:
-        weather.failed(state, level, error, "verify")
-    return False
+    found = judging.look(state, level, record.namespace, record.key, known=True, payload=True)
+    if not isinstance(found, judging.Unfit):
+        return False
+    if found.verdict is Verdict.NOT_NOW:
+        assert isinstance(found.error, OSError)
+        weather.failed(state, level, found.error, "verify")
+    return found.verdict is Verdict.QUARANTINED

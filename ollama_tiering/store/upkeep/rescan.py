@@ -11,17 +11,16 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import copies, found, recency, shared_room
 from ollama_tiering.store.books.recency import Uses
 from ollama_tiering.store.books.sharing import SharedBooks, generations
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
-from ollama_tiering.store.upkeep import room, unusable
+from ollama_tiering.store.upkeep import judging, room
 from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.judging import Verdict
 from ollama_tiering.store.upkeep.opening import depths_of, record_of_meta, record_of_row
 
 log = logging.getLogger(__name__)
@@ -144,24 +143,15 @@ class Rescan:
             record = record_of_row(row, self._level)
             record.last_use = modified
             return record
-        try:
-            with self._tier.peek(stored.namespace, stored.key) as block:
-                meta = read_meta(block.read_at, block.file_bytes)
-            check_place(meta, stored.namespace, stored.key)
-        except UnsupportedFormat as error:
-            unusable.say_unusable(self._state, self._level, stored.key, error)
-            found.pass_over(self._state, self._level, stored)
-        except CorruptBlock as error:
-            log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            unusable.quarantine(self._state, self._level, stored.namespace, stored.key)
-        except FileNotFoundError:
-            pass
-        except TimeoutError:
-            raise
-        except OSError as error:
-            log.warning("block not readable now: key=%s error=%s", stored.key.hex(), error)
-        else:
+        meta = judging.look(self._state, self._level, stored.namespace, stored.key, known=False)
+        if not isinstance(meta, judging.Unfit):
             return record_of_meta(meta, self._level, modified)
+        if meta.verdict is Verdict.OF_NO_USE:
+            found.pass_over(self._state, self._level, stored)
+        elif isinstance(meta.error, TimeoutError):
+            raise meta.error
+        elif meta.verdict is Verdict.NOT_NOW:
+            log.warning("block not readable now: key=%s error=%s", stored.key.hex(), meta.error)
         return None
 
     def _forget(self, missing: set[BlockKey]) -> None:

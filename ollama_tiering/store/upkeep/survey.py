@@ -11,14 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import found, reading, weather
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import StoredBlock
-from ollama_tiering.store.upkeep import unusable
+from ollama_tiering.store.upkeep import judging
 from ollama_tiering.store.upkeep.opening import record_of_meta
 
 log = logging.getLogger(__name__)
@@ -115,21 +113,11 @@ class Survey:
             return True
 
     def _header(self, level: Level, stored: StoredBlock) -> BlockRecord | None:
-        try:
-            with level.tier.peek(stored.namespace, stored.key) as block:
-                meta = read_meta(block.read_at, block.file_bytes)
-            check_place(meta, stored.namespace, stored.key)
-        except FileNotFoundError:
-            return None
-        except UnsupportedFormat as error:
-            unusable.say_unusable(self._state, level, stored.key, error)
-            return None
-        except CorruptBlock as error:
-            log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            unusable.quarantine(self._state, level, stored.namespace, stored.key)
-            return None
-        except OSError as error:
-            log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
+        meta = judging.look(self._state, level, stored.namespace, stored.key, known=False)
+        if isinstance(meta, judging.Unfit):
+            if meta.verdict is judging.Verdict.NOT_NOW:
+                said = "block not readable now, kept: key=%s error=%s"
+                log.warning(said, stored.key.hex(), meta.error)
             return None
         return record_of_meta(meta, level, self._last_use(stored))
 

@@ -33,12 +33,6 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
     return True
 
 
-def set_aside(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
-    """Forgets a copy that cannot be used here; its file stays and its bytes count."""
-    say_unusable(state, level, key, error)
-    copies.set_aside(state, level, key)
-
-
 def say_unusable(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
     """Counted each time. What is not authentic may be a whole directory: said once, with the
     cure.
