@@ -22,8 +22,7 @@ from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.vacant import vacant
-from ollama_tiering.store.tiers.walk import What, remove_file, walk
+from ollama_tiering.store.tiers.walk import What, remove_file, vacant, walk
 from ollama_tiering.store.tools.archive import Manifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present

@@ -7,21 +7,20 @@ that is done, and spares opening every file.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.description import Fields
-from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import changes, copies
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.terms import TermsTable, model_of
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.description_file import read_description
-from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
+from ollama_tiering.store.tiers.walk import namespaces
 from ollama_tiering.store.upkeep.index import HEADROOM_BYTES, BlockIndex, IndexRow
 
 log = logging.getLogger(__name__)
@@ -46,16 +45,15 @@ def learn_described(table: TermsTable, directories: Iterable[Path | None]) -> No
     """
     for directory in directories:
         try:
-            names = os.listdir(directory / VERSION_DIRECTORY) if directory is not None else []  # noqa: PTH208
+            found = [name for name, _ in namespaces(directory)] if directory is not None else []
         except OSError:
             continue
-        for name in names:
-            namespace = digest_from_hex(name)
+        for namespace in found:
             if namespace is None or directory is None:
                 continue
-            fields: Fields = read_description(directory, NamespaceId(namespace))
+            fields: Fields = read_description(directory, namespace)
             if fields:
-                table.learn(NamespaceId(namespace), model_of(fields))
+                table.learn(namespace, model_of(fields))
 
 
 def load(
