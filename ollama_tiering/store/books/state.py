@@ -1,6 +1,6 @@
 """Everything the store's one lock protects. No I/O here: what must be unlinked is handed out.
 
-Methods say "lock held" by being on StoreState at all, except `lock` itself.
+Every method expects the caller to hold `lock`, which only modules of this package do: the verbs.
 """
 
 from __future__ import annotations
