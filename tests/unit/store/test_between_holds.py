@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import model_shares
 from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.errors import PinsFull
@@ -97,3 +98,6 @@ def test_a_block_that_one_writer_gives_up_is_the_next_ones_alone(
         first.close()
     assert answers == [Outcome.RESERVED]
     assert third.reserve([block.claim])[0].outcome is Outcome.PRESENT
+    assert bench.state.pinned(BlockKey(NAMESPACE))  # what comes before it, for the second writer
+    second.close()
+    assert not bench.state.pinned(BlockKey(NAMESPACE))
