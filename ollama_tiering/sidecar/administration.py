@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
-import grpc
-
-from ollama_tiering.errors import TieringError
 from ollama_tiering.protocol import admin_messages as messages
-from ollama_tiering.protocol.statuses import HINT_KEY, STATUS_OF_ERROR
 from ollama_tiering.sidecar.bounds import Slots
+from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.listing import build_of
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
@@ -49,7 +43,7 @@ class AdministrationService:
                     )
                 )
             except Exception as error:
-                await _abort(context, error)
+                await abort(context, "List", error)
             for message in messages.listing_messages(listing):
                 yield message
 
@@ -58,7 +52,7 @@ class AdministrationService:
         try:
             result = await self._threaded(lambda: call(request.id, dry_run=request.dry_run))
         except Exception as error:
-            await _abort(context, error)
+            await abort(context, "Pin", error)
         return messages.pin_message(result)
 
     async def Verify(
@@ -72,7 +66,7 @@ class AdministrationService:
                 while (step := await self._threaded(lambda: next(steps, None))) is not None:
                     yield messages.step_message(step)
             except Exception as error:
-                await _abort(context, error)
+                await abort(context, "Verify", error)
             finally:
                 with contextlib.suppress(ValueError):  # cancelled while a thread is in it
                     steps.close()  # type: ignore[attr-defined]
@@ -84,7 +78,7 @@ class AdministrationService:
                 lambda: self._admin.remove(selection, dry_run=request.dry_run)
             )
         except Exception as error:
-            await _abort(context, error)
+            await abort(context, "Remove", error)
         return messages.removal_message(removal)
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
@@ -104,7 +98,7 @@ class AdministrationService:
                 )
             )
         except Exception as error:
-            await _abort(context, error)
+            await abort(context, "Collect", error)
         return messages.waste_message(waste)
 
     def _builds_in_use(self) -> frozenset[str]:
@@ -114,21 +108,3 @@ class AdministrationService:
 
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-
-async def _abort(context: Context, error: Exception) -> NoReturn:
-    """Ends the call with the status that stands for the error, its hint in the metadata."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    code, message, hint = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ""
-    for kind, known in STATUS_OF_ERROR:
-        if isinstance(error, kind):
-            code = known
-            message = error.message if isinstance(error, TieringError) else str(error)
-            hint = error.hint or "" if isinstance(error, TieringError) else ""
-            break
-    else:
-        log.exception("call failed", exc_info=error)
-    plain = hint.encode("ascii", "replace").decode()
-    await context.abort(code, message, trailing_metadata=((HINT_KEY, plain),) if hint else ())
-    raise AssertionError("abort always raises")

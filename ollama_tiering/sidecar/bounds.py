@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-import grpc
 import grpc.aio
 
+from ollama_tiering.protocol.statuses import ClientTooSlow
 from ollama_tiering.store.errors import NoRoom
 
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
@@ -24,10 +24,6 @@ MAX_GET_STREAMS: Final = 256
 # message, and as bytes on their way.
 MAX_INLINE_GETS: Final = 16
 MAX_TOOL_STREAMS: Final = 16  # a listing is as long as the store has blocks
-
-
-class ClientTooSlow(Exception):
-    """It sent or read nothing for too long."""
 
 
 class Slots:
@@ -57,7 +53,7 @@ def in_seconds(seconds: float) -> float:
 
 async def begun(context: Context, deadline: float) -> None:
     """Sends the headers at once. Without it gRPC sends them with the first message, and cannot end
-    the call (`end`) while the client has not taken that. ClientTooSlow."""
+    the call (`abort`) while the client has not taken that. ClientTooSlow."""
     await _taken(context.send_initial_metadata(()), deadline)
 
 
@@ -84,12 +80,3 @@ async def received(context: Context, deadline: float) -> Any:
     except TimeoutError:
         raise ClientTooSlow("no message came in time") from None
     return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
-
-
-async def end(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    """Ends the call with this status; waits until a client that does not read has gone."""
-    try:
-        await context.abort(code, message)
-    except grpc.aio.InternalError:  # it has
-        raise asyncio.CancelledError from None
-    raise AssertionError("abort always raises")

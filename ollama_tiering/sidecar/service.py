@@ -1,4 +1,4 @@
-"""The protocol over the store: messages in, messages out, one table of errors. No policy.
+"""The protocol over the store: messages in, messages out. No policy.
 
 Calls that only read the store's books run on the event loop, a long one in pieces; everything that
 may touch a file, or has thousands of blocks to let go, runs in a thread pool.
@@ -12,13 +12,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
-
-from ollama_tiering.errors import TieringError
 from ollama_tiering.protocol.limits import PART_BYTES
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.administration import AdministrationService
@@ -27,10 +22,8 @@ from ollama_tiering.sidecar.bounds import (
     MAX_INLINE_GETS,
     MAX_PUT_STREAMS,
     MAX_TOOL_STREAMS,
-    ClientTooSlow,
     Slots,
     begun,
-    end,
     in_seconds,
     received,
     sent,
@@ -39,6 +32,7 @@ from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
+from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store import (
@@ -57,7 +51,7 @@ from ollama_tiering.store import (
     as_namespace,
 )
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.system.quiet_log import QuietLog
 
@@ -67,15 +61,6 @@ T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
-_STATUS: Final = (
-    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
-    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
-    (InvalidBlock, grpc.StatusCode.INVALID_ARGUMENT),
-    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (CorruptBlock, grpc.StatusCode.DATA_LOSS),
-    (ClientTooSlow, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (OSError, grpc.StatusCode.UNAVAILABLE),
-)
 _OUTCOMES: Final = {
     Outcome.RESERVED: pb.Reservation.OUTCOME_RESERVED,
     Outcome.PRESENT: pb.Reservation.OUTCOME_PRESENT,
@@ -114,7 +99,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         try:
             return await self._look_ups.answer(request)
         except Exception as error:
-            await self._abort(context, "Has", error)
+            await abort(context, "Has", error, self._seldom)
 
     async def Put(self, _: object, context: Context) -> None:
         # A place is kept until the client has gone: one that does not even read its refusal holds
@@ -124,7 +109,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 places.enter_context(self._puts.taken())
                 await self._put_stream(context)
             except Exception as error:
-                await self._abort(context, "Put", error)
+                await abort(context, "Put", error, self._seldom)
 
     async def Get(self, request: pb.GetRequest, context: Context) -> None:
         with contextlib.ExitStack() as places:
@@ -144,7 +129,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                     self._store.release(leased.lease_id)
                     raise
             except Exception as error:
-                await self._abort(context, "Get", error)
+                await abort(context, "Get", error, self._seldom)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         # Shielded: a caller that hangs up meanwhile has released it all the same.
@@ -159,7 +144,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 self._store.remove_seq, as_namespace(request.namespace), _keys(request.keys)
             )
         except Exception as error:
-            await self._abort(context, "RemoveSeq", error)
+            await abort(context, "RemoveSeq", error, self._seldom)
         return pb.RemoveSeqResponse(removed_blocks=removed_blocks, removed_bytes=removed_bytes)
 
     async def ReportCorrupt(
@@ -173,7 +158,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 self._store.report_corrupt, as_namespace(request.namespace), key
             )
         except Exception as error:
-            await self._abort(context, "ReportCorrupt", error)
+            await abort(context, "ReportCorrupt", error, self._seldom)
         return pb.ReportCorruptResponse(quarantined=quarantined)
 
     async def ReportRunner(
@@ -187,7 +172,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 namespace = as_namespace(request.namespace)
                 await self._blocking(self._store.learn_model, namespace, request.model)
         except Exception as error:
-            await self._abort(context, "ReportRunner", error)
+            await abort(context, "ReportRunner", error, self._seldom)
         return pb.ReportRunnerResponse()
 
     async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatResponse:
@@ -198,7 +183,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
             models = self._book.messages({runner.namespace for runner in runners})
             return stat_message(report, self._started, runners, uses, models)
         except Exception as error:
-            await self._abort(context, "Stat", error)
+            await abort(context, "Stat", error, self._seldom)
 
     async def _put_stream(self, context: Context) -> None:
         patience_seconds = self._store.reserve_seconds  # all it has reserved is over by then
@@ -266,21 +251,6 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         if answered < len(keys):
             last = pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
             await sent(context, last, deadline)
-
-    async def _abort(self, context: Context, call: str, error: Exception) -> NoReturn:
-        """Ends the call with the status that stands for the error; a bug is INTERNAL and logged."""
-        if isinstance(error, grpc.aio.AbortError):
-            raise error
-        for kind, code in _STATUS:
-            if isinstance(error, kind):
-                message = error.message if isinstance(error, TieringError) else str(error)
-                said = (call, code.name, message)
-                self._seldom.warning(
-                    f"{call} {code.name}", "call refused: call=%s status=%s reason=%.200s", *said
-                )
-                await end(context, code, message)
-        log.exception("call failed", exc_info=error)
-        await end(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.key import prefix_chain as prefix_chain
     from ollama_tiering.store.block.key import tokens_to_bytes as tokens_to_bytes
     from ollama_tiering.store.block.pb import block_store_pb2 as block_store_pb2
+    from ollama_tiering.store.books.matching import MAX_ATTACHED as MAX_ATTACHED
     from ollama_tiering.store.books.report import AttachedBlock as AttachedBlock
     from ollama_tiering.store.books.report import LeasedBlock as LeasedBlock
     from ollama_tiering.store.books.report import LeftOver as LeftOver
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from ollama_tiering.store.books.tree import BlockRecord as BlockRecord
     from ollama_tiering.store.serving.leasing import Awaited as Awaited
     from ollama_tiering.store.serving.leasing import Leasing as Leasing
-    from ollama_tiering.store.serving.lookup import MAX_ATTACHED as MAX_ATTACHED
     from ollama_tiering.store.serving.lookup import PIECE_BLOCKS as PIECE_BLOCKS
     from ollama_tiering.store.serving.session import Claim as Claim
     from ollama_tiering.store.serving.session import CommitResult as CommitResult
@@ -103,13 +103,14 @@ else:
         "block.pb.block_store_pb2": "block_store_pb2",
         "block.planes": "planes",
         "block.q8_0": "q8_0",
+        "books.matching": "MAX_ATTACHED",
         "books.report": (
             "AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport TierReport"
         ),
         "books.terms": "Decide Terms",
         "books.tree": "BlockRecord",
         "serving.leasing": "Awaited Leasing",
-        "serving.lookup": "MAX_ATTACHED PIECE_BLOCKS",
+        "serving.lookup": "PIECE_BLOCKS",
         "serving.session": "Claim CommitResult Outcome Reserved WriteSession",
         "tiered": "TieredStore",
         "tiers.contract": "OpenBlock Tier TierKind",

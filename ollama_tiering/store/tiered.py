@@ -18,6 +18,7 @@ from typing import Final
 from ollama_tiering.store.background import Background
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.books import shared_work
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
@@ -27,12 +28,13 @@ from ollama_tiering.store.books.report import (
     MatchedBlock,
     StoreReport,
 )
+from ollama_tiering.store.books.reporting import report_of
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.terms import Decide, model_of
+from ollama_tiering.store.books.writing_down import only_in_ram
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.serving import lookup
 from ollama_tiering.store.serving.leasing import Leaser, Leasing
-from ollama_tiering.store.serving.reporting import report_of
 from ollama_tiering.store.serving.sequence_end import remove_end
 from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import Tier, TierKind
@@ -41,7 +43,7 @@ from ollama_tiering.store.upkeep import damage, opening, resize, room
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
-from ollama_tiering.store.upkeep.mover import Mover, only_in_ram
+from ollama_tiering.store.upkeep.mover import Mover
 from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.upkeep.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.upkeep.probing import measure_levels
@@ -215,8 +217,7 @@ class TieredStore:
         rounded = self._state.codec.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
-                with self._state.lock:
-                    level.shared.describe(namespace, fields)
+                shared_work.to_describe(self._state, level, namespace, fields)
             else:
                 room.describe(self._state, level, namespace, fields)
         session = WriteSession(

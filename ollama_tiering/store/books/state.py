@@ -1,13 +1,12 @@
 """Everything the store's one lock protects. No I/O here: what must be unlinked is handed out.
 
-Methods say "lock held" by being on StoreState at all, except `lock` itself.
+Every method expects the caller to hold `lock`, which only modules of this package do: the verbs.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import logging
 import math
 import threading
 import time
@@ -33,8 +32,6 @@ from ollama_tiering.store.books.write_queue import WriteQueue
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.space import FreeSpace
-
-log = logging.getLogger(__name__)
 
 _PROMOTABLE_BLOCKS = 1024
 _FULL_SECONDS = 5.0
@@ -359,25 +356,20 @@ class StoreState:
             return min(record.levels)
         return min((index for index in record.levels if index not in resting), default=None)
 
-    def failed(self, level: Level, error: OSError, what: str) -> None:
-        """Counts an OSError and rests the level; nothing is deleted because of one.
+    def failed(self, level: Level, error: OSError) -> float:
+        """Counts an OSError and rests the level; nothing is deleted because of one. For how long
+        it begins to rest now, in seconds; 0 where it rests already.
 
         What fails beside the one that made it rest, or after, does not make it rest longer.
         """
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
         level.stats.failures[name] = level.stats.failures.get(name, 0) + 1
         if self.clock() < level.suspended_until:
-            return
+            return 0.0
         step = min(level.consecutive_failures, len(_SUSPEND_SECONDS) - 1)
         level.consecutive_failures += 1
         level.suspended_until = self.clock() + _SUSPEND_SECONDS[step]
-        log.warning(
-            "tier failed: tier=%s op=%s error=%s rest_seconds=%g",
-            level.tier.kind.label,
-            what,
-            error,
-            _SUSPEND_SECONDS[step],
-        )
+        return _SUSPEND_SECONDS[step]
 
     def worked(self, level: Level) -> None:
         level.consecutive_failures = 0

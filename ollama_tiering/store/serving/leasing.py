@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import copies, lending, weather
 from ollama_tiering.store.books.report import Leased, LeasedBlock
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.serving.lookup import PIECE_BLOCKS
 from ollama_tiering.store.serving.staging import Copy, Stager, readable_by_client
-from ollama_tiering.store.tiers.contract import TierKind
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +84,14 @@ class Leaser:
         when too many are leased already.
         """
         state = self._state
-        with state.lock:
-            state.expire()
-            state.leases.check_room(0)
-            lease_id = state.leases.open((), state.clock() + self._lease_seconds)
-            if state.terms.of(namespace).refusal:
-                keys = ()  # the look-up before counted it as a miss
+        lease_id = lending.open_lease(state, self._lease_seconds)
+        if state.terms.of(namespace).refusal:
+            keys = ()  # the look-up before counted it as a miss
         records: list[BlockRecord] = []
         for start in range(0, len(keys), PIECE_BLOCKS):
             part = keys[start : start + PIECE_BLOCKS]
             try:
-                run = self._pin(lease_id, namespace, part)
+                run = lending.lend(state, lease_id, namespace, part)
             except NoRoom:
                 self.release(lease_id)
                 raise
@@ -102,8 +99,7 @@ class Leaser:
             if len(run) < len(part):
                 break
         for start in reversed(range(0, len(records), PIECE_BLOCKS)):  # the leaf is used first
-            with state.lock:
-                self._use(records[start : start + PIECE_BLOCKS])
+            lending.used(state, records[start : start + PIECE_BLOCKS])
         blocks: list[Awaited] = []
         for record in records:
             block = self.locate(record)
@@ -119,44 +115,9 @@ class Leaser:
     def release(self, lease_id: int) -> None:
         """Ends a lease; one that is over already is fine."""
         state = self._state
-        with state.lock:
-            keys = state.leases.close(lease_id)
+        keys = lending.close_lease(state, lease_id)
         for start in range(0, len(keys), PIECE_BLOCKS):
-            with state.lock:
-                state.end_use(keys[start : start + PIECE_BLOCKS])
-
-    def _pin(
-        self, lease_id: int, namespace: NamespaceId, keys: Sequence[BlockKey]
-    ) -> list[BlockRecord]:
-        """The leading run of `keys` that is stored, now the lease's. NoRoom."""
-        state = self._state
-        records: list[BlockRecord] = []
-        with state.lock:
-            for key in keys:
-                record = state.tree.get(key)
-                if record is None or record.namespace != namespace:
-                    state.counters.miss("evicted")
-                    break
-                records.append(record)
-            held = [record.key for record in records]
-            state.leases.check_room(len(held), new=False)
-            if not state.leases.extend(lease_id, held):
-                return []  # it took as long as a lease lasts
-            for key in held:
-                state.pin(key)
-        return records
-
-    def _use(self, records: Sequence[BlockRecord]) -> None:
-        """Of a window block this is the hit: the look-up before was one of its chain only, and no
-        prompt matches it. So it is protected as the chain is, and worth the disk. Lock held.
-        """
-        state = self._state
-        state.touch(reversed(records))
-        windows = [record for record in reversed(records) if record.window]
-        if windows:
-            state.touch(windows, hit=True)
-            for window in windows:
-                state.admission.used((window,))
+            lending.end_use(state, keys[start : start + PIECE_BLOCKS])
 
     def locate(self, record: BlockRecord) -> LeasedBlock | None:
         """The nearest copy a client can read whose file is there. Without the lock, pinned."""
@@ -175,31 +136,17 @@ class Leaser:
                         record.file_bytes,
                     )
             except OSError as error:
-                with state.lock:
-                    state.failed(level, error, "lookup")
-                    state.counters.miss("i/o error")
+                weather.failed(state, level, error, "lookup", miss="i/o error")
                 continue
-            with state.lock:
-                state.forget_copy(level, record.key)
-                state.counters.miss("file gone")
+            copies.forget(state, level, record.key, miss="file gone")
         return None
 
     def close(self) -> None:
         self._stager.close()
 
     def _count(self, blocks: Sequence[Awaited]) -> None:
-        state = self._state
         ready = [block for block in blocks if isinstance(block, LeasedBlock)]
-        with state.lock:
-            state.counters.get_blocks += len(ready)
-            state.counters.get_bytes += sum(block.file_bytes for block in ready)
-            state.count_served((block.tier, block.file_bytes) for block in ready)
-            cold = [block.key for block in ready if block.tier is not TierKind.RAM]
-            if cold:
-                # The last ones: the client has not read them when they are looked at.
-                state.to_sample = cold[-_SAMPLES_PER_LEASE:]
-                state.work.set()
+        lending.served(self._state, ready, _SAMPLES_PER_LEASE)
 
     def _missed(self, reason: str) -> None:
-        with self._state.lock:
-            self._state.counters.miss(reason)
+        weather.missed(self._state, reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from ollama_tiering.store.block.blockfile import (
     verify_payload,
 )
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.covering import take_covered
+from ollama_tiering.store.books import entering, reserving, weather
+from ollama_tiering.store.books.entering import Answer
 from ollama_tiering.store.books.lru import Reservation
-from ollama_tiering.store.books.state import Doomed, Level, StoreState
-from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.serving.offers import (
     Claim,
@@ -87,7 +88,8 @@ class WriteSession:
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
         self._rounded = rounded
-        self._pending: dict[int, _Pending] = {}  # under the state's lock
+        self._lock = threading.Lock()
+        self._pending: dict[int, _Pending] = {}  # under the lock: what is too old is taken away
         self._inline: _Inline | None = None
 
     def reserve(self, claims: Sequence[Claim]) -> list[Reserved]:
@@ -106,7 +108,7 @@ class WriteSession:
                 answers.append(Reserved(pending))
                 continue
             reservation_id = next(self._ids)
-            with self._state.lock:
+            with self._lock:
                 self._pending[reservation_id] = pending
             answers.append(Reserved(Outcome.RESERVED, reservation_id, pending.temp.path))
         return answers
@@ -116,7 +118,7 @@ class WriteSession:
         results = []
         claims: list[Claim] = []
         for reservation_id in reservation_ids:
-            with self._state.lock:
+            with self._lock:
                 pending = self._pending.pop(reservation_id, None)
             if pending is None:
                 results.append(CommitResult(False, "no such reservation, or it has expired"))
@@ -157,7 +159,7 @@ class WriteSession:
             raise
 
     def release_expired(self, now: float) -> int:
-        with self._state.lock:
+        with self._lock:
             over = [i for i, pending in self._pending.items() if pending.deadline <= now]
             dropped = [self._pending.pop(i) for i in over]
         for pending in dropped:
@@ -165,7 +167,7 @@ class WriteSession:
         return len(dropped)
 
     def close(self) -> None:
-        with self._state.lock:
+        with self._lock:
             left = list(self._pending.values())
             self._pending.clear()
         if self._inline is not None and self._inline.pending is not None:
@@ -186,30 +188,18 @@ class WriteSession:
         self.close()
 
     def _claim(self, claim: Claim) -> _Pending | Outcome:
-        state = self._state
-        with state.lock:
-            record = state.tree.get(claim.key)
-            # What only a tier out of reach holds is stored anew: for now it is not there.
-            there = record is not None and state.reachable(record) is not None
-            if there or claim.key in state.writing:
-                if record is not None:
-                    state.touch(state.tree.ancestors(claim.key))
-                return Outcome.PRESENT
-            if claim.key in state.leaving:
-                return Outcome.NO_ROOM
-            full = state.admission.reservations_full(len(self._pending))
-            if not full:
-                state.writing.add(claim.key)
-                state.pin(BlockKey(claim.parent))
-        if full:
-            seldom.warning("reservations", "reservation refused: %s", full)
+        answer = entering.begin(self._state, claim.key, claim.parent, len(self._pending))
+        if isinstance(answer, str):
+            seldom.warning("reservations", "reservation refused: %s", answer)
             return Outcome.NO_ROOM
+        if answer is not Answer.WANTED:
+            return Outcome.PRESENT if answer is Answer.PRESENT else Outcome.NO_ROOM
         pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
             pending = self._find_room(claim)
         finally:
             if isinstance(pending, Outcome):
-                self._unclaim(claim)
+                entering.end(self._state, claim.key, claim.parent)
         return pending
 
     def _find_room(self, claim: Claim) -> _Pending | Outcome:
@@ -226,8 +216,7 @@ class WriteSession:
             if reservation is None:
                 continue
             if not state.admission.charge(level, claim.file_bytes):
-                with state.lock:
-                    reservation.release()
+                reserving.release(state, reservation)
                 outcome = Outcome.REFUSED
                 continue
             try:
@@ -236,9 +225,8 @@ class WriteSession:
                 )
             except OSError as error:
                 state.admission.refund(level, claim.file_bytes)
-                with state.lock:
-                    reservation.release()
-                    state.failed(level, error, "reserve")
+                reserving.release(state, reservation)
+                weather.failed(state, level, error, "reserve")
                 continue
             deadline = state.clock() + self._reserve_seconds
             return _Pending(claim, level, temp, reservation, deadline, claim.file_bytes)
@@ -246,17 +234,8 @@ class WriteSession:
 
     def _touch(self, claims: Sequence[Claim]) -> None:
         """Marks the chains as used that end with these, each once however many of its blocks."""
-        state = self._state
         parents = {claim.parent for claim in claims}
-        with state.lock:
-            for claim in claims:
-                if claim.key not in parents:
-                    state.touch(state.tree.ancestors(claim.key))
-
-    def _rooted(self, parent: bytes) -> bool:
-        """Whether the block before is there or on its way. Lock held."""
-        state = self._state
-        return parent == self.namespace or parent in state.tree or parent in state.writing
+        entering.used(self._state, [one.key for one in claims if one.key not in parents])
 
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
@@ -271,9 +250,7 @@ class WriteSession:
                 if self._rounded:
                     transcode.round_rows(meta, block, pending.temp)
             record = record_of(meta, state.wall_clock())
-            with state.lock:
-                covered = state.tree.covered_by(record) is not None
-                rooted = self._rooted(record.parent)
+            covered, rooted = entering.standing(state, record)
             if covered:
                 self._drop(pending)
                 return CommitResult(True, "covered by a longer block")  # nothing is left to do
@@ -288,19 +265,17 @@ class WriteSession:
             seldom.warning("commit", said, pending.claim.key.hex(), error)
             return CommitResult(False, str(error))
         except OSError as error:
-            with state.lock:
-                state.failed(level, error, "commit")
+            weather.failed(state, level, error, "commit")
             with contextlib.suppress(OSError):  # renamed already, but perhaps not durable
                 level.tier.remove(self.namespace, pending.claim.key)
             self._drop(pending)
             return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
         pending.charged_bytes = 0  # written, whatever becomes of it
-        with state.lock:
-            rooted = self._rooted(record.parent)
-            if rooted:
-                level.stats.write_seconds += seconds
-                doomed = self._enter(pending, record, stored_bytes)
-        if not rooted:
+        tail = pending.claim.tail
+        doomed = entering.entered(
+            state, level, record, pending.room, stored_bytes, tail=tail, seconds=seconds
+        )
+        if doomed is None:
             with contextlib.suppress(OSError):
                 level.tier.remove(self.namespace, record.key)
             self._drop(pending)
@@ -308,26 +283,6 @@ class WriteSession:
         room.unlink(state, doomed)
         state.work.set()
         return CommitResult(True)
-
-    def _enter(self, pending: _Pending, record: BlockRecord, stored_bytes: int) -> list[Doomed]:
-        """Into the books. Lock held."""
-        state, level = self._state, pending.level
-        pending.room.commit(record.key, stored_bytes)
-        record = state.add_copy(record, level, stored_bytes)  # a survey may have been first
-        state.writing.discard(record.key)
-        state.early.pop(record.key, None)
-        if record.parent in state.writing:
-            state.early.setdefault(record.parent, []).append(record.key)
-        state.unpin(BlockKey(pending.claim.parent))
-        doomed = take_covered(state, record, level.index)
-        # A window moves on with its conversation: like a tail it is soon replaced by another.
-        state.admission.committed(record, level, tail=pending.claim.tail or record.window)
-        state.counters.put_blocks += 1
-        state.counters.put_bytes += record.file_bytes
-        level.stats.written_bytes += stored_bytes
-        state.worked(level)
-        state.count_overhead(level)
-        return doomed
 
     def _take_part(self, inline: _Inline, part: bytes) -> bool:
         """Writes what can be written. True when the block is stored already."""
@@ -337,9 +292,8 @@ class WriteSession:
             inline.pending.temp.write_at(inline.written_bytes, part)
             inline.written_bytes += len(part)
             return False
-        with self._state.lock:
-            if inline.key in self._state.tree:
-                return True
+        if entering.is_stored(self._state, inline.key):
+            return True
         inline.head += part
         file_bytes = declared_file_bytes(inline.head)
         if file_bytes is None:
@@ -370,15 +324,6 @@ class WriteSession:
         state = self._state
         room.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
-        with state.lock:
-            pending.room.release()
-            state.writing.discard(pending.claim.key)
-            doomed = state.drop_early(pending.claim.key)
-            state.count_overhead(pending.level)
+        claim = pending.claim
+        doomed = entering.given_up(state, pending.level, claim.key, claim.parent, pending.room)
         room.unlink(state, doomed)
-        self._unclaim(pending.claim)
-
-    def _unclaim(self, claim: Claim) -> None:
-        with self._state.lock:
-            self._state.writing.discard(claim.key)
-            self._state.unpin(BlockKey(claim.parent))

@@ -9,11 +9,11 @@ the deadline, and then has a miss.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
+from ollama_tiering.store.books import lending
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
@@ -43,10 +43,8 @@ class Stager:
         self._pool = DaemonPool(STAGING_THREADS, "block-stage")
 
     def possible(self, record: BlockRecord) -> bool:
-        """Whether any copy can be tried now. No I/O; takes the lock."""
-        state = self._state
-        with state.lock:
-            return state.tree.get(record.key) is record and state.reachable(record) is not None
+        """Whether any copy can be tried now. No I/O."""
+        return lending.can_be_staged(self._state, record)
 
     def stage(self, record: BlockRecord) -> Future[LeasedBlock | None]:
         """The copy to be, or None where none could be made. The caller has the block pinned."""
@@ -60,24 +58,11 @@ class Stager:
         with self._alone(record):
             if (block := self._locate(record)) is not None:
                 return block
-            with state.lock:
-                sources = [state.levels[index] for index in state.soonest_first(record)]
-                targets = [
-                    level
-                    for level in state.levels
-                    if level.shared is None
-                    and level.index not in record.levels
-                    and state.codec.keeps_raw(level, record.namespace)
-                    and not state.suspended(level)
-                ]
+            sources, targets = lending.ways_to_stage(state, record)
             for source in sources:
                 for target in targets:
                     if self._copy(record, source, target):
-                        with state.lock:
-                            target.stats.promoted_blocks += 1
-                            state.counters.get_blocks += 1
-                            state.counters.get_bytes += record.file_bytes
-                            state.count_served([(target.tier.kind, record.file_bytes)])
+                        lending.staged(state, record, target)
                         return self._locate(record)
                     if source.index not in record.levels or state.suspended(source):
                         break  # it is the source that failed
@@ -88,19 +73,9 @@ class Stager:
         """A block that two clients ask for is copied once: the second one waits, then finds it.
         Pinned meanwhile, since its lease may end.
         """
-        state = self._state
-        while True:
-            with state.lock:
-                running = state.staging.get(record.key)
-                if running is None:
-                    done = state.staging[record.key] = threading.Event()
-                    state.pin(record.key)
-                    break
+        while (running := lending.begin_staging(self._state, record.key)) is not None:
             running.wait()
         try:
             yield
         finally:
-            with state.lock:
-                state.unpin(record.key)
-                del state.staging[record.key]
-            done.set()
+            lending.end_staging(self._state, record.key)

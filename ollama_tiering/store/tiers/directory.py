@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.description import namespace_text
-from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TempBlock, TierKind
 from ollama_tiering.store.tiers.description_file import write_description
 from ollama_tiering.store.tiers.files import READ, WRITE, FsOpenBlock, FsTempBlock
@@ -39,6 +38,7 @@ from ollama_tiering.store.tiers.names import (
 )
 from ollama_tiering.store.tiers.other_bytes import OtherBytes, files_bytes, physical_bytes
 from ollama_tiering.store.tiers.unsynced import Names
+from ollama_tiering.store.tiers.walk import Inside, What, files, inside, namespaces
 from ollama_tiering.system.directories import (
     entries,
     open_below,
@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 _GROWTH_BLOCKS: Final = 5  # three directories, one of them new, and one for the file's own extents
 _LARGEST_BLOCK_BYTES: Final = 128 << 10  # NFS names its transfer size instead
 _TRIES: Final = 4  # another thread may remove a directory that was just found
-_SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _TOP: Final = ("",)  # place of the files beside the version directory
 
 
@@ -93,25 +92,24 @@ class FsTier:
         for entry in entries(self.directory):
             unfinished = self._exclusive and entry.name.endswith(TMP_SUFFIX)
             needless = unfinished or entry.name.startswith(PROBE_PREFIX)
-            if needless and entry.is_file(follow_symlinks=False):
+            if needless and _is_file(entry):
                 Path(entry.path).unlink(missing_ok=True)
         self.measure_overhead()
         self._found((VERSION_DIRECTORY,))
-        for namespace_entry in entries(self.directory / VERSION_DIRECTORY):
-            namespace = digest_from_hex(namespace_entry.name)
-            if namespace is None or not self._trusted(namespace_entry):
+        for namespace, directory in namespaces(self.directory):
+            if namespace is None or not self._trusted(directory):
                 continue
-            place = (VERSION_DIRECTORY, namespace_entry.name)
+            place = (VERSION_DIRECTORY, directory.name)
             self._found(place)
-            self._note((*place, DESCRIPTION_NAME), Path(namespace_entry.path) / DESCRIPTION_NAME)
-            for shard_entry in entries(Path(namespace_entry.path)):
-                if self._trusted(shard_entry):
-                    self._found((*place, shard_entry.name))
-                    yield from self._scan_shard(NamespaceId(namespace), shard_entry)
-                    if self._exclusive and _SHARD.fullmatch(shard_entry.name):
-                        self._remove_directory(*place, shard_entry.name)
-                elif self._exclusive and self._unfinished_description(shard_entry):
-                    Path(shard_entry.path).unlink(missing_ok=True)
+            self._note((*place, DESCRIPTION_NAME), Path(directory.path) / DESCRIPTION_NAME)
+            for what, entry in inside(directory):
+                if self._trusted(entry):
+                    self._found((*place, entry.name))
+                    yield from self._scan_shard(namespace, entry)
+                    if self._exclusive and what is Inside.BLOCKS:
+                        self._remove_directory(*place, entry.name)
+                elif what is Inside.TEMPORARY and self._exclusive and _is_file(entry):
+                    Path(entry.path).unlink(missing_ok=True)
             if self._exclusive:
                 self._remove_namespace(place)
 
@@ -343,10 +341,8 @@ class FsTier:
     def _scan_shard(
         self, namespace: NamespaceId, directory: os.DirEntry[str]
     ) -> Iterator[StoredBlock]:
-        for entry in entries(Path(directory.path)):
-            key = digest_from_hex(entry.name[:64])
-            rest = entry.name[64:]
-            if key is None or entry.name[:2] != directory.name:
+        for what, key, entry in files(directory):
+            if key is None:
                 self._foreign(entry)
                 continue
             try:
@@ -356,17 +352,15 @@ class FsTier:
             if not stat.S_ISREG(info.st_mode):
                 log.warning("not a regular file, ignored: path=%s", entry.path)
             elif self.refused.is_not_ours(entry.path, info):
-                self._not_ours((*shard(namespace, BlockKey(key)), entry.name), physical_bytes(info))
-            elif rest == BLOCK_SUFFIX:
+                self._not_ours((*shard(namespace, key), entry.name), physical_bytes(info))
+            elif what is What.BLOCK:
                 stored_bytes = physical_bytes(info)
-                yield StoredBlock(
-                    namespace, BlockKey(key), info.st_size, stored_bytes, info.st_mtime
-                )
-            elif rest == BLOCK_SUFFIX + BAD_SUFFIX:
+                yield StoredBlock(namespace, key, info.st_size, stored_bytes, info.st_mtime)
+            elif what is What.QUARANTINED:
                 self._bad[namespace, entry.name] = physical_bytes(info)
                 self._damaged(namespace, entry.name)
-            elif rest.endswith(TMP_SUFFIX):
-                self._unfinished(namespace, BlockKey(key), entry.name, info)
+            elif what is What.TEMPORARY:
+                self._unfinished(namespace, key, entry.name, info)
 
     def _unfinished(
         self, namespace: NamespaceId, key: BlockKey, name: str, info: os.stat_result
@@ -388,8 +382,9 @@ class FsTier:
             self.refused.note(entry.path, reason)
         return not reason
 
-    def _unfinished_description(self, entry: os.DirEntry[str]) -> bool:
-        return entry.name.endswith(TMP_SUFFIX) and entry.is_file(follow_symlinks=False)
-
     def _foreign(self, entry: os.DirEntry[str]) -> None:
         """A file among the blocks that is none of ours: left alone."""
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)

@@ -14,6 +14,7 @@ from typing import Final
 
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import chain_walk, copies, reading
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving.session import CommitResult, WriteSession
@@ -21,8 +22,7 @@ from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.vacant import vacant
-from ollama_tiering.store.tiers.walk import What, remove_file, walk
+from ollama_tiering.store.tiers.walk import What, remove_file, vacant, walk
 from ollama_tiering.store.tools.archive import Manifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
@@ -185,7 +185,7 @@ class Administration:
                 dry_run=dry_run,
                 own_only=kind == "other build",  # there it may be another host's
             )
-            done.kept.pop(removal.SHARED, None)
+            done.kept.pop(chain_walk.SHARED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]
@@ -271,8 +271,7 @@ class Administration:
 
     def _vacant(self, dry_run: bool) -> Waste:
         """Counts models. What a shared tier holds may be waiting for another sidecar's blocks."""
-        with self._state.lock:
-            records = list(self._state.tree)
+        records = reading.records(self._state)
         in_use = {record.namespace for record in records} | self._store.open_namespaces()
         found: set[NamespaceId] = set()
         stored_bytes = 0
@@ -284,8 +283,7 @@ class Administration:
                 stored_bytes += one_bytes
                 if not dry_run:
                     level.tier.remove_vacant(namespace)
-            with self._state.lock:
-                self._state.count_overhead(level)
+            copies.recount(self._state, level)
         return Waste("vacant", len(found), stored_bytes, {})
 
     def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:

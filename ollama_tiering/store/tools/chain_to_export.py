@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ollama_tiering.errors import StoreDamaged
-from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.store.tools.archive import ArchivedBlock, Manifest
 from ollama_tiering.store.values import Listing, window_keys
@@ -112,7 +112,4 @@ def _others(
     """The other blocks of its window that a block names. CorruptBlock, UnsupportedFormat."""
     if block.file_bytes != size:
         raise CorruptBlock(f"block {key.hex()} has another size than the store says")
-    meta = read_meta(block.read_at, block.file_bytes)
-    check_place(meta, namespace, key)
-    verify_payload(meta, block.read_at)
-    return meta.others
+    return checked_meta(block, namespace, key, payload=True).others

@@ -13,6 +13,7 @@ from typing import Final
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import reading
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
@@ -65,9 +66,7 @@ class Census:
 
     def __init__(self, state: StoreState, describe: Describe) -> None:
         self._state = state
-        with state.lock:
-            state.expire()
-            self.records = list(state.tree)
+        self.records = reading.records(state, expire=True)
         self._describe = describe
         self._fields: dict[NamespaceId, Fields] = {}
         self._sums: dict[BlockKey, _Sum] = {}  # of blocks where chains part
@@ -180,9 +179,8 @@ class Census:
         """Of all that is stored."""
         chains = sum(map(self._state.tree.is_end, self.records))
         file_bytes = sum(record.file_bytes for record in self.records)
-        with self._state.lock:  # the books have these sums
-            counts = [len(level.lru) for level in self._state.levels]
-            sizes = [level.lru.used_bytes for level in self._state.levels]
+        sums = reading.level_sums(self._state)
+        counts, sizes = [blocks for blocks, _ in sums], [stored for _, stored in sums]
         return Totals(chains, len(self.records), file_bytes, self._uses(counts, sizes))
 
     def totals(self, ends: Iterable[BlockRecord]) -> Totals:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books import copies
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.files import READ
@@ -44,8 +45,7 @@ def remove_remains(state: StoreState, keys: Collection[BlockKey] | None, *, alon
                 remove_file(directory, one)  # one that the tier did not know of
         except OSError as error:
             log.warning("remains of a removed block stay: path=%s error=%s", one.path, error)
-        with state.lock:
-            state.count_overhead(level)
+        copies.recount(state, level)
 
 
 def _remains(state: StoreState) -> Iterator[_Remains]:

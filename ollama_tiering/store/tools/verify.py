@@ -12,10 +12,11 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import copies, reading
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
 from ollama_tiering.store.upkeep import unusable
@@ -35,8 +36,7 @@ _STEP_BLOCKS: Final = 64
 
 def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifyStep]:
     """`alone`: nobody else writes into the directories now. The last step has everything done."""
-    with state.lock:
-        total_blocks = sum(len(level.lru) for level in state.levels)
+    total_blocks = sum(blocks for blocks, _ in reading.level_sums(state))
     blocks = done_bytes = since_blocks = since_bytes = 0
     findings: list[Finding] = []
     for level in state.levels:
@@ -57,9 +57,7 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
     """Reads all of one block; its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
     with tier.open(namespace, key) as block:
         cold = block.resident() is False
-        meta = read_meta(block.read_at, block.file_bytes)
-        check_place(meta, namespace, key)
-        verify_payload(meta, block.read_at)
+        checked_meta(block, namespace, key, payload=True)
     if cold:  # what is read once must not push a model's weights out of the page cache
         with contextlib.suppress(OSError):
             tier.settle(namespace, key)
@@ -68,9 +66,8 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
 
 def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
     """Whether nobody writes this temporary file any more."""
-    with state.lock:
-        if found.key is not None and found.key in state.writing:
-            return False
+    if found.key is not None and reading.is_being_written(state, found.key):
+        return False
     if alone and level.tier.kind is not TierKind.REMOTE:
         return True
     return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
@@ -85,18 +82,26 @@ def _examine(level: Level) -> Iterator[tuple[FoundFile, str, str, int]]:
         if found.what is not What.BLOCK or found.namespace is None or found.key is None:
             yield found, found.what.value, "", 0
             continue
-        try:
-            size = check_block(level.tier, found.namespace, found.key)
-        except FileNotFoundError:
-            continue
-        except UnsupportedFormat as error:
-            yield found, UNKNOWN_FORMAT, str(error), found.stored_bytes
-        except CorruptBlock as error:
-            yield found, DAMAGED, str(error), found.stored_bytes
-        except OSError as error:
-            yield found, UNREADABLE, error.strerror or str(error), found.stored_bytes
-        else:
-            yield found, found.what.value, "", size
+        looked = _look(level, found, found.namespace, found.key)
+        if looked is not None:
+            yield found, *looked
+
+
+def _look(
+    level: Level, found: FoundFile, namespace: NamespaceId, key: BlockKey
+) -> tuple[str, str, int] | None:
+    """(what a block's file is, detail, bytes read); None when it is gone."""
+    try:
+        size = check_block(level.tier, namespace, key)
+    except FileNotFoundError:
+        return None
+    except UnsupportedFormat as error:
+        return UNKNOWN_FORMAT, str(error), found.stored_bytes
+    except CorruptBlock as error:
+        return DAMAGED, str(error), found.stored_bytes
+    except OSError as error:
+        return UNREADABLE, error.strerror or str(error), found.stored_bytes
+    return found.what.value, "", size
 
 
 def _judge(
@@ -136,21 +141,13 @@ def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) 
     """Looks again with the block held, for it may have been stored anew; no detail: it is good."""
     assert found.namespace is not None
     assert found.key is not None
-    with state.lock:
-        state.pin(found.key)
-    try:
-        check_block(level.tier, found.namespace, found.key)
-    except FileNotFoundError:
-        return False, ""
-    except CorruptBlock as error:
-        log.warning("block damaged: key=%s reason=%s", found.key.hex(), error)
+    with copies.held(state, found.key):
+        looked = _look(level, found, found.namespace, found.key)
+        what, again, _ = looked or ("", "", 0)
+        if what != DAMAGED:
+            return False, again
+        log.warning("block damaged: key=%s reason=%s", found.key.hex(), again)
         try:
-            return unusable.quarantine(state, level, found.namespace, found.key), str(error)
+            return unusable.quarantine(state, level, found.namespace, found.key), again
         except OSError as weather:
             return False, f"{detail}; not quarantined: {weather.strerror or weather}"
-    except (UnsupportedFormat, OSError) as error:
-        return False, str(error)
-    finally:
-        with state.lock:
-            state.unpin(found.key)
-    return False, ""

@@ -10,29 +10,25 @@ has pinned the record and sees to it that nobody else copies it there.
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.block.blockfile import BlockMeta, check_place, read_meta
+from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books import copies, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import room, shares, transcode, unusable
+from ollama_tiering.store.upkeep import judging, room, shares, transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
-
-
-class Failure(enum.Enum):
-    NO_ROOM = enum.auto()  # the tier may evict nothing for it, and takes blocks otherwise
-    NOT_TODAY = enum.auto()  # the day's budget of writes does not reach for it
-    OTHER = enum.auto()  # not now, or not there any more: the books say why
 
 
 @dataclass(slots=True)
@@ -119,12 +115,10 @@ class Copier:
                 block = watched = WatchedBlock(opened)
                 # A shared source is timed by `copy`, several blocks at once.
                 counts = source.shared is None and source.speed.counts(opened)
-                meta = read_meta(block.read_at, block.file_bytes)
-                check_place(meta, record.namespace, record.key)
+                meta = checked_meta(block, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
                     self._abandon(target, temp, claim)
-                    with state.lock:
-                        state.correct_size(record, source, meta.file_bytes, meta.raw_file_bytes)
+                    copies.correct_size(state, record, source, meta.file_bytes, meta.raw_file_bytes)
                     return Failure.OTHER
                 transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
@@ -132,28 +126,21 @@ class Copier:
                     state, target, record.namespace, record.key, transfer.file_bytes, claim
                 )
                 transfer.write_to(temp, spent)
-        except UnsupportedFormat as error:
+        except (UnsupportedFormat, CorruptBlock) as error:
             self._abandon(target, temp, claim)
-            unusable.set_aside(state, source, record.key, error)
-            return Failure.OTHER
-        except CorruptBlock as error:
-            self._abandon(target, temp, claim)
-            log.warning("block damaged: key=%s reason=%s", record.key.hex(), error)
-            unusable.quarantine(state, source, record.namespace, record.key)
+            judging.judge(state, source, record.namespace, record.key, error, known=True)
             return Failure.OTHER
         except FileNotFoundError as error:
             self._abandon(target, temp, claim)
-            with state.lock:
-                if (temp is None and at is source) or (watched is not None and watched.failed):
-                    state.forget_copy(source, record.key)
-                else:
-                    state.failed(target, error, "copy")
+            if (temp is None and at is source) or (watched is not None and watched.failed):
+                copies.forget(state, source, record.key)
+            else:
+                weather.failed(state, target, error, "copy")
             return Failure.OTHER
         except OSError as error:
             self._abandon(target, temp, claim)
-            with state.lock:
-                unread = watched is not None and watched.failed
-                state.failed(source if unread else at, error, "copy")
+            unread = watched is not None and watched.failed
+            weather.failed(state, source if unread else at, error, "copy")
             return Failure.OTHER
         return Filled(
             record,
@@ -175,8 +162,7 @@ class Copier:
         try:
             one.target.tier.seal(one.temp)
         except OSError as error:
-            with self._state.lock:
-                self._state.failed(one.target, error, "copy")
+            weather.failed(self._state, one.target, error, "copy")
             return False
         return True
 
@@ -193,8 +179,7 @@ class Copier:
                 named.append((at, at.target.tier.publish(at.temp, durable=False)))
         except OSError as error:
             if at is not None:
-                with state.lock:
-                    state.failed(at.target, error, "copy")
+                weather.failed(state, at.target, error, "copy")
         share = (time.perf_counter() - start) / max(1, len(batch))
         for one, stored_bytes in named:
             one.spent.writing += share
@@ -208,20 +193,15 @@ class Copier:
 
     def _enter(self, one: Filled, stored_bytes: int) -> None:
         state, record, target = self._state, one.record, one.target
-        with state.lock:
-            one.claim.commit(record.key, stored_bytes)
-            if target.shared is not None:
-                took_bytes = max(one.file_bytes, stored_bytes)
-                target.shared.took_less(one.claim.reserved_bytes, took_bytes)
-            if one.encoded:
-                record.encoded[target.index] = one.file_bytes
-            state.add_copy(record, target, stored_bytes)
-            state.count_overhead(target)
-            state.worked(target)
-            target.stats.written_bytes += stored_bytes
-            target.stats.write_seconds += one.spent.writing
-            one.source.stats.read_bytes += one.meta.file_bytes
-            one.source.stats.read_seconds += one.spent.reading
+        file = copies.CopiedFile(
+            one.file_bytes,
+            stored_bytes,
+            one.encoded,
+            one.spent.writing,
+            one.meta.file_bytes,
+            one.spent.reading,
+        )
+        copies.copied(state, record, one.source, target, one.claim, file)
         if target.index < one.source.index:
             self._settle(one.source, record)
         elif target.shared is not None:
@@ -231,8 +211,7 @@ class Copier:
         """What reached the disk before it went wrong stays charged to the day."""
         if temp is not None:
             room.discard(level, temp)
-        with self._state.lock:
-            claim.release()
+        reserving.release(self._state, claim)
 
     def _settle(self, level: Level, record: BlockRecord) -> None:
         """The copy in RAM serves reads; the one below it need not fill the page cache too."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books.covering import take_covered
+from ollama_tiering.store.books import copies, lending, weather, writing_down
 from ollama_tiering.store.books.lru import Reservation
-from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.books.writing_down import Failure, Job
 from ollama_tiering.store.upkeep import room, shares
-from ollama_tiering.store.upkeep.copying import Copier, Failure, Filled
+from ollama_tiering.store.upkeep.copying import Copier, Filled
 from ollama_tiering.store.upkeep.expiry import Expiry
 from ollama_tiering.store.upkeep.transcode import Seconds
 from ollama_tiering.system.daemon_pool import DaemonPool
@@ -37,16 +35,6 @@ _WRITES_AT_ONCE: Final = 4  # threads
 _BATCH_BYTES: Final = 32 << 20  # made durable together, but at least as many blocks as threads
 _BATCH_BLOCKS: Final = 32
 _SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more are to come
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A block to be written down: one that waits, or one before it that must be there first."""
-
-    key: BlockKey  # the one that waits
-    record: BlockRecord
-    source: Level
-    target: Level
 
 
 class Mover:
@@ -106,14 +94,10 @@ class Mover:
 
         The client has the path and reads without the sidecar: this is what the disk gives then.
         """
-        state = self._state
-        with state.lock:
-            record = state.tree.get(state.to_sample.pop()) if state.to_sample else None
-            if record is None or not record.levels:
-                return False
-            level = state.levels[min(record.levels)]
-            if level.shared is not None:
-                return True  # it is copied up before a client reads it, and timed then
+        found = lending.next_sample(self._state)
+        if isinstance(found, bool):
+            return found
+        record, level = found
         try:
             with level.tier.open(record.namespace, record.key) as block:
                 if level.speed.counts(block):
@@ -127,11 +111,8 @@ class Mover:
 
     def _drop_early(self) -> bool:
         """Blocks whose parent was not stored after all, and that were in use when that was seen."""
-        state = self._state
-        with state.lock:
-            failed = [key for key in state.early if key not in state.writing]
-            doomed = [one for key in failed for one in state.drop_early(key)]
-        room.unlink(state, doomed)
+        doomed = writing_down.without_parents(self._state)
+        room.unlink(self._state, doomed)
         return bool(doomed)
 
     def trim(self) -> bool:
@@ -142,20 +123,7 @@ class Mover:
         state = self._state
         trimmed = False
         for level in state.levels[:-1]:
-            budget = level.lru.budget_bytes
-            with state.lock:
-                below = state.below(level)
-                if below is not None and below.shared is not None and state.suspended(below):
-                    continue  # out of reach: this level goes on as the last, and fills up
-                if level.lru.claimed_bytes > self._high * budget:
-                    self._trimming.add(level.index)
-                surplus = level.lru.claimed_bytes - int(self._low * budget)
-                if surplus <= 0:
-                    self._trimming.discard(level.index)
-                if level.index not in self._trimming:
-                    continue
-                doomed = state.take_victims(level, surplus, partial=True)
-                state.admission.press(level, surplus - sum(d.claim.reserved_bytes for d in doomed))
+            doomed = writing_down.trim(state, level, self._high, self._low, self._trimming)
             room.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed
@@ -164,8 +132,7 @@ class Mover:
         """Writes down what is wanted on disk until the (clock) deadline; nothing else."""
         state = self._state
         while state.clock() < deadline:
-            with state.lock:
-                state.unsaved.hurry()
+            writing_down.hurry(state)
             if not self.write_down():
                 break
         self.sync_names()
@@ -175,88 +142,17 @@ class Mover:
         trimmed.
         """
         state = self._state
-        with state.lock:
-            jobs, settled = self._jobs()
-            # The block before each too: making room must not evict what makes it worth having.
-            held = [key for job in jobs for key in (job.record.key, BlockKey(job.record.parent))]
-            for key in held:
-                state.pin(key)
+        batch = writing_down.next_batch(state, _BATCH_BLOCKS, _WRITES_AT_ONCE, _BATCH_BYTES)
+        jobs = batch.jobs
         try:
             done, failure = self._write(jobs) if jobs else (0, None)
         finally:
-            with state.lock:
-                for key in held:
-                    state.unpin(key)
+            copies.let_go(state, batch.held)
         for job in jobs[:done]:
             self._to_sync.setdefault(job.target.index, []).append(job.record)
         if not jobs or not 0 <= state.clock() - self._synced < _SYNC_SECONDS:
             self.sync_names()
-        with state.lock:
-            for job in jobs[:done]:
-                state.unsaved.discard(job.record.key)
-            for job in jobs[done : done + 1]:  # those after it were not tried
-                if failure in (Failure.NO_ROOM, Failure.NOT_TODAY):  # RAM may evict them now
-                    full = failure is Failure.NO_ROOM
-                    refuse = state.admission.no_room if full else state.admission.not_now
-                    refuse(job.key, job.record.key)
-                    return True
-                state.unsaved.defer(job.record.key)
-                state.unsaved.defer(job.key)
-                # Damaged or gone: that much is settled.
-                settled = settled or job.source.index not in job.record.levels
-        return settled or done > 0
-
-    def _jobs(self) -> tuple[list[Job], bool]:
-        """What to write down now, parents first; whether the queue became shorter. Lock held."""
-        state = self._state
-        jobs: dict[BlockKey, Job] = {}
-        settled = False
-        if not len(state.unsaved):
-            return [], state.admission.refill()
-        batch_bytes = 0
-        for key in state.unsaved.ready(state.clock(), _BATCH_BLOCKS):
-            record = state.tree.get(key)
-            if record is None or state.terms.of(record.namespace).refusal:
-                state.unsaved.discard(key)
-                settled = True
-                continue
-            source = state.levels[min(record.levels)]
-            target = state.below(source)
-            if target is not None and target.shared is not None and source.index == 0:
-                break  # the shared tier's own mover does it
-            if (
-                target is None
-                or target.index in record.levels
-                or source.index > 0
-                # It can live in the tier above only.
-                or record.file_bytes + target.tier.growth_bytes > target.lru.budget_bytes
-            ):
-                state.unsaved.discard(key)
-                settled = True
-                continue
-            if not state.waits_for(target) or state.suspended(source):
-                break
-            for one in self._missing(record, source, target):
-                if one.key in jobs:
-                    continue
-                batch_bytes += one.file_bytes
-                if len(jobs) == _BATCH_BLOCKS or (
-                    len(jobs) >= _WRITES_AT_ONCE and batch_bytes > _BATCH_BYTES
-                ):
-                    return list(jobs.values()), settled
-                jobs[one.key] = Job(key, one, source, target)
-        return list(jobs.values()), settled
-
-    def _missing(self, record: BlockRecord, source: Level, target: Level) -> list[BlockRecord]:
-        """The block itself after those before it that the tier below lacks: a chain has no
-        holes.
-        """
-        missing = [record]
-        for before in self._state.tree.ancestors(record.parent):
-            if source.index not in before.levels or max(before.levels) >= target.index:
-                break
-            missing.append(before)
-        return missing[::-1]
+        return writing_down.written(state, batch, done, failure)
 
     def _write(self, jobs: Sequence[Job]) -> tuple[int, Failure | None]:
         """(how many, from the first on, are down; why the first is not, if that was plain before
@@ -311,14 +207,10 @@ class Mover:
             try:
                 level.tier.sync_names()
             except OSError as error:
-                with state.lock:
-                    state.failed(level, error, "sync")
+                weather.failed(state, level, error, "sync")
                 continue  # tried again when the tier is
             for record in self._to_sync.pop(level.index):
-                with state.lock:
-                    there = level.index in record.levels
-                    doomed = take_covered(state, record, level.index) if there else []
-                room.unlink(state, doomed)
+                room.unlink(state, writing_down.covered(state, level, record))
 
     def close(self) -> None:
         self._threads.close()
@@ -326,42 +218,13 @@ class Mover:
     def promote_one(self) -> bool:
         """Copies a block that was asked for into RAM if that has room without evicting anything."""
         state = self._state
-        with state.lock:
-            if not state.promotable:
-                return False
-            key, _ = state.promotable.popitem(last=False)
-            record = state.tree.get(key)
-            top = state.levels[0]
-            if record is None or not record.levels or top.index in record.levels:
-                return True
-            if key in state.staging:
-                return True
-            source = state.levels[min(record.levels)]
-            if source.shared is not None:
-                return True  # it was copied up when it was asked for, or could not be
-            after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
-            if after > self._low * top.lru.budget_bytes or state.suspended(top):
-                return True
-            state.pin(key)
-            state.staging[key] = threading.Event()
+        found = lending.next_promotion(state, self._low)
+        if isinstance(found, bool):
+            return found
+        record, source = found
         try:
-            if self._copier.copy(record, source, top):
-                with state.lock:
-                    top.stats.promoted_blocks += 1
+            if self._copier.copy(record, source, state.levels[0]):
+                lending.promoted(state)
         finally:
-            with state.lock:
-                state.unpin(key)
-                done = state.staging.pop(key)
-            done.set()
+            lending.end_staging(state, record.key)
         return True
-
-
-def only_in_ram(state: StoreState) -> tuple[int, int]:
-    """(blocks, bytes) that no disk holds: they do not outlive a reboot. Takes the lock."""
-    with state.lock:
-        top = state.levels[0]
-        if len(state.levels) == 1 or (not top.tier.in_memory and top.tier.kind is not TierKind.RAM):
-            return 0, 0
-        records = [state.tree.get(key) for key in top.lru]
-        sizes = [r.file_bytes for r in records if r is not None and len(r.levels) == 1]
-    return len(sizes), sum(sizes)

@@ -7,20 +7,20 @@ that is done, and spares opening every file.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.description import Fields
-from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import changes, copies
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.terms import TermsTable, model_of
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.description_file import read_description
-from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
+from ollama_tiering.store.tiers.walk import namespaces
 from ollama_tiering.store.upkeep.index import HEADROOM_BYTES, BlockIndex, IndexRow
 
 log = logging.getLogger(__name__)
@@ -45,16 +45,15 @@ def learn_described(table: TermsTable, directories: Iterable[Path | None]) -> No
     """
     for directory in directories:
         try:
-            names = os.listdir(directory / VERSION_DIRECTORY) if directory is not None else []  # noqa: PTH208
+            found = [name for name, _ in namespaces(directory)] if directory is not None else []
         except OSError:
             continue
-        for name in names:
-            namespace = digest_from_hex(name)
+        for namespace in found:
             if namespace is None or directory is None:
                 continue
-            fields: Fields = read_description(directory, NamespaceId(namespace))
+            fields: Fields = read_description(directory, namespace)
             if fields:
-                table.learn(NamespaceId(namespace), model_of(fields))
+                table.learn(namespace, model_of(fields))
 
 
 def load(
@@ -78,7 +77,7 @@ def load(
     namespaces: dict[bytes, NamespaceId] = {}
     later: dict[BlockKey, IndexRow] = {}
     parents: dict[BlockKey, bytes] = {}
-    copies: list[tuple[BlockRecord, Level, int]] = []
+    loaded: list[tuple[BlockRecord, Level, int]] = []
     for row in index.load():
         known = levels.get(row.tier)
         if known is None and absent_remote and row.tier == TierKind.REMOTE:
@@ -89,13 +88,13 @@ def load(
             later[row.key] = row
         else:
             namespace = namespaces.setdefault(row.namespace, row.namespace)
-            copies.append((record_of_row(row, known, namespace), known, row.stored_bytes))
+            loaded.append((record_of_row(row, known, namespace), known, row.stored_bytes))
             parents[row.key] = row.parent
     depths = depths_of(parents)
     # Leaves first among those used together: they are the first to be evicted.
-    copies.sort(key=lambda copy: (copy[0].last_use, -depths[copy[0].key]))
+    loaded.sort(key=lambda copy: (copy[0].last_use, -depths[copy[0].key]))
     changed = set(state.index_changed)
-    for record, level, stored_bytes in copies:
+    for record, level, stored_bytes in loaded:
         state.add_copy(record, level, stored_bytes)
     state.index_changed = changed
     return later
@@ -103,23 +102,17 @@ def load(
 
 def save(state: StoreState, index: BlockIndex) -> None:
     """Writes what changed. If the database had to be made anew, writes everything."""
-    with state.lock:
-        if index.rebuilt:
-            state.index_changed.update(record.key for record in state.tree)
-            index.rebuilt = False
-        changed, state.index_changed = state.index_changed, set()
-        speeds = [
-            (int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels
-        ]
-        speeds.append((_DECODING, state.codec.decoding.bytes_per_second, 0.0))
+    changed = changes.take_changes(state, everything=index.rebuilt)
+    index.rebuilt = False
+    speeds = [(int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels]
+    speeds.append((_DECODING, state.codec.decoding.bytes_per_second, 0.0))
     keys = sorted(changed)  # neighbours share pages of the database
     for start in range(0, len(keys), _ROWS_PER_PART):
         part = keys[start : start + _ROWS_PER_PART]
-        saved = index.save(_rows(state, part), part)
+        saved = index.save(changes.each_copy(state, part, _row), part)
         count_files(state)
         if not saved:
-            with state.lock:
-                state.index_changed.update(keys[start:])
+            changes.note_changes(state, keys[start:])
             return
     if keys:
         index.save_speeds(speeds)
@@ -135,18 +128,7 @@ def count_files(state: StoreState) -> None:
                 level.tier.measure_overhead()
             except OSError as error:
                 log.debug("not measured: tier=%s error=%s", level.tier.kind.label, error)
-            with state.lock:
-                state.count_overhead(level)
-
-
-def _rows(state: StoreState, keys: Sequence[BlockKey]) -> list[IndexRow]:
-    rows = []
-    with state.lock:
-        for key in keys:
-            record = state.tree.get(key)
-            if record is not None:
-                rows += [_row(record, state.levels[i]) for i in record.levels]
-    return rows
+            copies.recount(state, level)
 
 
 def record_of_row(row: IndexRow, level: Level, namespace: NamespaceId | None = None) -> BlockRecord:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.store.books import reserving
 from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.names import PROBE_PREFIX
@@ -30,8 +31,7 @@ def measure_levels(state: StoreState) -> None:
         need_bytes = PROBE_BYTES + level.tier.growth_bytes
         if level.space is not None and (level.space.headroom_bytes(fresh=True) or 0) < need_bytes:
             continue
-        with state.lock:
-            claim = level.lru.reserve(need_bytes)
+        claim = reserving.reserve(state, level, need_bytes)
         if claim is None:
             continue
         try:
@@ -39,8 +39,7 @@ def measure_levels(state: StoreState) -> None:
         except OSError as error:
             log.warning("not measured: tier=%s error=%s", level.tier.kind.label, error)
         finally:
-            with state.lock:
-                claim.release()
+            reserving.release(state, claim)
 
 
 def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) -> None:

@@ -14,13 +14,13 @@ from typing import Final, cast
 from ollama_tiering.errors import StoreDamaged
 from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books import copies, graves, shared_work, weather
+from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NotAuthentic
-from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import SharedTier, TierKind
 from ollama_tiering.store.upkeep import shares
-from ollama_tiering.store.upkeep.graveyard import Block, Graveyard
+from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.mover import Mover
 from ollama_tiering.store.upkeep.rescan import Rescan
@@ -101,33 +101,27 @@ class RemoteMover(Mover):
         try:
             self._tier.probe()
         except OSError as error:
-            with state.lock:
-                state.failed(level, error, "probe")
+            weather.failed(state, level, error, "probe")
             return False
-        with state.lock:
-            state.worked(level)
+        weather.worked(state, level)
         log.info("tier is back: tier=%s", level.tier.kind.label)
         return True
 
     def tidy(self) -> bool:
         """Removes one block, or describes one namespace, that somebody asked for."""
-        state, books = self._state, self._books
-        with state.lock:
-            described = next(iter(books.to_describe.items()), None)
-            doomed = next(iter(books.doomed.items()), None)
-        if described is None and doomed is None:
+        state, level = self._state, self._level
+        errand = shared_work.next_errand(state, level)
+        if errand.described is None and errand.doomed is None:
             self._graveyard.flush()
             return False
         try:
-            if described is not None:
-                self._tier.describe(*described)
-                with state.lock:
-                    books.to_describe.pop(described[0], None)
-            if doomed is not None:
-                self._remove(*doomed)
+            if errand.described is not None:
+                self._tier.describe(*errand.described)
+                shared_work.described(state, level, errand.described[0])
+            if errand.doomed is not None:
+                self._remove(*errand.doomed)
         except OSError as error:
-            with state.lock:
-                state.failed(self._level, error, "remove")
+            weather.failed(state, level, error, "remove")
             return False
         return True
 
@@ -138,10 +132,7 @@ class RemoteMover(Mover):
         elif not self._stored_since(block, removed):
             self._tier.remove(*block)
             self._tier.remove_quarantined(*block)
-        with self._state.lock:
-            if self._books.doomed.get(block, -1.0) == removed:
-                del self._books.doomed[block]
-                self._graveyard.lift(*block)
+        graves.removed_there(self._state, self._graveyard.graves, self._level, block, removed)
 
     def _stored_since(self, block: Block, removed: float) -> bool:
         record = self._state.tree.get(block[1])
@@ -163,8 +154,7 @@ class RemoteMover(Mover):
             self._rescan.run(self._stopping.is_set)
             self.measure()
         except OSError as error:
-            with self._state.lock:
-                self._state.failed(self._level, error, "scan")
+            weather.failed(self._state, self._level, error, "scan")
             return False
         return True
 
@@ -187,9 +177,7 @@ class RemoteMover(Mover):
         if level.stats.read_bytes != self._read_bytes:
             self._read_bytes = level.stats.read_bytes
             return
-        with state.lock:
-            key = next(iter(level.lru), None)
-            record = state.tree.get(key) if key is not None else None
+        record = shared_work.oldest(state, level)
         if record is None or self._stopping.is_set():
             return
         try:
@@ -209,61 +197,19 @@ class RemoteMover(Mover):
         source = state.levels[level.index - 1] if level.index else None
         if source is None or not self._books.scanned:
             return False
-        with state.lock:
-            from_ram = source.tier.kind is TierKind.RAM
-            record = self._unsaved(source) if from_ram else self._oldest(source)
-            if record is None or state.suspended(source):
-                return False
-            state.pin(record.key)
-            self._books.doomed.pop((record.namespace, record.key), None)
+        record, self._demoting = shared_work.next_demotion(
+            state, level, source, self._high, self._low, demoting=self._demoting
+        )
+        if record is None:
+            return False
         try:
             done = self._graveyard.make_way(record.namespace, record.key) and self.copy(
                 record, source, level
             )
         finally:
-            with state.lock:
-                state.unpin(record.key)
-        with state.lock:
-            if done:
-                state.unsaved.discard(record.key)
-                state.work.set()  # it may be evicted above now
-            elif record.key in state.unsaved:
-                state.unsaved.defer(record.key)
+            copies.let_go(state, [record.key])
+        shared_work.demoted(state, record, done=done)
         return done
-
-    def _unsaved(self, source: Level) -> BlockRecord | None:
-        state = self._state
-        while ready := state.unsaved.ready(state.clock(), 1):
-            (key,) = ready
-            record = state.tree.get(key)
-            if record is not None and self._wanted(record, source):
-                return record
-            state.unsaved.discard(key)
-        return None
-
-    def _oldest(self, source: Level) -> BlockRecord | None:
-        """Between the high and the low watermark: what has no copy below yet."""
-        budget = source.lru.budget_bytes
-        if source.lru.claimed_bytes > self._high * budget:
-            self._demoting = True
-        elif source.lru.claimed_bytes <= int(self._low * budget):
-            self._demoting = False
-        if not self._demoting:
-            return None
-        for key in source.lru:
-            record = self._state.tree.get(key)
-            if record is not None and not source.lru.pinned(key) and self._wanted(record, source):
-                return record
-        return None
-
-    def _wanted(self, record: BlockRecord, source: Level) -> bool:
-        """Whether a copy below is missing, and possible."""
-        return (
-            source.index in record.levels
-            and self._level.index not in record.levels
-            and not self._state.terms.of(record.namespace).refusal
-            and record.file_bytes <= min(self._level.lru.budget_bytes, MAX_AUTHENTIC_BYTES)
-        )
 
     def _run(self) -> None:
         while not self._stopping.is_set():

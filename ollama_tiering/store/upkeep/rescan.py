@@ -11,15 +11,16 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books.sharing import SharedBooks, fair_share, generations
+from ollama_tiering.store.books import copies, found, recency, shared_room
+from ollama_tiering.store.books.recency import Uses
+from ollama_tiering.store.books.sharing import SharedBooks, generations
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
-from ollama_tiering.store.upkeep import room, unusable
+from ollama_tiering.store.upkeep import judging, room
 from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.judging import Verdict
 from ollama_tiering.store.upkeep.opening import depths_of, record_of_meta, record_of_row
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,7 @@ class Rescan:
             if self._announced_at is None:
                 self._announced_at = now
             neighbours = self._tier.neighbours()
-            with state.lock:
-                known = set(self._level.lru)
+            known = found.keys_at(state, self._level)
             uses = self._look(state.wall_clock() - now, stopping)
             if uses is None:
                 return
@@ -114,22 +114,18 @@ class Rescan:
             seen_bytes += stored.stored_bytes
             if self._as_known(stored):
                 uses[stored.key] = modified
-            elif self._same_as_ever(stored) or not (record := self._record(stored, modified)):
+            elif found.passed_over_before(state, level, stored) or not (
+                record := self._record(stored, modified)
+            ):
                 kept_bytes += stored.stored_bytes
                 passed_over.add(stored.key)
             else:
-                with state.lock:
-                    if (stored.namespace, stored.key) not in self._books.doomed:
-                        known = state.add_copy(record, level, stored.stored_bytes)
-                        uses[stored.key] = max(modified, known.last_use)
-                        self._adopted = True
+                known = found.adopt(state, level, record, stored.stored_bytes)
+                if known is not None:
+                    uses[stored.key] = max(modified, known.last_use)
+                    self._adopted = True
         self._rows = {}
-        with state.lock:
-            before = self._books.passed_over
-            self._books.passed_over = {k: before[k] for k in passed_over & before.keys()}
-            level.kept_bytes = kept_bytes
-            self._books.foreign_bytes = self._tier.foreign_bytes
-            state.count_overhead(level)
+        found.looked_through(state, level, passed_over, kept_bytes, self._tier.foreign_bytes)
         others = self._books.foreign_bytes + self._tier.quarantined_bytes()
         self._seen_bytes = seen_bytes + others
         return uses
@@ -141,82 +137,48 @@ class Rescan:
             return False
         return record.bytes_at(self._level.index) == stored.file_bytes
 
-    def _same_as_ever(self, stored: StoredBlock) -> bool:
-        """Whether it could not be used before, and is the same file still."""
-        now = (stored.file_bytes, stored.modified)
-        with self._state.lock:
-            before = self._books.passed_over.get(stored.key, (-1, 0.0))
-            if before is None or before == now:
-                self._books.passed_over[stored.key] = now
-                return True
-        return False
-
     def _record(self, stored: StoredBlock, modified: float) -> BlockRecord | None:
         row = self._rows.get(stored.key) if stored.has_mac else None
         if row and (row.namespace, row.file_bytes) == (stored.namespace, stored.file_bytes):
             record = record_of_row(row, self._level)
             record.last_use = modified
             return record
-        try:
-            with self._tier.peek(stored.namespace, stored.key) as block:
-                meta = read_meta(block.read_at, block.file_bytes)
-            check_place(meta, stored.namespace, stored.key)
-        except UnsupportedFormat as error:
-            unusable.say_unusable(self._state, self._level, stored.key, error)
-            with self._state.lock:
-                seen = (stored.file_bytes, stored.modified)
-                self._books.passed_over[stored.key] = seen
-        except CorruptBlock as error:
-            log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            unusable.quarantine(self._state, self._level, stored.namespace, stored.key)
-        except FileNotFoundError:
-            pass
-        except TimeoutError:
-            raise
-        except OSError as error:
-            log.warning("block not readable now: key=%s error=%s", stored.key.hex(), error)
-        else:
+        meta = judging.look(self._state, self._level, stored.namespace, stored.key, known=False)
+        if not isinstance(meta, judging.Unfit):
             return record_of_meta(meta, self._level, modified)
+        if meta.verdict is Verdict.OF_NO_USE:
+            found.pass_over(self._state, self._level, stored)
+        elif isinstance(meta.error, TimeoutError):
+            raise meta.error
+        elif meta.verdict is Verdict.NOT_NOW:
+            log.warning("block not readable now: key=%s error=%s", stored.key.hex(), meta.error)
         return None
 
     def _forget(self, missing: set[BlockKey]) -> None:
-        state = self._state
         for key in missing:
-            with state.lock:
-                state.forget_copy(self._level, key)
+            copies.forget(self._state, self._level, key)
 
     def _share_recency(self, uses: dict[BlockKey, float]) -> None:
         """The latest use by any sidecar counts: others' come in, ours go out, the LRU follows."""
         state, level = self._state, self._level
         order: list[tuple[float, int, BlockKey]] = []
-        ours: list[BlockRecord] = []
         keys = list(uses)
-        parents: dict[BlockKey, bytes] = {}
-        changed, self._adopted = self._adopted, False
+        compared = Uses(changed=self._adopted)
+        self._adopted = False
         for start in range(0, len(keys), _KEYS_PER_HOLD):
-            with state.lock:
-                for key in keys[start : start + _KEYS_PER_HOLD]:
-                    record = state.tree.get(key)
-                    if record is None:
-                        continue
-                    parents[key] = record.parent
-                    if uses[key] > record.last_use:
-                        record.last_use = uses[key]
-                        changed = True
-                    elif record.last_use > uses[key] + _TOUCH_AFTER_SECONDS:
-                        ours.append(record)
-        depths = depths_of(parents)
-        if changed:
-            for key in parents:
+            part = keys[start : start + _KEYS_PER_HOLD]
+            recency.compare(state, part, uses, compared, _TOUCH_AFTER_SECONDS)
+        depths = depths_of(compared.parents)
+        if compared.changed:
+            for key in compared.parents:
                 record = state.tree.get(key)
                 if record is not None:
                     order.append((record.last_use, -depths[key], key))
             order.sort()
         for start in range(0, len(order), _KEYS_PER_HOLD):
-            with state.lock:
-                for _, _, key in order[start : start + _KEYS_PER_HOLD]:
-                    level.lru.touch([key])
-        ours.sort(key=lambda record: (record.last_use, -depths[record.key]))
+            touched = [key for _, _, key in order[start : start + _KEYS_PER_HOLD]]
+            shared_room.touch_each(state, level, touched)
+        ours = sorted(compared.ours, key=lambda record: (record.last_use, -depths[record.key]))
         for record in ours[-_MAX_TOUCHES:]:  # leaves first: they stay the first to be evicted
             try:
                 self._tier.touch(record.namespace, record.key)
@@ -225,18 +187,11 @@ class Rescan:
 
     def _trim(self) -> None:
         """The last tier drops what was not used for longest, down to the low watermark."""
-        state, level = self._state, self._level
-        budget = level.lru.budget_bytes
-        with state.lock:
-            claimed = level.lru.claimed_bytes
-            surplus = 0
-            if claimed > self._high * budget:
-                surplus = claimed - int(self._low * budget)
-            doomed = state.take_victims(level, surplus, partial=True) if surplus > 0 else []
-        room.unlink(state, doomed)
+        doomed = shared_room.down_to(self._state, self._level, self._high, self._low)
+        room.unlink(self._state, doomed)
 
     def _claim(self, before: list[Neighbour], now: float) -> None:
-        state, level, books, tier = self._state, self._level, self._books, self._tier
+        state, level, tier = self._state, self._level, self._tier
         settle = SETTLE_SECONDS if tier.caches_names else 0.0
         assert self._announced_at is not None
         young = now - self._announced_at < settle
@@ -244,36 +199,32 @@ class Rescan:
             self._due = min(self._due, state.clock() + settle)
         after = tier.neighbours()
         unclear = young or generations(after) != generations(before)
-        with state.lock:
-            books.neighbours = len(after)
-            claims = sum(neighbour.claim_bytes for neighbour in before) + self._unseen_bytes()
-            # Not by the books: what left them may be there yet.
-            free = level.lru.budget_bytes - self._seen_bytes - claims
-            wanted = books.wanted_bytes
-            allowance = 0 if unclear else fair_share(free, wanted, len(after) + 1)
-            raised = allowance > books.allowance_bytes
-            # Room that is only claimed comes back when its claimant looks again: nothing is dropped
-            # for that.
-            short = wanted - (free + claims) if wanted and not unclear else 0
-            doomed = state.take_victims(level, short, partial=True) if short > 0 else []
-        room.unlink(state, doomed)
-        if raised:
+        plan = shared_room.plan_claim(
+            state,
+            level,
+            before,
+            len(after),
+            self._seen_bytes,
+            unclear=unclear,
+            unseen_seconds=self._unseen_seconds,
+        )
+        room.unlink(state, plan.doomed)
+        allowance = plan.allowance_bytes
+        if plan.raised:
             self._generation += 1
         self._announce(allowance)
-        if raised and generations(tier.neighbours()) != generations(after):
+        if plan.raised and generations(tier.neighbours()) != generations(after):
             allowance = 0  # another one claimed at the same time
             self._announce(0)
-        with state.lock:
-            books.grant(allowance, state.clock(), state.wall_clock())
+        shared_room.grant(state, level, allowance)
 
     def _announce(self, allowance_bytes: int) -> float:
-        with self._state.lock:
-            claim_bytes = allowance_bytes + self._unseen_bytes()
+        claim_bytes = shared_room.announced_bytes(
+            self._state, self._level, allowance_bytes, self._unseen_seconds
+        )
         return self._tier.announce(self._generation, claim_bytes)
 
-    def _unseen_bytes(self) -> int:
-        """What we wrote so lately that a listing, here or elsewhere, may not show it yet."""
-        now = self._state.clock()
-        seen_seconds = 2 * SETTLE_SECONDS if self._tier.caches_names else 0.0
-        written_bytes = self._books.written_bytes(now, now - seen_seconds)
-        return written_bytes if seen_seconds else 0
+    @property
+    def _unseen_seconds(self) -> float:
+        """For how long a listing, here or elsewhere, may not show what was written."""
+        return 2 * SETTLE_SECONDS if self._tier.caches_names else 0.0

@@ -1,7 +1,8 @@
-"""A budget that changes while the store runs: evicts down to a smaller one. Takes the lock."""
+"""A budget that changes while the store runs: evicts down to a smaller one."""
 
 from __future__ import annotations
 
+from ollama_tiering.store.books import reserving
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.upkeep import room
@@ -18,9 +19,7 @@ def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
         raise ValueError(f"there is no {kind.label} tier")
     if budget_bytes <= 0:
         raise ValueError(f"the {kind.label} tier cannot be removed while it is in use")
-    with state.lock:
-        level.lru.budget_bytes = budget_bytes
+    reserving.set_budget(state, level, budget_bytes)
     room.shrink(state, level)
     state.work.set()
-    with state.lock:
-        return level.lru.excess_bytes
+    return reserving.excess_bytes(state, level)

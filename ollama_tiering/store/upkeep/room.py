@@ -1,4 +1,4 @@
-"""Making room: takes victims under the lock, unlinks them outside of it. Used by every writer.
+"""Making room: victims out of the books, then unlinked. Used by every writer.
 
 Room is what the budget, the free-space floor and the disk all grant. The budget may be lowered at
 any time: what is claimed already stays claimed, `shrink` evicts down to it.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.blockfile import ALIGNMENT, align
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.eviction import blocking_leaf
+from ollama_tiering.store.books import copies, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
@@ -36,8 +36,7 @@ def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservatio
     if not keeps_floor(state, level, need_bytes):
         return None
     if level.shared is not None:  # evicting gives nothing back before the next scan
-        with state.lock:
-            return level.shared.reserve(level.lru, need_bytes, state.clock(), state.wall_clock())
+        return reserving.reserve_shared(state, level, need_bytes)
     with level.making_room:
         return _make_room(state, level, need_bytes)
 
@@ -53,23 +52,18 @@ def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[
     finally:
         with contextlib.suppress(OSError):
             level.tier.measure_overhead()
-        with state.lock:
-            if claim is not None:
-                claim.release()
-            state.count_overhead(level)
+        reserving.release(state, claim, level)
 
 
 def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
     for _ in range(_ROUNDS):
-        with state.lock:
-            claim = level.lru.reserve(need_bytes)
-            if claim is not None:
-                if level.space is not None:
-                    level.space.take(need_bytes)
-                return claim
-            doomed = state.take_victims(level, level.lru.shortfall_bytes(need_bytes))
-        if doomed:
-            unlink(state, doomed)
+        found = reserving.reserve_or_victims(state, level, need_bytes)
+        if isinstance(found, Reservation):
+            if level.space is not None:  # which may wait for the disk
+                level.space.take(need_bytes)
+            return found
+        if found:
+            unlink(state, found)
         elif not purge_quarantine(state, level, keep_blocks=0):
             return None
     return None
@@ -92,9 +86,7 @@ def keeps_floor(state: StoreState, level: Level, need_bytes: int) -> bool:
         headroom = space.headroom_bytes(fresh=True)
     if headroom is not None and headroom >= need_bytes:
         return True
-    with state.lock:
-        state.is_full(level)
-        state.admission.refused["disk full"] = state.admission.refused.get("disk full", 0) + 1
+    weather.disk_full(state, level)
     return False
 
 
@@ -105,8 +97,7 @@ def give_back(state: StoreState, level: Level) -> bool:
     headroom = level.space.headroom_bytes(fresh=True)
     if headroom is None or headroom >= 0:
         return False
-    with state.lock:
-        doomed = state.take_victims(level, -headroom, partial=True)
+    doomed = reserving.victims(state, level, -headroom, partial=True)
     unlink(state, doomed)
     return bool(doomed)
 
@@ -115,24 +106,15 @@ def shrink(state: StoreState, level: Level) -> bool:
     """Evicts down to the budget, as far as leases allow; to be called again when they end."""
     if level.shared is not None or not level.lru.excess_bytes:
         return False  # a shared tier's own thread trims it
-    with state.lock:
-        # What another thread evicts right now counts as gone, or both would evict for one excess.
-        surplus = level.lru.excess_bytes - level.leaving_bytes
-        doomed = state.take_victims(level, surplus, partial=True)
-        if surplus > 0 and not doomed and (leaf := blocking_leaf(state, level)) is not None:
-            doomed = [one for upper in state.levels for one in state.take(upper, [leaf])]
-        if level.lru.excess_bytes > sum(one.claim.reserved_bytes for one in doomed):
-            bad_bytes = level.tier.quarantined_bytes()
-        else:
-            bad_bytes = 0
+    doomed, short = reserving.excess(state, level)
+    bad_bytes = level.tier.quarantined_bytes() if short else 0
     unlink(state, doomed)
     return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
 
 
 def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
     """Evicts that much within the budget: the disk is fuller than the budget knows."""
-    with state.lock:
-        doomed = state.take_victims(level, need_bytes)
+    doomed = reserving.victims(state, level, need_bytes)
     unlink(state, doomed)
     return bool(doomed)
 
@@ -157,9 +139,7 @@ def create_temp(
         if not free_bytes(state, level, file_bytes):
             raise
         temp = level.tier.create(namespace, key, file_bytes)
-    with state.lock:
-        claim.shrink(min(temp.grown_bytes, level.tier.growth_bytes))
-        state.count_overhead(level)
+    reserving.grown(state, level, claim, temp.grown_bytes)
     return temp
 
 
@@ -170,8 +150,7 @@ def describe(
     need_bytes = level.tier.growth_bytes
     if level.tier.directory is not None:  # the file, and what its directory may grow by
         need_bytes += align(len(namespace_text(fields))) + ALIGNMENT
-    with state.lock:
-        claim = level.lru.reserve(need_bytes)
+    claim = reserving.reserve(state, level, need_bytes)
     if claim is None:
         return
     try:
@@ -179,19 +158,14 @@ def describe(
             level.tier.describe(namespace, fields)
     except OSError as error:
         log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
-    with state.lock:
-        claim.release()
-        state.count_overhead(level)
+    reserving.release(state, claim, level)
 
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
     """Returns those whose files are still there."""
     failed = []
     for one in doomed:
-        if one.level.shared is not None:  # its own thread does it: this one may not wait
-            with state.lock:
-                one.level.shared.doomed.setdefault((one.namespace, one.key), None)
-                state.gone(one, unlinked=True)
+        if copies.left_to_its_thread(state, one):
             continue
         unlinked = True
         try:
@@ -200,9 +174,7 @@ def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
             unlinked = False
             failed.append(one)
             log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
-        with state.lock:
-            state.gone(one, unlinked=unlinked)
-            state.count_overhead(one.level)
+        copies.gone(state, one, unlinked=unlinked)
     return failed
 
 
@@ -212,8 +184,7 @@ def sync_removals(state: StoreState) -> None:
         try:
             level.tier.sync_removals()
         except OSError as error:
-            with state.lock:
-                state.failed(level, error, "sync")
+            weather.failed(state, level, error, "sync")
 
 
 def discard(level: Level, temp: TempBlock) -> None:

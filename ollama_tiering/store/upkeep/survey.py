@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store.block.blockfile import check_place, read_meta
 from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books import found, reading, weather
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import StoredBlock
-from ollama_tiering.store.upkeep import unusable
+from ollama_tiering.store.upkeep import judging
 from ollama_tiering.store.upkeep.opening import record_of_meta
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,7 @@ class Survey:
                 try:
                     unknown.append((level, self._count(level)))
                 except OSError as error:
-                    with self._state.lock:
-                        self._state.failed(level, error, "survey")
+                    weather.failed(self._state, level, error, "survey")
                     self._stop.wait(_RETRY_SECONDS)
                 except Exception:
                     log.exception("survey failed")
@@ -75,34 +73,11 @@ class Survey:
         for stored in level.tier.scan():
             if self._stop.is_set():
                 return []
-            with state.lock:
-                if stored.key not in seen and self._known(level, stored):
-                    seen.add(stored.key)
-                elif stored.key not in state.leaving:
-                    unknown.append(stored)
-        with state.lock:
-            for key in [key for key in level.lru if key not in seen]:
-                state.forget_copy(level, key)
-            level.kept_bytes += sum(stored.stored_bytes for stored in unknown)
-            level.surveyed = True
-            state.count_overhead(level)
+            if found.compare(state, level, stored, seen) is found.FileIs.UNKNOWN:
+                unknown.append(stored)
+        found.all_counted(state, level, seen, sum(stored.stored_bytes for stored in unknown))
         unknown.sort(key=lambda stored: stored.modified, reverse=True)
         return unknown
-
-    def _known(self, level: Level, stored: StoredBlock) -> bool:
-        record = self._state.tree.get(stored.key)
-        if record is None or level.index not in record.levels:
-            return False
-        if (record.namespace, record.bytes_at(level.index)) != (
-            stored.namespace,
-            stored.file_bytes,
-        ):
-            return False
-        if level.lru.stored_bytes(stored.key) != stored.stored_bytes:
-            level.count(stored.namespace, stored.stored_bytes - level.lru.stored_bytes(stored.key))
-            level.lru.resize(stored.key, stored.stored_bytes)
-            self._state.index_changed.add(stored.key)
-        return True
 
     def _read(self, unknown: list[tuple[Level, list[StoredBlock]]]) -> None:
         for level, files in unknown:
@@ -110,58 +85,26 @@ class Survey:
                 if self._stop.is_set():
                     return
                 self._take(level, stored)
-        orphans = self._demote_orphans()
-        state = self._state
-        top = state.levels[0]
-        if state.below(top) is None:
-            return
-        with state.lock:
-            for key in list(top.lru):
-                record = state.tree.get(key)
-                if record is not None and len(record.levels) == 1 and key not in orphans:
-                    state.admission.committed(record, top, tail=False)
+        found.want_saved(self._state, but=self._demote_orphans())
 
     def _demote_orphans(self) -> set[BlockKey]:
         """Blocks no prompt can reach, for what comes before them is gone: a crash between two
         writers, damage. They are kept, for it may be stored again, but go first.
         """
-        state = self._state
         orphans: set[BlockKey] = set()
-        with state.lock:
-            records = list(state.tree)
+        records = reading.records(self._state)
         for start in range(0, len(records), _RECORDS_PER_HOLD):
-            with state.lock:
-                for record in records[start : start + _RECORDS_PER_HOLD]:
-                    if record.parent != record.namespace and record.parent not in state.tree:
-                        self._demote(record, orphans)
+            part = records[start : start + _RECORDS_PER_HOLD]
+            orphans |= found.demote_orphans(self._state, part)
         if orphans:
             log.info("blocks without what comes before them: %d", len(orphans))
         return orphans
 
-    def _demote(self, record: BlockRecord, orphans: set[BlockKey]) -> None:
-        """The block and all below it, so that the leaves end up as the very first. Lock held."""
-        waiting = [record]
-        for one in waiting:
-            orphans.add(one.key)
-            for index in one.levels:
-                self._state.levels[index].lru.demote(one.key)
-            waiting += self._state.tree.children(one.key)
-
     def _take(self, level: Level, stored: StoredBlock) -> None:
         """Enters one file into the books, or says why not. Its bytes are counted either way."""
-        state = self._state
         record = self._header(level, stored)
         stays = record is None and self._exists(level, stored)
-        with state.lock:
-            if not stays:
-                level.kept_bytes -= stored.stored_bytes
-            if record is not None:
-                known = state.tree.get(record.key)
-                if (known is None or level.index not in known.levels) and (
-                    record.key not in state.leaving
-                ):
-                    state.add_copy(record, level, stored.stored_bytes, oldest=True)
-            state.count_overhead(level)
+        found.enter(self._state, level, stored, record, stays=stays)
 
     def _exists(self, level: Level, stored: StoredBlock) -> bool:
         try:
@@ -170,21 +113,11 @@ class Survey:
             return True
 
     def _header(self, level: Level, stored: StoredBlock) -> BlockRecord | None:
-        try:
-            with level.tier.peek(stored.namespace, stored.key) as block:
-                meta = read_meta(block.read_at, block.file_bytes)
-            check_place(meta, stored.namespace, stored.key)
-        except FileNotFoundError:
-            return None
-        except UnsupportedFormat as error:
-            unusable.say_unusable(self._state, level, stored.key, error)
-            return None
-        except CorruptBlock as error:
-            log.warning("block damaged: key=%s reason=%s", stored.key.hex(), error)
-            unusable.quarantine(self._state, level, stored.namespace, stored.key)
-            return None
-        except OSError as error:
-            log.warning("block not readable now, kept: key=%s error=%s", stored.key.hex(), error)
+        meta = judging.look(self._state, level, stored.namespace, stored.key, known=False)
+        if isinstance(meta, judging.Unfit):
+            if meta.verdict is judging.Verdict.NOT_NOW:
+                said = "block not readable now, kept: key=%s error=%s"
+                log.warning(said, stored.key.hex(), meta.error)
             return None
         return record_of_meta(meta, level, self._last_use(stored))
 

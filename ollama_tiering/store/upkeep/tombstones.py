@@ -15,27 +15,18 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.books.graves import Grave
 from ollama_tiering.store.tiers.names import BAD_SUFFIX
 from ollama_tiering.system.directories import UnsafeDirectory
 from ollama_tiering.system.durable_file import bounded_content
 
 log = logging.getLogger(__name__)
 
-MAX_TOMBSTONES: Final = 1 << 18
-
 _VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 64 << 20
-
-
-class Grave(NamedTuple):
-    """Where a removed block may still lie."""
-
-    directory: str
-    namespace: NamespaceId
-    key: BlockKey
 
 
 def load_tombstones(path: Path) -> dict[Grave, float]:

@@ -1,13 +1,11 @@
-"""Copies of no use here: the damaged are put out of the way, the foreign stay where they are.
-
-Takes the lock.
-"""
+"""Copies of no use here: the damaged are put out of the way, the foreign stay where they are."""
 
 from __future__ import annotations
 
 import logging
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books import copies
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic, UnsupportedFormat
 
@@ -21,35 +19,18 @@ def quarantine(state: StoreState, level: Level, namespace: NamespaceId, key: Blo
     try:
         level.tier.quarantine(namespace, key)
     except FileNotFoundError:
-        with state.lock:
-            state.forget_copy(level, key)
+        copies.forget(state, level, key)
         return False
     except OSError as error:
         if level.shared is None:
             raise
         # Not to be trusted, though it cannot be put out of the way now: every copy is verified.
         log.warning("quarantine failed: key=%s error=%s", key.hex(), error)
-        with state.lock:
-            state.forget_copy(level, key)
+        copies.forget(state, level, key)
         return False
-    with state.lock:
-        level.stats.quarantined_blocks += 1
-        state.counters.miss("corrupt")
-        state.forget_copy(level, key)
-        state.count_overhead(level)
+    copies.quarantined(state, level, key)
     purge_quarantine(state, level, keep_blocks=_KEEP_BAD_BLOCKS)
     return True
-
-
-def set_aside(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
-    """Forgets a copy that cannot be used here; its file stays and its bytes count."""
-    say_unusable(state, level, key, error)
-    with state.lock:
-        if level.shared is not None:
-            level.shared.passed_over[key] = None
-        doomed = state.drop_copy(level, key)
-        if doomed:
-            state.gone(doomed, unlinked=False)
 
 
 def say_unusable(state: StoreState, level: Level, key: BlockKey, error: UnsupportedFormat) -> None:
@@ -57,10 +38,7 @@ def say_unusable(state: StoreState, level: Level, key: BlockKey, error: Unsuppor
     cure.
     """
     foreign = isinstance(error, NotAuthentic)
-    with state.lock:
-        state.counters.miss("not authentic" if foreign else "unknown format")
-        said, level.said_not_authentic = level.said_not_authentic, foreign
-        level.said_not_authentic |= said
+    said = copies.note_unusable(state, level, foreign=foreign)
     if not foreign:
         log.warning("block not readable here, kept: key=%s reason=%s", key.hex(), error)
     elif not said:
@@ -81,6 +59,5 @@ def purge_quarantine(state: StoreState, level: Level, *, keep_blocks: int) -> bo
         level.tier.purge_quarantine(keep_blocks)
     except OSError as error:
         log.warning("purge failed: tier=%s error=%s", level.tier.kind.label, error)
-    with state.lock:
-        state.count_overhead(level)
+    copies.recount(state, level)
     return level.tier.quarantined_bytes() < before

@@ -12,6 +12,7 @@ from typing import Final
 
 from ollama_tiering.config import format_size
 from ollama_tiering.store.block.key import NamespaceId
+from ollama_tiering.store.books import reading
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.directory import FsTier
@@ -67,8 +68,7 @@ class Withdrawal:
         state = self._state
         forbidden = state.terms.forbidden
         damaged = self._damaged() if forbidden else frozenset()
-        with state.lock:
-            held = {ns for ns in forbidden for level in state.levels if ns in level.held_bytes}
+        held = reading.held_of(state, forbidden)
         found, now = forbidden & (held | damaged), state.clock()
         if not found or (found == self._tried and now < self._again):
             self._tried = found
@@ -76,9 +76,7 @@ class Withdrawal:
         self._tried, self._again, self._removed = found, now + _AGAIN_SECONDS, False
         for namespace in found:
             self._lift_pins(namespace)
-        with state.lock:
-            records = list(state.tree)
-        for record in records:
+        for record in reading.records(state):
             if record.namespace in found and state.tree.is_end(record):
                 self._left.setdefault(record.namespace, []).append(record)
         return True
@@ -114,9 +112,7 @@ class Withdrawal:
         )
 
     def _lift_pins(self, namespace: NamespaceId) -> None:
-        with self._state.lock:
-            keys = [pin.key for pin in self._state.pins if pin.namespace == namespace]
-        for key in keys:
+        for key in reading.pinned_chains(self._state, namespace):
             try:
                 self._pins.unpin(key)
             except OSError as error:

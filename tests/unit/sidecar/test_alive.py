@@ -86,7 +86,7 @@ def test_the_status_line_is_said_when_it_changes(monkeypatch: pytest.MonkeyPatch
         "STATUS=local 1 blocks, 12.0 KiB; 75 % of 4 asked tokens found",
     ]
     with bench.state.lock:
-        bench.state.failed(bench.state.levels[0], OSError(5, "gone"), "test")
+        bench.state.failed(bench.state.levels[0], OSError(5, "gone"))
     assert "(resting after an error)" in status_line(bench.store.report())
 
 

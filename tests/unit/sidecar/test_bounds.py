@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from ollama_tiering.protocol.statuses import ClientTooSlow
 from ollama_tiering.sidecar.administration import AdministrationService
-from ollama_tiering.sidecar.bounds import ClientTooSlow, Slots, in_seconds, received, sent
+from ollama_tiering.sidecar.bounds import Slots, in_seconds, received, sent
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tools.admin import Administration

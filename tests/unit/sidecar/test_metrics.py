@@ -101,7 +101,7 @@ def test_damage_and_errors_are_shown() -> None:
     bench.damage(0, block.key)
     assert bench.store.report_corrupt(NAMESPACE, block.key)
     with bench.state.lock:
-        bench.state.failed(bench.state.levels[0], OSError(5, "I/O error"), "test")
+        bench.state.failed(bench.state.levels[0], OSError(5, "I/O error"))
     after = scrape(bench)
     assert after("tiering_tier_quarantined_blocks_total", tier="local") == 1
     assert after("tiering_tier_overhead_bytes", tier="local") == FILE_BYTES

@@ -321,7 +321,7 @@ def test_a_read_error_is_no_damage_and_deletes_nothing(
     def fail(*args: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("ollama_tiering.store.tools.verify.verify_payload", fail)
+    monkeypatch.setattr("ollama_tiering.store.tiers.checked.verify_payload", fail)
     before = tools.files()
     assert {finding.what for finding in tools.verify(repair=True)} == {"unreadable"}
     assert tools.files() == before

@@ -11,6 +11,7 @@ from ollama_tiering.sidecar import look_up
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books import matching
 from ollama_tiering.store.books.policy import SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.books.tree import BlockRecord
@@ -87,7 +88,7 @@ def test_a_window_that_is_out_of_reach_is_not_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_of_many_on_one_block_those_used_last_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "MOST_ON_ONE", 2)
+    monkeypatch.setattr(matching, "MOST_ON_ONE", 2)
     bench = Bench(ram=16)
     block = bench.put(TOKENS[:4])[0]
     windows = [hang(bench, block, TOKENS[:4], first) for first in range(4)]
@@ -102,7 +103,7 @@ def test_of_too_many_in_one_answer_those_of_the_last_blocks_are_named(
     bench = Bench()
     windows = hang_on_all(bench, bench.put(TOKENS))
     for most, piece in ((2, 512), (2, 1), (1, 2), (3, 1)):
-        monkeypatch.setattr(lookup, "MAX_ATTACHED", most)
+        monkeypatch.setattr(matching, "MAX_ATTACHED", most)
         monkeypatch.setattr(look_up, "MAX_ATTACHED", most)
         for module in (lookup, look_up):
             monkeypatch.setattr(module, "PIECE_BLOCKS", piece)
@@ -237,7 +238,7 @@ def test_however_many_windows_hang_on_a_chain_few_are_looked_at(
     assert [len(keys) for keys in attached(bench.match(TOKENS))] == [4, 4, 2]
     assert looked == [2, 4, 4]
     looked.clear()
-    monkeypatch.setattr(lookup, "MAX_LOOKED_AT", 5)
+    monkeypatch.setattr(matching, "MAX_LOOKED_AT", 5)
     assert [len(keys) for keys in attached(bench.match(TOKENS))] == [0, 3, 2]
     assert looked == [2, 3, 0]
 

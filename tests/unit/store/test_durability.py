@@ -194,10 +194,13 @@ def test_an_unfinished_description_goes_at_the_next_start(tmp_path: Path) -> Non
     publish(tier)
     left = tmp_path / "tier" / "v1" / NAMESPACE.hex() / ".0a0b0c0d.tmp"
     left.write_bytes(b"{")
+    foreign = left.with_name("notes.tmp")  # by no name that the store gives
+    foreign.write_bytes(b"mine")
     tier.close()
     again = local(tmp_path)
     assert len(list(again.scan())) == 1
     assert not left.exists()
+    assert foreign.exists()
     assert read_description(tmp_path / "tier", NAMESPACE) == tuple(NS.fields())
 
 

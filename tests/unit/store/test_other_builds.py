@@ -75,4 +75,4 @@ def test_nothing_is_buried_in_a_directory_that_others_use(bench: Bench) -> None:
         ).files
         == 2
     )
-    assert not bench.store.graveyard._tombstones
+    assert not bench.store.graveyard.graves.tombstones

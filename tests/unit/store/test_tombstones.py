@@ -15,6 +15,7 @@ import pytest
 from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.graves import Grave
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -23,7 +24,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import FrozenRemote
 from ollama_tiering.store.upkeep.graveyard import Block
-from ollama_tiering.store.upkeep.tombstones import Grave, load_tombstones, text_of_tombstones
+from ollama_tiering.store.upkeep.tombstones import load_tombstones, text_of_tombstones
 from ollama_tiering.store.values import Removal, Selection
 from ollama_tiering.system.directories import UnsafeDirectory
 from tests.contract.faulty import Faults, remote_tier
@@ -79,7 +80,7 @@ class Site(Bench):
         self.faults.fail(errno.EIO)
         level = self.state.levels[1]
         with self.state.lock:
-            self.state.failed(level, OSError(errno.EIO, "away"), "test")
+            self.state.failed(level, OSError(errno.EIO, "away"))
 
     def back(self) -> None:
         self.faults.heal()
@@ -343,7 +344,7 @@ def test_of_a_tier_not_seen_yet_no_more_is_buried_than_can_wait(
     other = site.put(OTHER_TOKENS)
     site.restart()
     site.away()
-    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 4)
+    monkeypatch.setattr("ollama_tiering.store.books.graves.MAX_TOMBSTONES", 4)
     done = site.rm()
     assert (done.blocks, done.kept) == (2, {})  # what is in the books comes first
     assert len(site.tombstones) == 3
@@ -548,7 +549,7 @@ def test_a_pipe_directory_or_link_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_only_so_many_can_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 1)
+    monkeypatch.setattr("ollama_tiering.store.books.graves.MAX_TOMBSTONES", 1)
     blocks, done = removed_while_away(site)
     assert done.blocks == 1
     assert done.kept == {"no more can wait for the remote tier": 1}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 
+from ollama_tiering.store.books import model_shares
 from ollama_tiering.store.books.report import REPORTED_NAMESPACES, StoreReport, TierReport
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
-from ollama_tiering.store.upkeep import shares
 
 
 def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
@@ -54,5 +54,5 @@ def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
             q8_0_namespaces=state.codec.rounded_namespaces(),
             namespaces=state.tree.counts(REPORTED_NAMESPACES),
             oldest_lease_seconds=state.leases.oldest_seconds(),
-            models=shares.models(state),
+            models=model_shares.models(state),
         )

@@ -1,0 +1,131 @@
+"""Blocks on their way in: reserved by a writer, filled, entered or given up.
+
+Each verb takes the lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.covering import take_covered
+from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.state import Doomed, Level, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
+
+
+class Answer(enum.Enum):
+    """To a writer that has a block."""
+
+    WANTED = enum.auto()  # it is the writer's to fill, until `entered` or `given_up`
+    PRESENT = enum.auto()  # stored, or another writer fills it
+    LEAVING = enum.auto()  # its file is just being unlinked
+
+
+def begin(state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int) -> Answer | str:
+    """Whether the block is wanted, or why the writer may not have more open. What comes before it
+    is held meanwhile.
+    """
+    with state.lock:
+        record = state.tree.get(key)
+        # What only a tier out of reach holds is stored anew: for now it is not there.
+        there = record is not None and state.reachable(record) is not None
+        if there or key in state.writing:
+            if record is not None:
+                state.touch(state.tree.ancestors(key))
+            return Answer.PRESENT
+        if key in state.leaving:
+            return Answer.LEAVING
+        if full := state.admission.reservations_full(open_of_writer):
+            return full
+        state.writing.add(key)
+        state.pin(BlockKey(parent))
+        return Answer.WANTED
+
+
+def end(state: StoreState, key: BlockKey, parent: bytes) -> None:
+    """The block was wanted, and is not filled after all."""
+    with state.lock:
+        state.writing.discard(key)
+        state.unpin(BlockKey(parent))
+
+
+def given_up(
+    state: StoreState,
+    level: Level,
+    key: BlockKey,
+    parent: bytes,
+    reservation: Reservation[BlockKey],
+) -> list[Doomed]:
+    """Its file is discarded; what was stored on top of it meanwhile goes, too. From here on the
+    block is any other writer's to begin.
+    """
+    with state.lock:
+        reservation.release()
+        state.writing.discard(key)
+        state.unpin(BlockKey(parent))
+        doomed = state.drop_early(key)
+        state.count_overhead(level)
+        return doomed
+
+
+def is_stored(state: StoreState, key: BlockKey) -> bool:
+    with state.lock:
+        return key in state.tree
+
+
+def standing(state: StoreState, record: BlockRecord) -> tuple[bool, bool]:
+    """Whether a longer block has all of its rows; whether the block before it is there, or on its
+    way.
+    """
+    with state.lock:
+        return state.tree.covered_by(record) is not None, _rooted(state, record)
+
+
+def entered(
+    state: StoreState,
+    level: Level,
+    record: BlockRecord,
+    reservation: Reservation[BlockKey],
+    stored_bytes: int,
+    *,
+    tail: bool,
+    seconds: float,
+) -> list[Doomed] | None:
+    """Its file is named: it is in the books from now on; what it covers is to be unlinked.
+    `seconds`: what naming took. None: the block before it went meanwhile.
+    """
+    with state.lock:
+        if not _rooted(state, record):
+            return None
+        level.stats.write_seconds += seconds
+        reservation.commit(record.key, stored_bytes)
+        parent = record.parent
+        record = state.add_copy(record, level, stored_bytes)  # a survey may have been first
+        state.writing.discard(record.key)
+        state.early.pop(record.key, None)
+        if record.parent in state.writing:
+            state.early.setdefault(record.parent, []).append(record.key)
+        state.unpin(BlockKey(parent))
+        doomed = take_covered(state, record, level.index)
+        # A window moves on with its conversation: like a tail it is soon replaced by another.
+        state.admission.committed(record, level, tail=tail or record.window)
+        state.counters.put_blocks += 1
+        state.counters.put_bytes += record.file_bytes
+        level.stats.written_bytes += stored_bytes
+        state.worked(level)
+        state.count_overhead(level)
+        return doomed
+
+
+def used(state: StoreState, ends: Iterable[BlockKey]) -> None:
+    """Marks the chains as used that end with these."""
+    with state.lock:
+        for key in ends:
+            state.touch(state.tree.ancestors(key))
+
+
+def _rooted(state: StoreState, record: BlockRecord) -> bool:
+    parent = record.parent
+    return parent == record.namespace or parent in state.tree or parent in state.writing

@@ -1,0 +1,140 @@
+"""Pins in the books: how much they hold, and which are in force. Each verb takes the lock.
+
+A pin keeps its chain and the window blocks that hang on it, within a share of the budget of the
+level that is their home, in physical bytes. The budget may change at any time: the limit is worked
+out in the hold that keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.pins import Pin
+from ollama_tiering.store.books.state import Level, StoreState
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A pin that was set, or would be."""
+
+    pin: Pin
+    known: Pin | None  # that was set on the same chain before
+    more_bytes: int  # that it pins
+    kept_bytes: int  # that were pinned before
+    limit_bytes: int
+    fits: bool  # within the limit; else it was not set
+
+
+def limit_bytes(home: Level, share: float) -> int:
+    """That may be pinned. Needs no lock."""
+    return int(home.lru.budget_bytes * share)
+
+
+def restore(state: StoreState, pins: Iterable[Pin]) -> None:
+    """Those that were set before the start."""
+    with state.lock:
+        for pin in pins:
+            state.pins.add(pin)
+
+
+def all_pins(state: StoreState) -> list[Pin]:
+    """Oldest first."""
+    with state.lock:
+        return list(state.pins)
+
+
+def enforce(state: StoreState, home: Level, share: float) -> list[Pin]:
+    """The budget holds, pins or not: those that are out of force."""
+    with state.lock:
+        limit = limit_bytes(home, share)
+        idle = state.pins.enforce(limit, lambda key: _block_bytes(state, home, key))
+        _settle(state, home, limit)
+        return idle
+
+
+def settle(state: StoreState, home: Level, share: float) -> None:
+    """Keeps the window blocks that came to kept blocks since, as far as there is room."""
+    with state.lock:
+        _settle(state, home, limit_bytes(home, share))
+
+
+def kept_bytes(state: StoreState, home: Level) -> int:
+    with state.lock:
+        return _kept_bytes(state, home)
+
+
+def pin_chain(
+    state: StoreState, home: Level, share: float, key: BlockKey, *, dry_run: bool
+) -> Pinned | None:
+    """The chain that ends with the block, if there is room for it. None: it is not stored."""
+    with state.lock:
+        records = list(state.tree.ancestors(key))[::-1]
+        if not records:
+            return None
+        known = next((pin for pin in state.pins if pin.key == key), None)
+        new = {
+            one.key
+            for record in records
+            if not state.pins.keeps(record.key)
+            for one in (record, *state.tree.windows(record.key))
+        }
+        more_bytes = sum(_block_bytes(state, home, one) for one in new)
+        chain = tuple(record.key for record in records)
+        pin = Pin(records[0].namespace, chain, known.since if known else state.wall_clock())
+        kept = _kept_bytes(state, home)
+        limit = limit_bytes(home, share)
+        fits = kept + more_bytes <= limit
+        if fits and not dry_run:
+            state.pins.add(pin)
+            _settle(state, home, limit)
+        return Pinned(pin, known, more_bytes, kept, limit, fits)
+
+
+def is_pinned(state: StoreState, key: BlockKey) -> bool:
+    """Whether the chain that ends with the block is pinned."""
+    with state.lock:
+        return key in state.pins
+
+
+def lift_pin(state: StoreState, key: BlockKey, instead: Pin | None = None) -> Pin | None:
+    """The pin on the chain that ends with the block; `instead` is set in its place."""
+    with state.lock:
+        pin = state.pins.discard(key)
+        if instead is not None:
+            state.pins.add(instead)
+        return pin
+
+
+def _settle(state: StoreState, home: Level, limit: int) -> None:
+    """Of the window blocks on kept blocks keeps those it kept already and then the oldest, as many
+    as there is room for. What other conversations hang on a pinned beginning must not push out what
+    was there when it was pinned, nor put a pin out of force.
+    """
+    pins, tree = state.pins, state.tree
+    left_bytes = limit - sum(_block_bytes(state, home, key) for key in pins.kept_chains())
+    hanging = [window for key in pins.kept_chains() for window in tree.windows(key)]
+    hanging.sort(key=lambda one: (not pins.keeps(one.key), one.created, one.key))
+    kept: dict[BlockKey, BlockKey] = {}
+    for window in hanging:
+        window_bytes = _block_bytes(state, home, window.key)
+        if window_bytes <= left_bytes:
+            left_bytes -= window_bytes
+            kept[window.key] = BlockKey(window.parent)
+    pins.set_windows(kept)
+
+
+def _kept_bytes(state: StoreState, home: Level) -> int:
+    pins = state.pins
+    return sum(
+        _block_bytes(state, home, key) for key in {*pins.kept_chains(), *pins.kept_windows()}
+    )
+
+
+def _block_bytes(state: StoreState, home: Level, key: BlockKey) -> int:
+    """Physical where it is known already, else what the file has."""
+    record = state.tree.get(key)
+    if record is None:
+        return 0
+    return home.lru.stored_bytes(key) or record.file_bytes
