@@ -10,20 +10,18 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import seconds
+
+if TYPE_CHECKING:
+    from ollama_tiering.launch.ollama import Generated
 
 OURS, BEST, DEFAULT = "ours", "best", "default"
 NAMES = (OURS, BEST, DEFAULT)
 
 
-class Generated(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-
-
-class Server(Protocol):
+class ColdServer(Protocol):
     """Both are known when it has answered once."""
 
     @property
@@ -38,7 +36,7 @@ class Server(Protocol):
 
 
 # Starts one with flash attention on, off, or (None) as it likes; ends it when left.
-Start = Callable[[bool | None], AbstractContextManager[Server]]
+Start = Callable[[bool | None], AbstractContextManager[ColdServer]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import Table
+
+if TYPE_CHECKING:
+    from ollama_tiering.engines.drivers import Answer
 
 RESTORE, RECOMPUTE, AUTO = "restore", "recompute", "auto"
 BOUND = 1.10
@@ -21,14 +24,7 @@ _WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
 _WARM_SEED = 10_000_000  # beyond the seeds of the prompts, which are their lengths
 
 
-class Answer(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def restored_tokens(self) -> int: ...
-
-
-class Engine(Protocol):
+class GatedEngine(Protocol):
     def ask(self, prompt: str, new_tokens: int) -> Answer: ...
 
     def with_gate(self, gate: str) -> None:
@@ -36,7 +32,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GateChoice:
     """Medians of seconds to the first token. `restored` is how often the gate chose to."""
 
     tier: str
@@ -59,14 +55,14 @@ class Choice:
 
 
 def measure(
-    engine: Engine,
+    engine: GatedEngine,
     make_prompt: Callable[[int, int], str],
     lengths: Sequence[int],
     say: Callable[[str], None],
     *,
     tier: str,
     repeat: int,
-) -> list[Choice]:
+) -> list[GateChoice]:
     """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
     seconds: dict[tuple[str, int], list[float]] = {}
     restored = dict.fromkeys(lengths, 0)
@@ -87,7 +83,7 @@ def measure(
     middle = {case: statistics.median(values) for case, values in seconds.items()}
     spread = {case: _spread(values) for case, values in seconds.items()}
     return [
-        Choice(
+        GateChoice(
             tier=tier,
             tokens=tokens,
             restore_seconds=middle[RESTORE, tokens],
@@ -115,7 +111,7 @@ def _spread(values: list[float]) -> float:
     return (third - first) / 2 / middle
 
 
-def table(shape: str, choices: Sequence[Choice], attention: str) -> Table:
+def table(shape: str, choices: Sequence[GateChoice], attention: str) -> Table:
     headings = [
         "from",
         "prompt",

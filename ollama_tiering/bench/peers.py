@@ -13,11 +13,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.baselines import warm_up_tokens
 from ollama_tiering.bench.table import seconds
 from ollama_tiering.errors import ResultDiffers, TieringError
+
+if TYPE_CHECKING:
+    from ollama_tiering.bench.overhead import PromptCounts
+    from ollama_tiering.launch.ollama import Generated
 
 NEW_TOKENS = 64
 OURS = "ours"
@@ -29,27 +33,7 @@ _WARM_ROUNDS = 1000  # beyond those of the measured prompts; ours has stored tho
 Best = Sequence[tuple[str, float]]  # tokens with log probabilities, the best first
 
 
-class Generated(Protocol):
-    """Seconds are those since the request was sent."""
-
-    @property
-    def tokens(self) -> Sequence[str]: ...
-    @property
-    def logprobs(self) -> Sequence[Best]: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def seconds_to_last_token(self) -> float: ...
-
-
-class Counts(Protocol):
-    @property
-    def restored_tokens(self) -> int: ...
-
-
-class Engine(Protocol):
+class SideEngine(Protocol):
     """With the model loaded."""
 
     @property
@@ -62,7 +46,7 @@ class Engine(Protocol):
 
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> Counts:
+    def settle(self) -> PromptCounts:
         """Returns when nothing goes on in the background."""
 
 
@@ -74,7 +58,7 @@ class Side:
 
     program: str
     setting: str
-    start: Callable[[], AbstractContextManager[Engine]]
+    start: Callable[[], AbstractContextManager[SideEngine]]
     may_fail: bool = False
     short: bool = False
 
@@ -84,7 +68,7 @@ class Side:
 
 
 @dataclass(slots=True)
-class Case:
+class SideCase:
     """One side at one prompt length, a number for each round."""
 
     program: str
@@ -118,7 +102,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NotMeasured:
     """What was not measured, and why."""
 
     name: str
@@ -141,12 +125,12 @@ def measure(
     prompt_of: Callable[[int, int], str],
     repeats: Mapping[int, int],
     say: Callable[[str], None],
-) -> tuple[list[Case], list[Failure]]:
+) -> tuple[list[SideCase], list[NotMeasured]]:
     """`prompt_of(tokens, round)` gives a text, `repeats` the rounds of each length. ResultDiffers
     where a side's first token is not roughly ours: ours has to be one of the sides.
     """
-    cases: dict[tuple[str, int], Case] = {}
-    failures: dict[str, Failure] = {}
+    cases: dict[tuple[str, int], SideCase] = {}
+    failures: dict[str, NotMeasured] = {}
     for number in range(max(repeats.values())):
         now = [length for length, rounds in repeats.items() if number < rounds]
         firsts: dict[tuple[Side, int], Best] = {}
@@ -170,7 +154,7 @@ def measure(
                 if not side.may_fail:
                     raise
                 say(f"  failed: {error.message}")
-                failures[side.name] = Failure(side.name, _in_a_line(error.message))
+                failures[side.name] = NotMeasured(side.name, _in_a_line(error.message))
         _require_alike(firsts)
     return sorted(cases.values(), key=lambda case: case.prompt_tokens), list(failures.values())
 
@@ -181,7 +165,7 @@ def _in_a_line(message: str) -> str:
     return f"{first} {log[-1].strip()}" if log else first
 
 
-def _one(engine: Engine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
+def _one(engine: SideEngine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
     """A request of which nothing may be known before, and whole."""
     done = engine.generate(prompt, NEW_TOKENS)
     if restored := engine.settle().restored_tokens:
@@ -200,9 +184,13 @@ def _rate(done: Generated) -> float:
 
 
 def _note(
-    cases: dict[tuple[str, int], Case], side: Side, engine: Engine, length: int, done: Generated
+    cases: dict[tuple[str, int], SideCase],
+    side: Side,
+    engine: SideEngine,
+    length: int,
+    done: Generated,
 ) -> None:
-    case = cases.setdefault((side.name, length), Case(side.program, side.setting, length))
+    case = cases.setdefault((side.name, length), SideCase(side.program, side.setting, length))
     case.engine, case.built_for = engine.engine, engine.built_for
     case.first_seconds.append(done.seconds_to_first_token)
     case.decode_rates.append(_rate(done))

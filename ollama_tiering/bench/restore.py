@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.baselines import (
     BEST,
@@ -32,22 +32,10 @@ from ollama_tiering.bench.baselines import (
 from ollama_tiering.bench.table import seconds
 from ollama_tiering.errors import ResultDiffers
 
+if TYPE_CHECKING:
+    from ollama_tiering.engines.drivers import Answer
+
 NEW_TOKENS = 8
-
-
-class Answer(Protocol):
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def logprobs(self) -> tuple[tuple[tuple[str, float], ...], ...]: ...
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def memory_tokens(self) -> int: ...
-    @property
-    def restored_tokens(self) -> int: ...
 
 
 class Copying(Protocol):
@@ -67,7 +55,7 @@ class Copying(Protocol):
     def memcpy_all_seconds(self) -> float: ...
 
 
-class Engine(Protocol):
+class RestoringEngine(Protocol):
     """`again` restarts both processes; `reboot` also empties RAM; `measure` times a memcpy."""
 
     @property
@@ -82,7 +70,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RestoreCase:
     """One prompt length, from one tier."""
 
     attention: str
@@ -140,14 +128,14 @@ class Case:
 
 
 def measure(
-    engine: Engine,
+    engine: RestoringEngine,
     prompt_of: Callable[[int], str],
     lengths: Sequence[int],
     tiers: Sequence[str],
     say: Callable[[str], None],
     *,
     repeat: int,
-) -> list[Case]:
+) -> list[RestoreCase]:
     """Every length from every tier; the weights have been read before the first is timed.
 
     A character of a prompt is a token. ResultDiffers where a restored answer is not that of the
@@ -169,8 +157,8 @@ def measure(
 
 
 def with_stock(
-    cases: Sequence[Case], lengths: Sequence[int], stock: Mapping[int, Baselines]
-) -> list[Case]:
+    cases: Sequence[RestoreCase], lengths: Sequence[int], stock: Mapping[int, Baselines]
+) -> list[RestoreCase]:
     """The cases of `measure`, each with what stock took for its prompt."""
     tiers = len(cases) // len(lengths)
     return [replace(case, stock=stock[lengths[n // tiers]]) for n, case in enumerate(cases)]
@@ -189,7 +177,7 @@ def hits(repeat: int) -> int:
     return repeat + 1
 
 
-def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
+def _in_memory(engine: RestoringEngine, prompt: str, repeat: int) -> _Hit:
     grows = range(1 - hits(repeat), 0)
     answers = [engine.ask(prompt[:left], 1) for left in grows]
     answers.append(engine.ask(prompt, NEW_TOKENS))
@@ -204,14 +192,14 @@ def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
 
 
 def _from_tier(
-    engine: Engine,
+    engine: RestoringEngine,
     prompt: str,
     cold: Cold,
     hit: _Hit,
     tier: str,
     say: Callable[[str], None],
     repeat: int,
-) -> Case:
+) -> RestoreCase:
     restored: list[Answer] = []
     reports: list[Copying] = []
     for number in range(2 * repeat):
@@ -229,7 +217,7 @@ def _from_tier(
     def median(of: Callable[[Copying], float]) -> float:
         return statistics.median(map(of, reports))
 
-    return Case(
+    return RestoreCase(
         attention=cold.attention,
         tier=tier,
         prompt_tokens=hit.answer.prompt_tokens,

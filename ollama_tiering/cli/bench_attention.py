@@ -10,7 +10,7 @@ import click
 from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
 
 if TYPE_CHECKING:
-    from ollama_tiering.bench.attention.rig import Rig
+    from ollama_tiering.bench.attention.rig import AttentionRig
     from ollama_tiering.bench.tiers.results import Section
 
 _PARTS = ("accuracy", "prefill", "decode", "quant", "peaked")
@@ -68,13 +68,13 @@ def attention(
     publish(title, sections, began, as_json=as_json, out=out)
 
 
-def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> Rig:
+def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> AttentionRig:
     import psutil
 
     from ollama_tiering import config
     from ollama_tiering.bench.attention.native import ggml_program, peaks_library
     from ollama_tiering.bench.attention.peaks import Peaks
-    from ollama_tiering.bench.attention.rig import Rig, running_isa
+    from ollama_tiering.bench.attention.rig import AttentionRig, running_isa
     from ollama_tiering.patchset.report import Report
     from ollama_tiering.patchset.upstream import SourceCache
 
@@ -87,7 +87,7 @@ def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bo
     else:
         why = f"no source of {tag} is cached (tiering fetch)"
         report.warn(f"ggml is left out: {why}")
-    return Rig(
+    return AttentionRig(
         threads=threads,
         isa=isa,
         rounds=rounds,
@@ -99,7 +99,7 @@ def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bo
     )
 
 
-def _measure(part: str, rig: Rig) -> Section:
+def _measure(part: str, rig: AttentionRig) -> Section:
     if part == "accuracy":
         from ollama_tiering.bench.attention import accuracy
 

@@ -23,7 +23,7 @@ from ollama_tiering.cli.bench_run import (
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.bench.peers import Failure, Side
+    from ollama_tiering.bench.peers import NotMeasured, Side
     from ollama_tiering.engines.drivers import Scratch
     from ollama_tiering.patchset.report import Report
 
@@ -141,13 +141,13 @@ class _Place:
 
 def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
     """As `tiering up` serves it; what the runner says of its attention is added to the list."""
-    from ollama_tiering.bench.peers import OURS, Engine, Side
+    from ollama_tiering.bench.peers import OURS, Side, SideEngine
     from ollama_tiering.engines.bench_driver import BenchDriver
 
     asked_for = attention_of_up()
 
     @contextlib.contextmanager
-    def start() -> Iterator[Engine]:
+    def start() -> Iterator[SideEngine]:
         driver = BenchDriver(
             place.binary, scratch, ctx=place.ctx, attention=asked_for, threads=place.threads
         )
@@ -163,7 +163,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
     """As it comes, and each other way it has: one of them is its best. `wanted` says of each side
     whether it is to run with the shortest prompt only.
     """
-    from ollama_tiering.bench.peers import Engine, Side
+    from ollama_tiering.bench.peers import Side, SideEngine
     from ollama_tiering.engines.bench_driver import Untiered
 
     @contextlib.contextmanager
@@ -181,7 +181,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
             yield driver
 
     def side(name: str, flash: bool | None, setting: str) -> Side:
-        begin: Callable[[], AbstractContextManager[Engine]] = functools.partial(start, flash)
+        begin: Callable[[], AbstractContextManager[SideEngine]] = functools.partial(start, flash)
         return Side("stock", setting, begin, short=wanted[name])
 
     if not {_DEFAULT, _BEST} & wanted.keys():
@@ -197,9 +197,9 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
 
 def _others(
     place: _Place, scratch: Scratch, wanted: Mapping[str, bool], folder: Path | None, report: Report
-) -> tuple[list[Side], list[Failure]]:
+) -> tuple[list[Side], list[NotMeasured]]:
     """The peers with and without flash attention, and those that can't be had."""
-    from ollama_tiering.bench.peers import Engine, Failure, Side
+    from ollama_tiering.bench.peers import NotMeasured, Side, SideEngine
     from ollama_tiering.engines.peers import environment
     from ollama_tiering.engines.peers.driver import PeerDriver, Settings
 
@@ -209,7 +209,7 @@ def _others(
     python, absent = environment.python_with(peers, folder, report)
 
     @contextlib.contextmanager
-    def start(settings: Settings) -> Iterator[Engine]:
+    def start(settings: Settings) -> Iterator[SideEngine]:
         driver = PeerDriver(python, scratch, settings)
         with contextlib.closing(driver):
             driver.start()
@@ -221,7 +221,7 @@ def _others(
             settings = Settings(peer.name, place.ctx, _BATCH_TOKENS, place.threads, flash)
             begin = functools.partial(start, settings)
             sides.append(Side(peer.name, _flash_words(flash), begin, True, wanted[peer.name]))
-    return sides, [Failure(name, reason) for name, reason in absent.items()]
+    return sides, [NotMeasured(name, reason) for name, reason in absent.items()]
 
 
 def _flash_words(flash: bool) -> str:

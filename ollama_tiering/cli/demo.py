@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ollama_tiering.engines.choose import Choice
-    from ollama_tiering.engines.demo import Outcome
+    from ollama_tiering.engines.demo import DemoOutcome
     from ollama_tiering.engines.drivers import Driver, Scratch
 
 LAYERS = 8  # of the made model: enough that computing the prompt is felt
@@ -126,7 +126,7 @@ def _driver(choice: Choice, scratch: Scratch) -> Driver:
     return ReferenceDriver(scratch)
 
 
-def _print(outcome: Outcome, seconds: float) -> None:
+def _print(outcome: DemoOutcome, seconds: float) -> None:
     from rich.console import Console
 
     from ollama_tiering.engines import demo as demonstration
@@ -149,12 +149,12 @@ def _print(outcome: Outcome, seconds: float) -> None:
         )
 
 
-def _note(outcome: Outcome) -> str:
+def _note(outcome: DemoOutcome) -> str:
     tokens = len(outcome.rows[0].answer.tokens)
     return _NOTE.format(tokens=tokens, cold=_COLD[outcome.one_answer])
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: DemoOutcome) -> Table:
     from rich.table import Table
 
     prompt = outcome.rows[0].answer.prompt_tokens

@@ -12,7 +12,7 @@ from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.errors import ResultDiffers, TieringError
 
 if TYPE_CHECKING:
-    from ollama_tiering.kernels.check import Row
+    from ollama_tiering.kernels.check import CheckRow
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
@@ -46,7 +46,7 @@ def check(threads: int | None, as_json: bool) -> None:
         *checking.cpu_devices(threads or psutil.cpu_count(logical=False) or 1),
         *gpus,
     ]
-    rows: list[Row] = []
+    rows: list[CheckRow] = []
     for row in checking.check(devices):
         rows.append(row)
         if not as_json:
@@ -66,7 +66,7 @@ def check(threads: int | None, as_json: bool) -> None:
         raise fault
 
 
-def _line(row: Row) -> str:
+def _line(row: CheckRow) -> str:
     """One row, printed as soon as it is there: a fault in the next one must not take it along."""
     begin = f"{row.shape:<24} {row.device:<14}"
     if row.failed:

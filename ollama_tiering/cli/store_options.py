@@ -19,7 +19,7 @@ from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
     from ollama_tiering.store import OpenBlock
-    from ollama_tiering.store.tools.archive import Manifest
+    from ollama_tiering.store.tools.archive import ArchiveManifest
     from ollama_tiering.store.tools.chain_to_export import ChainToExport
     from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present
     from ollama_tiering.store.values import (
@@ -59,7 +59,7 @@ class Admin(Protocol):
     def chain(self, chain_id: str) -> ChainToExport: ...
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]: ...
     def present(self, checked: CheckedChain) -> Present: ...
-    def sink(self, manifest: Manifest) -> AbstractContextManager[BlockSink]: ...
+    def sink(self, manifest: ArchiveManifest) -> AbstractContextManager[BlockSink]: ...
 
 
 class Duration(click.ParamType[float]):

@@ -13,8 +13,8 @@ import click
 from ollama_tiering.cli import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
-    from ollama_tiering.systemd.plan import Plan, Request
-    from ollama_tiering.systemd.service import Outcome
+    from ollama_tiering.systemd.plan import InstallPlan, InstallRequest
+    from ollama_tiering.systemd.service import InstallOutcome
 
 _PATH = click.Path(path_type=Path)
 
@@ -157,10 +157,12 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
         click.echo(f"{'stock':<12} {path} sha256 {file['sha256']}{note}")
 
 
-def _request(user_mode: bool, prefix: Path | None, root: Path | None, **more: Any) -> Request:
-    from ollama_tiering.systemd.plan import Request
+def _request(
+    user_mode: bool, prefix: Path | None, root: Path | None, **more: Any
+) -> InstallRequest:
+    from ollama_tiering.systemd.plan import InstallRequest
 
-    return Request(
+    return InstallRequest(
         user_mode=user_mode,
         prefix=prefix.absolute() if prefix else None,
         root=root.absolute() if root else None,
@@ -182,12 +184,12 @@ def _newest_binary() -> Path:
     return found
 
 
-def _document(outcome: Outcome, dry_run: bool) -> dict[str, Any]:
+def _document(outcome: InstallOutcome, dry_run: bool) -> dict[str, Any]:
     return {"installed": True, "dry_run": dry_run, **asdict(outcome)}
 
 
 def _changes(
-    outcome: Outcome, dry_run: bool, *, written: str = "wrote", removed: str = "removed"
+    outcome: InstallOutcome, dry_run: bool, *, written: str = "wrote", removed: str = "removed"
 ) -> Iterator[str]:
     changes = outcome.changes
     for word, paths in (
@@ -201,7 +203,7 @@ def _changes(
             yield f"{word:<12} {path}"
 
 
-def _stock(outcome: Outcome) -> Iterator[str]:
+def _stock(outcome: InstallOutcome) -> Iterator[str]:
     if not outcome.stock_before:
         yield f"{'stock':<12} no stock Ollama found"
     for path, before in outcome.stock_before.items():
@@ -211,7 +213,7 @@ def _stock(outcome: Outcome) -> Iterator[str]:
         yield f"{'':<12}   after  {after}"
 
 
-def _next(plan: Plan, manager: Any, *, now: bool) -> Iterator[str]:
+def _next(plan: InstallPlan, manager: Any, *, now: bool) -> Iterator[str]:
     service = plan.service
     if service.binary:
         yield f"{'server':<12} http://{service.address}"

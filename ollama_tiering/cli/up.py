@@ -14,8 +14,8 @@ from ollama_tiering.config.words import flag_note
 if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.address import Address
-    from ollama_tiering.launch.record import Record
-    from ollama_tiering.launch.up import Request
+    from ollama_tiering.launch.record import UpRecord
+    from ollama_tiering.launch.up import UpRequest
     from ollama_tiering.patchset.report import Report
 
 _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none yet
@@ -75,7 +75,7 @@ def up(
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
-    from ollama_tiering.launch.record import AlreadyUp, claim
+    from ollama_tiering.launch.record import AlreadyUp, hold
     from ollama_tiering.patchset.binary import patched_binary
     from ollama_tiering.patchset.report import Report
 
@@ -85,7 +85,7 @@ def up(
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
     request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
-        with claim(address) as held:
+        with hold(address) as held:
             launching.require_free(address)
             held.write(launching.first_record(request))
             binary = _built_binary(unreadable) if unreadable else patched_binary(report, **build)
@@ -98,13 +98,13 @@ def up(
 
 def _request(
     address: Address, models: Path | None, flags: dict[str, Any]
-) -> tuple[Request, ConfigError | None]:
+) -> tuple[UpRequest, ConfigError | None]:
     """Settings in a file or variable that cannot be used cost the cache, not the server. A flag
     that cannot is a ConfigError.
     """
     from ollama_tiering import config
     from ollama_tiering.errors import ConfigError
-    from ollama_tiering.launch.up import Request
+    from ollama_tiering.launch.up import UpRequest
 
     try:
         settings = config.load(flags)
@@ -113,9 +113,9 @@ def _request(
         why = f"{error.message} ({error.hint})"
         attention = flags["server.cpu_attention"]
         socket = config.default_socket_path()
-        return Request(address, socket, models, attention, why_stock=why), error
+        return UpRequest(address, socket, models, attention, why_stock=why), error
     attention = settings.server.cpu_attention
-    return Request(address, settings.sidecar.socket_path, models, attention), None
+    return UpRequest(address, settings.sidecar.socket_path, models, attention), None
 
 
 def _require_good_flags(flags: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _built_binary(unreadable: ConfigError) -> Path:
     return binary
 
 
-def _ready(request: Request, record: Record, report: Report) -> None:
+def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
     from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names

@@ -23,7 +23,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.tools.archive import Manifest
+from ollama_tiering.store.tools.archive import ArchiveManifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.values import (
@@ -147,7 +147,7 @@ class SidecarAdministration:
         return what_is_present(checked, found)
 
     @contextmanager
-    def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
+    def sink(self, manifest: ArchiveManifest) -> Iterator[BlockSink]:
         with Exchange(self._stub.Put, _LONG_SECONDS) as exchange:
             description = pb.Namespace(
                 fields=[pb.NamespaceField(name=n, value=v) for n, v in manifest.description]

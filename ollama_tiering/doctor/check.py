@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ollama_tiering.errors import TieringError
 
 
-class State(enum.StrEnum):
+class CheckState(enum.StrEnum):
     OK = "ok"
     WARN = "warn"  # works, but not as well as it could
     FAIL = "fail"  # something a person asked for cannot work
@@ -18,21 +18,21 @@ class State(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    state: State
+    state: CheckState
     finding: str
     cure: str = ""
 
 
 def ok(name: str, finding: str) -> Check:
-    return Check(name, State.OK, finding)
+    return Check(name, CheckState.OK, finding)
 
 
 def warn(name: str, finding: str, cure: str = "") -> Check:
-    return Check(name, State.WARN, finding, cure)
+    return Check(name, CheckState.WARN, finding, cure)
 
 
 def fail(name: str, finding: str, cure: str = "") -> Check:
-    return Check(name, State.FAIL, finding, cure)
+    return Check(name, CheckState.FAIL, finding, cure)
 
 
 def guarded(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:

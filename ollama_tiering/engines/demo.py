@@ -26,7 +26,7 @@ COLD, HIT, UNLOADED, RESTARTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DemoRow:
     """One request beside the reference; `restored`: it must be identical and from a tier.
     `must_agree`: it must be identical.
     """
@@ -54,9 +54,9 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     engine: str
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     one_answer: bool
 
     def sooner(self, label: str) -> float:
@@ -110,7 +110,7 @@ class Outcome:
 
 def show(
     driver: Driver, prompt: str, say: Callable[[str], None], *, new_tokens: int = NEW_TOKENS
-) -> Outcome:
+) -> DemoOutcome:
     """Runs it from start to end. The driver is started here; whoever made it closes it."""
     say("starting a private sidecar and the engine")
     driver.start()
@@ -125,7 +125,7 @@ def show(
     restarted = driver.ask(prompt, new_tokens)
     answers = {COLD: cold, HIT: hit, UNLOADED: unloaded, RESTARTED: restarted}
     rows = tuple(
-        Row(
+        DemoRow(
             label,
             answer,
             same_tokens=answer.tokens == hit.tokens and bool(answer.tokens),
@@ -135,7 +135,7 @@ def show(
         )
         for label, answer in answers.items()
     )
-    return Outcome(driver.name, rows, driver.one_answer)
+    return DemoOutcome(driver.name, rows, driver.one_answer)
 
 
 def make_prompt(tokens: int = PROMPT_TOKENS, seed: int = 1) -> str:

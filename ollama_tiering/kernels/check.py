@@ -62,7 +62,7 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckRow:
     """One shape on one device. `error` None: it does not serve the shape, `why` says why, or it
     `failed` to compute it."""
 
@@ -132,7 +132,7 @@ def cpu_devices(threads: int) -> list[Cpu]:
     return found
 
 
-def check(devices: Sequence[Device]) -> Iterator[Row]:
+def check(devices: Sequence[Device]) -> Iterator[CheckRow]:
     """Every shape on every device, against one reference for each shape, each row as it is there. A
     device that has failed is not asked again: after a fault a GPU answers every call with it."""
     broken: set[str] = set()
@@ -142,7 +142,7 @@ def check(devices: Sequence[Device]) -> Iterator[Row]:
         for device in devices:
             if device.name in broken:
                 failed = "not run: the device failed before"
-                yield Row(device.name, shape, device.bound, failed=failed)
+                yield CheckRow(device.name, shape, device.bound, failed=failed)
                 continue
             row = compare(device, shape, sample, right)
             if row.failed:
@@ -150,11 +150,11 @@ def check(devices: Sequence[Device]) -> Iterator[Row]:
             yield row
 
 
-def compare(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> Row:
+def compare(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> CheckRow:
     try:
         out, seconds = device.compute(sample)
     except TieringError as error:
         if isinstance(error, PaError) and error.status is PaStatus.UNSUPPORTED:
-            return Row(device.name, shape, device.bound, why=error.message)
-        return Row(device.name, shape, device.bound, failed=error.message)
-    return Row(device.name, shape, device.bound, relative_error(out, right), seconds)
+            return CheckRow(device.name, shape, device.bound, why=error.message)
+        return CheckRow(device.name, shape, device.bound, failed=error.message)
+    return CheckRow(device.name, shape, device.bound, relative_error(out, right), seconds)

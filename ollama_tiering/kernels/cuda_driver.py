@@ -74,7 +74,7 @@ _PROTOTYPES: Final[dict[str, list[Any]]] = {
 }
 
 
-class Driver:
+class CudaDriver:
     """libcuda.so.1, started. PaError: NO_DEVICE where there is no driver or it finds no GPU,
     UNSUPPORTED where it lacks a function, DEVICE_ERROR where it does not start."""
 

@@ -72,7 +72,7 @@ GPUS: Final = (
 
 
 @dataclass(frozen=True)
-class Block:
+class ThreadBlock:
     """What a block of a kernel needs."""
 
     threads: int
@@ -80,7 +80,7 @@ class Block:
     shared_bytes: int
 
 
-def blocks_per_multiprocessor(limits: Limits, block: Block) -> int:
+def blocks_per_multiprocessor(limits: Limits, block: ThreadBlock) -> int:
     """How many blocks are resident at once; 0: not one. Registers are given out to warps in units
     of 256."""
     warps = -(-block.threads // 32)
@@ -141,7 +141,7 @@ class Prediction:
 
 def decode(
     gpu: GpuType,
-    block: Block,
+    block: ThreadBlock,
     *,
     group: int,
     n_cells: int,

@@ -22,7 +22,7 @@ from ollama_tiering.launch.address import Address
 
 
 @dataclass(slots=True)
-class Record:
+class UpRecord:
     """What is said of a running `tiering up`; pids are 0 while there is none. After an orderly end
     only `models` is left, and pid is 0.
     """
@@ -40,26 +40,26 @@ class Record:
     started: float = 0.0  # Unix seconds
 
 
-_KNOWN: Final = frozenset(field.name for field in fields(Record))
+_KNOWN: Final = frozenset(field.name for field in fields(UpRecord))
 
 
 class AlreadyUp(Exception):
     """Another process holds the record; not an error: the work is done, or being done."""
 
-    def __init__(self, record: Record | None) -> None:
+    def __init__(self, record: UpRecord | None) -> None:
         super().__init__()
         self.record = record
 
 
-class Claim:
+class HeldRecord:
     """The held record. `write` replaces its content, `close` takes back that somebody has it."""
 
-    def __init__(self, handle: int, left: Record | None) -> None:
+    def __init__(self, handle: int, left: UpRecord | None) -> None:
         self._handle = handle
         self._models = ""
         self.left = left  # by one that was killed
 
-    def write(self, record: Record) -> None:
+    def write(self, record: UpRecord) -> None:
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
         os.pwrite(self._handle, content, 0)
@@ -69,7 +69,7 @@ class Claim:
         """Where the models were stays known: what of them is stored has its names there."""
         os.ftruncate(self._handle, 0)
         if self._models:
-            self.write(Record(pid=0, url="", models=self._models))
+            self.write(UpRecord(pid=0, url="", models=self._models))
 
 
 def record_path(address: Address) -> Path:
@@ -87,7 +87,7 @@ def _opened(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def claim(address: Address) -> Iterator[Claim]:
+def hold(address: Address) -> Iterator[HeldRecord]:
     """Holds the port against another `tiering up`; AlreadyUp where one has it."""
     try:
         handle = _opened(record_path(address))
@@ -99,14 +99,14 @@ def claim(address: Address) -> Iterator[Claim]:
         except BlockingIOError:
             raise AlreadyUp(_read(handle)) from None
         left = _read(handle)
-        held = Claim(handle, left if left and left.pid else None)
+        held = HeldRecord(handle, left if left and left.pid else None)
         yield held
         held.close()
     finally:
         os.close(handle)
 
 
-def running(address: Address) -> Record | None:
+def running(address: Address) -> UpRecord | None:
     """What a living `tiering up` says of itself. Takes no lock, so it is in nobody's way."""
     for path in (record_path(address), _second_path(address)):
         try:
@@ -127,12 +127,12 @@ def binaries() -> list[Path]:
     return [Path(record.binary) for record in records() if record.binary]
 
 
-def records() -> list[Record]:
+def records() -> list[UpRecord]:
     """What every `tiering up` says of itself that runs, was killed, or left word where its models
     are; the latest first.
     """
     folders = (config.run_dir(), config.state_dir() / "run")
-    found: list[tuple[int, Record]] = []
+    found: list[tuple[int, UpRecord]] = []
     for path in (path for folder in folders for path in folder.glob("up-*.json")):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -144,10 +144,10 @@ def records() -> list[Record]:
     return [record for _, record in sorted(found, key=lambda one: -one[0])]
 
 
-def _read(handle: int) -> Record | None:
+def _read(handle: int) -> UpRecord | None:
     """None where nothing, or nothing sensible, stands there."""
     try:
         values = dict(json.loads(os.pread(handle, 1 << 16, 0)))
-        return Record(**{name: value for name, value in values.items() if name in _KNOWN})
+        return UpRecord(**{name: value for name, value in values.items() if name in _KNOWN})
     except (ValueError, TypeError):
         return None

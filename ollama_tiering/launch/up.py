@@ -18,7 +18,7 @@ from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
-from ollama_tiering.launch.record import Claim, Record, records
+from ollama_tiering.launch.record import HeldRecord, UpRecord, records
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.store import block_store_pb2 as pb
@@ -37,7 +37,7 @@ class Teller(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpRequest:
     address: Address
     socket: Path
     models: Path | None = None
@@ -88,7 +88,11 @@ def _how_to_stop(found: Found) -> str:
 
 
 def run(
-    request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[Record], None]
+    request: UpRequest,
+    binary: Path,
+    held: HeldRecord,
+    report: Teller,
+    ready: Callable[[UpRecord], None],
 ) -> None:
     """Sidecar, server, watch, stop. Returns after an orderly end that was asked for. `ready` is
     called once it serves.
@@ -148,9 +152,9 @@ def run(
             report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
 
 
-def first_record(request: Request) -> Record:
+def first_record(request: UpRequest) -> UpRecord:
     """What is known before anything has started."""
-    return Record(
+    return UpRecord(
         pid=os.getpid(),
         url=request.address.url,
         socket=str(request.socket),
@@ -171,9 +175,9 @@ def _nothing() -> None:
 
 
 def _start_sidecar(
-    request: Request,
+    request: UpRequest,
     service: BlockService,
-    left: Record | None,
+    left: UpRecord | None,
     interrupts: Interrupts,
     report: Teller,
 ) -> pb.StatResponse | None:
@@ -219,7 +223,7 @@ def _say_shared(socket: Path, version: str, report: Teller) -> None:
         report.warn(f"that sidecar is {version}, this is {__version__}: stop it when you can")
 
 
-def _retire_orphan(socket: Path, left: Record | None, report: Teller) -> None:
+def _retire_orphan(socket: Path, left: UpRecord | None, report: Teller) -> None:
     """A `tiering up` that was killed leaves its sidecar; nobody else would ever stop it."""
     if not left or not left.sidecar_pid or left.sidecar_pid != block_service.owner(socket):
         return

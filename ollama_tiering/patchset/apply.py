@@ -16,7 +16,7 @@ from ollama_tiering.errors import PatchConflict, UnsupportedUpstream
 from ollama_tiering.patchset import gittree, gomod, overlay
 from ollama_tiering.patchset.manifest import Hook, Patchset
 from ollama_tiering.patchset.run import run
-from ollama_tiering.patchset.tree import ReadFile, Record, Tree
+from ollama_tiering.patchset.tree import ReadFile, Tree, TreeRecord
 from ollama_tiering.patchset.upstream import SourceCache
 
 
@@ -131,7 +131,7 @@ def apply(
     if old and old.digest == patchset.digest and tag in (None, old.tag):
         return []
     known, changed, added = _plan(patchset, tree, old, tag, allow_untested, cache, go)
-    return tree.write(old, Record(known, patchset.digest, done=False), changed, added)
+    return tree.write(old, TreeRecord(known, patchset.digest, done=False), changed, added)
 
 
 def revert(root: Path) -> list[str]:
@@ -183,7 +183,7 @@ def status(patchset: Patchset, root: Path) -> Status:
 def _plan(
     patchset: Patchset,
     tree: Tree,
-    old: Record | None,
+    old: TreeRecord | None,
     tag: str | None,
     allow_untested: bool,
     cache: SourceCache | None,
@@ -206,7 +206,7 @@ def _plan(
 
 
 def _differences(
-    tree: Tree, old: Record | None, tag: str | None, wrong: list[str], cache: SourceCache | None
+    tree: Tree, old: TreeRecord | None, tag: str | None, wrong: list[str], cache: SourceCache | None
 ) -> str:
     """A diffstat against the cached tag, or, without it, the places that differ."""
     if tag is None or cache is None or not cache.has(tag):

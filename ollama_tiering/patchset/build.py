@@ -51,7 +51,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """Options with everything looked up."""
 
     options: BuildOptions
@@ -100,14 +100,14 @@ class Plan:
         return self.options.cpu == "variants" or self.cuda is not None
 
 
-def plan(options: BuildOptions) -> Plan:
+def plan(options: BuildOptions) -> BuildPlan:
     """Looks for CUDA unless it is off. MissingTool where it is asked for and absent."""
     cuda = tools.find_cuda() if options.cuda != "off" else None
     if options.cuda == "on" and cuda is None:
         raise MissingTool(
             "nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off"
         )
-    return Plan(options, cuda)
+    return BuildPlan(options, cuda)
 
 
 def binary_path(options: BuildOptions) -> Path:
@@ -135,7 +135,7 @@ def go_environment() -> dict[str, str]:
     return environment | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
 
 
-def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
+def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
     """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build
     it with.
     """
@@ -192,7 +192,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
 # --- the two compilers ----------------------------------------------------------------------------
 
 
-def _build_ggml(plan: Plan, report: Report) -> None:
+def _build_ggml(plan: BuildPlan, report: Report) -> None:
     """GGML's libraries through upstream's presets, into build/lib/ollama beside the binary."""
     cmake = tools.find_cmake(report)
     tools.require_make()
@@ -214,7 +214,7 @@ def _build_ggml(plan: Plan, report: Report) -> None:
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
 
 
-def _forget_other_compilers_work(plan: Plan) -> None:
+def _forget_other_compilers_work(plan: BuildPlan) -> None:
     """CMake does not see that a compiler was updated, and would keep what the old one made."""
     folder, mark = plan.tree / "build", plan.folder / "compilers"
     wanted = identity.compiler_digest(plan.compiler_flags, plan.cuda)
@@ -223,7 +223,7 @@ def _forget_other_compilers_work(plan: Plan) -> None:
         mark.write_text(wanted, encoding="utf-8")
 
 
-def _require_preset(plan: Plan, name: str) -> None:
+def _require_preset(plan: BuildPlan, name: str) -> None:
     presets = json.loads((plan.tree / "CMakePresets.json").read_text(encoding="utf-8"))
     known = [entry["name"] for entry in presets["configurePresets"]]
     if name not in known:
@@ -233,7 +233,7 @@ def _require_preset(plan: Plan, name: str) -> None:
         )
 
 
-def _build_id(plan: Plan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
+def _build_id(plan: BuildPlan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
     return identity.build_id(
         patchset,
         tag=plan.options.tag,
@@ -247,7 +247,7 @@ def _build_id(plan: Plan, patchset: Patchset, cache: SourceCache, go: Path) -> s
     )
 
 
-def _build_go(plan: Plan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
+def _build_go(plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
     variables = {
         "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
         "github.com/ollama/ollama/server.mode": "release",
@@ -285,7 +285,7 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, build_id: str, report: R
 
 
 @contextmanager
-def compiler_environment(plan: Plan, go: Path) -> Iterator[dict[str, str]]:
+def compiler_environment(plan: BuildPlan, go: Path) -> Iterator[dict[str, str]]:
     """The C compilers' flags of a native build, as environment; a person's own go first."""
     wanted = plan.compiler_flags
     with contextlib.ExitStack() as stack:
@@ -296,7 +296,7 @@ def compiler_environment(plan: Plan, go: Path) -> Iterator[dict[str, str]]:
 
 
 def _step(
-    plan: Plan,
+    plan: BuildPlan,
     report: Report,
     detail: Callable[[str], None],
     program: str | Path,
@@ -316,7 +316,7 @@ def _step(
         raise _failed(plan, Path(program).name, done)
 
 
-def _failed(plan: Plan, program: str, done: Finished) -> BuildError:
+def _failed(plan: BuildPlan, program: str, done: Finished) -> BuildError:
     if done.disk_was_full:
         return disk_full(plan.folder)
     told = [line for line in done.tail if not is_package(line)]
@@ -339,7 +339,7 @@ def _cure(done: Finished) -> str:
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def _say_what_it_takes(plan: Plan, report: Report) -> None:
+def _say_what_it_takes(plan: BuildPlan, report: Report) -> None:
     environment = os.environ | go_environment()
     if estimate.is_first(Path(environment["GOCACHE"])):
         options = plan.options
@@ -349,7 +349,7 @@ def _say_what_it_takes(plan: Plan, report: Report) -> None:
         report.say(said)
 
 
-def _warn_if_little_space(plan: Plan, report: Report) -> None:
+def _warn_if_little_space(plan: BuildPlan, report: Report) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(plan.folder).free
     needed = estimate.needed_bytes(not plan.needs_cmake)

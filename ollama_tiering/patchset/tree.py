@@ -26,7 +26,7 @@ ReadFile = Callable[[str], bytes | None]
 
 
 @dataclass
-class Record:
+class TreeRecord:
     """What an apply did to a tree: each path with the SHA-256 of what was written there."""
 
     tag: str
@@ -49,7 +49,7 @@ class Tree:
                 f"{root}: no such directory", hint="name a source tree of Ollama with --tree"
             )
 
-    def record(self) -> Record | None:
+    def record(self) -> TreeRecord | None:
         path = self.record_dir / "record.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ class Tree:
             ) from None
         if data.get("format") != RECORD_FORMAT:
             raise PatchConflict(f"{path}: made by another version", hint=f"delete {self.root}")
-        return Record(**data)
+        return TreeRecord(**data)
 
     def identify(self, patchset: Patchset, wanted: str | None) -> tuple[TagPin | None, list[str]]:
         """The accepted tag this tree is, looking past our own changes; else None and the places
@@ -100,12 +100,12 @@ class Tree:
             return gittree.file_oid(path)
         return gittree.folder_oid(self.root, place, without=without, instead=instead)
 
-    def edited(self, record: Record) -> list[str]:
+    def edited(self, record: TreeRecord) -> list[str]:
         """Files of ours that somebody changed after we wrote them."""
         ours = record.changed | record.added
         return sorted(path for path, digest in ours.items() if _sha256(self.root / path) != digest)
 
-    def upstream_read(self, record: Record | None) -> ReadFile:
+    def upstream_read(self, record: TreeRecord | None) -> ReadFile:
         """Reads upstream's own content, whatever we did to the file."""
 
         def read(path: str) -> bytes | None:
@@ -116,7 +116,11 @@ class Tree:
         return read
 
     def write(
-        self, old: Record | None, new: Record, changed: dict[str, bytes], added: dict[str, bytes]
+        self,
+        old: TreeRecord | None,
+        new: TreeRecord,
+        changed: dict[str, bytes],
+        added: dict[str, bytes],
     ) -> list[str]:
         """Keep originals, note the intent, move the files in, note success.
 
@@ -141,7 +145,7 @@ class Tree:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     self._put(kept, original or b"")
                     shutil.copymode(self.root / path, kept)
-            intent = Record(
+            intent = TreeRecord(
                 new.tag, new.digest, False, dict.fromkeys(originals, ""), {}, new.folders
             )
             intent.added = dict.fromkeys([*added, *stale], "")
@@ -176,7 +180,7 @@ class Tree:
         elif record is None and self.record_dir.is_dir():
             shutil.rmtree(self.record_dir)  # killed before the intent was noted: nothing changed
 
-    def restore(self, record: Record) -> list[str]:
+    def restore(self, record: TreeRecord) -> list[str]:
         """Upstream's bytes back, our files and the record gone. Killed half-way, it can go on."""
         record.done = False
         self._save(record)
@@ -195,7 +199,7 @@ class Tree:
         shutil.rmtree(self.record_dir)
         return sorted(touched)
 
-    def refuse_edited(self, record: Record) -> None:
+    def refuse_edited(self, record: TreeRecord) -> None:
         """PatchConflict where somebody changed a file of ours since."""
         edited = self.edited(record)
         if edited:
@@ -226,7 +230,7 @@ class Tree:
             incoming.chmod(0o644)
         incoming.replace(target)
 
-    def _save(self, record: Record) -> None:
+    def _save(self, record: TreeRecord) -> None:
         self._put(self.record_dir / "record.json", json.dumps(asdict(record), indent=1).encode())
 
 

@@ -33,24 +33,24 @@ _STOP_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     path: str
     query: str
     headers: Mapping[str, str]  # names in lower case
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = (("Content-Type", "text/plain; charset=utf-8"),)
 
 
-Page = Callable[[Request], Awaitable[Answer]]
+Page = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 
-def text(status: int, line: str) -> Answer:
-    return Answer(status, f"{line}\n".encode())
+def text(status: int, line: str) -> HttpAnswer:
+    return HttpAnswer(status, f"{line}\n".encode())
 
 
 class Endpoint:
@@ -163,16 +163,18 @@ class Endpoint:
         while await reader.read(_READ_BYTES):  # a reset would take the answer back from the client
             pass
 
-    async def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> HttpAnswer:
         path, _, query = request.target.decode("ascii", "replace").partition("?")
         page = self._pages.get(path)
         if page is None:
             return text(HTTPStatus.NOT_FOUND, "there are: " + ", ".join(self._pages))
         if request.method not in (b"GET", b"HEAD"):
             refused = text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD")
-            return Answer(refused.status, refused.body, (*refused.headers, ("Allow", "GET, HEAD")))
+            return HttpAnswer(
+                refused.status, refused.body, (*refused.headers, ("Allow", "GET, HEAD"))
+            )
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in request.headers}
-        return await page(Request(path, query, headers))
+        return await page(HttpRequest(path, query, headers))
 
 
 async def _received(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
@@ -186,7 +188,7 @@ async def _received(connection: h11.Connection, reader: asyncio.StreamReader) ->
         connection.receive_data(await reader.read(_READ_BYTES))
 
 
-def _as_bytes(connection: h11.Connection, answer: Answer, *, with_body: bool) -> bytes:
+def _as_bytes(connection: h11.Connection, answer: HttpAnswer, *, with_body: bool) -> bytes:
     headers = [*answer.headers, ("Content-Length", str(len(answer.body))), ("Connection", "close")]
     reason = HTTPStatus(answer.status).phrase
     events: list[h11.Event] = [

@@ -46,7 +46,7 @@ def default_models_dir() -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ModelNames:
     """`unread` says what could not be read, so that a model may have a name that is not here."""
 
     of_blob: dict[str, tuple[str, ...]] = field(default_factory=dict)  # blob's file name -> names
@@ -65,10 +65,10 @@ class ManifestReader:
         self._models = models
         self._known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
 
-    def read(self) -> Names:
+    def read(self) -> ModelNames:
         models = self._models or default_models_dir()
         if models is None:
-            return Names(unread="Ollama's models directory is not found")
+            return ModelNames(unread="Ollama's models directory is not found")
         found: dict[str, list[str]] = {}
         unread: list[str] = []
         known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
@@ -89,7 +89,7 @@ class ManifestReader:
             for blob in blobs:
                 found.setdefault(blob, []).append(_name(path.relative_to(models / "manifests")))
         self._known = known
-        return Names({blob: tuple(names) for blob, names in found.items()}, _said(unread))
+        return ModelNames({blob: tuple(names) for blob, names in found.items()}, _said(unread))
 
 
 def model_names(models: Path | None) -> dict[str, str]:

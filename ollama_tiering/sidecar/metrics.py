@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ollama_tiering import __version__
-from ollama_tiering.sidecar.endpoint import Answer, Page, Request
+from ollama_tiering.sidecar.endpoint import HttpAnswer, HttpRequest, Page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.sidecar.runners import RunnerTable
@@ -185,7 +185,7 @@ def metrics_page(registry: CollectorRegistry) -> Page:
     """In the format and the encoding that the client asks for."""
     app = make_wsgi_app(registry)
 
-    async def answer(request: Request) -> Answer:
+    async def answer(request: HttpRequest) -> HttpAnswer:
         said: list[tuple[str, list[tuple[str, str]]]] = []
         environ = {
             "REQUEST_METHOD": "GET",
@@ -196,6 +196,6 @@ def metrics_page(registry: CollectorRegistry) -> Page:
         }
         parts: Iterable[bytes] = app(environ, lambda *status: said.append(status))
         status, headers = said[0]
-        return Answer(int(status.split()[0]), b"".join(parts), tuple(headers))
+        return HttpAnswer(int(status.split()[0]), b"".join(parts), tuple(headers))
 
     return answer

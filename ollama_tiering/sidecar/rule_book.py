@@ -17,7 +17,7 @@ from typing import Final
 from ollama_tiering.config import Ruling, SidecarConfig, ruling
 from ollama_tiering.config.model_rules import EVERY
 from ollama_tiering.errors import did_you_mean
-from ollama_tiering.sidecar.manifests import ManifestReader, Names, is_blob
+from ollama_tiering.sidecar.manifests import ManifestReader, ModelNames, is_blob
 from ollama_tiering.store import Decide, Terms
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RuleBook:
             self._ttl_days = config.ttl_days
             self._reader = ManifestReader(config.models_dir)
             self._said: set[str] = set()
-            self._names = Names(unread="not read yet")
+            self._names = ModelNames(unread="not read yet")
             self._untold = False
         self.refresh()
 

@@ -31,7 +31,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
-from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.entrance import Entrance
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
 from ollama_tiering.sidecar.memory import share_one_arena
@@ -121,11 +121,11 @@ def claim_socket(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def make_gate(guard: PeerGuard, counting: CallMetrics | None = None) -> Gate:
+def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entrance:
     """What every call goes through; services are added to it."""
     counted = [counting.around] if counting is not None else []
     layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
-    return Gate(guard, layers)
+    return Entrance(guard, layers)
 
 
 async def _serve(
@@ -146,7 +146,7 @@ async def _serve(
     uses, ledger_file = counts
     registry = make_registry(store, uses, runners := RunnerTable())
     guard = PeerGuard(config.socket_path)
-    gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
+    entrance = make_entrance(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -157,14 +157,16 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     with _pool() as pool, Endpoint(pages, config.metrics_port):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses, runners), gate)
+        rpc.add_BlockStoreServicer_to_server(
+            BlockStoreService(store, pool, uses, runners), entrance
+        )
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # `enable_server_reflection` takes the blocking one where the server is no grpc.aio.Server.
         described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, gate)
-        server.add_generic_rpc_handlers((gate,))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, entrance)
+        server.add_generic_rpc_handlers((entrance,))
         bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):

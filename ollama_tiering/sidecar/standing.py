@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-from ollama_tiering.sidecar.endpoint import Answer, Page, Request, text
+from ollama_tiering.sidecar.endpoint import HttpAnswer, HttpRequest, Page, text
 from ollama_tiering.store import TieredStore
 
 _LOOP_SECONDS: Final = 2.0
@@ -54,7 +54,7 @@ def standing_pages(standing: Standing) -> dict[str, Page]:
 def _page(good: str, reason_against: Callable[[], Awaitable[str]]) -> Page:
     """200 and the word, or 503 and the reason."""
 
-    async def answer(_: Request) -> Answer:
+    async def answer(_: HttpRequest) -> HttpAnswer:
         reason = await reason_against()
         return text(HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else text(HTTPStatus.OK, good)
 

@@ -45,7 +45,7 @@ class NewFile:
 
 
 @dataclass(slots=True)
-class Manifest:
+class InstallManifest:
     files: dict[str, str] = field(default_factory=dict)  # path -> SHA-256
     directories: list[str] = field(default_factory=list)  # made by install, outermost first
     units: list[str] = field(default_factory=list)
@@ -75,9 +75,9 @@ class Installed:
         """Where a path of that machine lies on this one."""
         return self._root / Path(path).relative_to("/") if self._root else Path(path)
 
-    def load(self) -> Manifest | None:
+    def load(self) -> InstallManifest | None:
         try:
-            return Manifest(**json.loads(self._path.read_text(encoding="utf-8")))
+            return InstallManifest(**json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
@@ -92,12 +92,12 @@ class Installed:
         return "missing" if found is None else "same" if found == wanted else "changed"
 
     def install(
-        self, files: Sequence[NewFile], wanted: Manifest, *, dry_run: bool = False
+        self, files: Sequence[NewFile], wanted: InstallManifest, *, dry_run: bool = False
     ) -> Changes:
         """Writes the files and completes `wanted`. ServiceError, and nothing written, where a file
         that is not ours, or no longer as we wrote it, is in the way.
         """
-        old = self.load() or Manifest()
+        old = self.load() or InstallManifest()
         new = {str(file.path): file.digest for file in files}
         blocked = [
             path
@@ -130,7 +130,7 @@ class Installed:
 
     def uninstall(self, *, dry_run: bool = False) -> Changes:
         """Removes what is as install wrote it, the manifest last, then directories now empty."""
-        manifest = self.load() or Manifest()
+        manifest = self.load() or InstallManifest()
         changes = Changes()
         self._take_away(manifest.files, changes, dry_run=dry_run)
         if not dry_run:
@@ -185,7 +185,7 @@ class Installed:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _save(self, manifest: Manifest) -> None:
+    def _save(self, manifest: InstallManifest) -> None:
         text = json.dumps(asdict(manifest), indent=1) + "\n"
         self._write(NewFile(self._prefix / MANIFEST_NAME, content=text.encode()))
 

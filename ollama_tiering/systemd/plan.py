@@ -39,7 +39,7 @@ _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InstallRequest:
     """`root`: as if that directory were `/`, for images and tests."""
 
     user_mode: bool = False
@@ -68,14 +68,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstallPlan:
     service: Service
     files: tuple[NewFile, ...]
     units: tuple[str, ...]
     stock: dict[str, str]
 
 
-def make_plan(request: Request) -> Plan:
+def make_plan(request: InstallRequest) -> InstallPlan:
     """UsageError where the installation could not work."""
     found = stock.digests(request.root, request.unit_directory)
     service = _service(request, found)
@@ -84,10 +84,10 @@ def make_plan(request: Request) -> Plan:
     if request.binary is not None:
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *_engine(request)]
         units.append(SERVER_UNIT)
-    return Plan(service, tuple(files), tuple(units), found)
+    return InstallPlan(service, tuple(files), tuple(units), found)
 
 
-def _service(request: Request, found: dict[str, str]) -> Service:
+def _service(request: InstallRequest, found: dict[str, str]) -> Service:
     settings, socket, writable = _settings(request)
     account = _account(request)
     python, package = Path(sys.executable), Path(ollama_tiering.__file__).parents[1]
@@ -113,7 +113,7 @@ def _service(request: Request, found: dict[str, str]) -> Service:
     )
 
 
-def _settings(request: Request) -> tuple[config.Config, Path, tuple[Path, ...]]:
+def _settings(request: InstallRequest) -> tuple[config.Config, Path, tuple[Path, ...]]:
     """Settings as the service will see them, its socket, and tiers in places of a person's choice.
 
     Not with the variables of whoever installs: the service will not have them.
@@ -143,7 +143,7 @@ def without_variables() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _account(request: Request) -> pwd.struct_passwd | None:
+def _account(request: InstallRequest) -> pwd.struct_passwd | None:
     if request.user_mode:
         if request.run_as:
             raise UsageError("--run-as is for the system's manager", hint="leave out one of both")
@@ -176,7 +176,7 @@ def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
                 yield pwd.struct_passwd((*fields[:2], *numbers, *fields[4:]))
 
 
-def _keys(request: Request, home: Path) -> Path:
+def _keys(request: InstallRequest, home: Path) -> Path:
     """The server's own directory; until it has made that, the home it makes it in."""
     keys = home / ".ollama"
     here = request.root / keys.relative_to("/") if request.root else keys
@@ -204,11 +204,11 @@ def _may(uid: int, groups: set[int], path: Path) -> bool:
     return uid == 0 or info.st_mode & (wanted << shift) == wanted << shift
 
 
-def _unit(request: Request, name: str, text: str) -> NewFile:
+def _unit(request: InstallRequest, name: str, text: str) -> NewFile:
     return NewFile(request.unit_directory / name, content=text.encode())
 
 
-def _engine(request: Request) -> Iterator[NewFile]:
+def _engine(request: InstallRequest) -> Iterator[NewFile]:
     """As upstream's release lays them out: bin/ollama and lib/ollama beside each other."""
     assert request.binary is not None
     binary = request.binary.resolve()

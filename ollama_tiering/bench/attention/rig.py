@@ -25,7 +25,7 @@ _CHECKED_QUERIES: Final = 5
 
 
 @dataclass(frozen=True)
-class Rig:
+class AttentionRig:
     """`isa` is the one that runs, not "auto". `ggml_program` None: `why_no_ggml` says why."""
 
     threads: int
@@ -88,7 +88,9 @@ class Comparison:
         return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
 
 
-def compare(rig: Rig, problem: Problem, *, repeats: int, cached: bool = False) -> Comparison:
+def compare(
+    rig: AttentionRig, problem: Problem, *, repeats: int, cached: bool = False
+) -> Comparison:
     """`repeats`: runs in one turn, the same for all sides, since the best of more is better. The
     machine's peaks have turns of their own. `cached`: ours has one more, with rows in a cache.
     """
@@ -142,7 +144,7 @@ def checked_queries(n_q: int) -> list[int]:
     return sorted({round(i * (n_q - 1) / (_CHECKED_QUERIES - 1)) for i in range(_CHECKED_QUERIES)})
 
 
-def run_ours(rig: Rig, sample: Sample) -> NDArray[np.float32]:
+def run_ours(rig: AttentionRig, sample: Sample) -> NDArray[np.float32]:
     """The output of one turn."""
     ours = Ours(sample, rig.threads, rig.isa, 1)
     try:

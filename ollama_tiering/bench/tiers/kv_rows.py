@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.models import make
-from ollama_tiering.models.shapes import Shape, make_shape
+from ollama_tiering.models.shapes import ModelShape, make_shape
 from ollama_tiering.store import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 
 CONTEXT: Final = 256  # tokens of one passage
@@ -54,7 +54,7 @@ def made_up_passages() -> list[str]:
     ]
 
 
-def trained_gguf(archive: Any, path: Path) -> Shape:
+def trained_gguf(archive: Any, path: Path) -> ModelShape:
     """The weights of scripts/train_tiny.py as a GGUF in f32."""
     geometry = {key[2:]: int(archive[key]) for key in archive.files if key.startswith("g/")}
     shape = make_shape("qwen3-tiny", dtype="f32", **geometry)

@@ -22,7 +22,7 @@ import grpc.aio
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.server import bind, make_gate
+from ollama_tiering.sidecar.server import bind, make_entrance
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import (
     BlockKey,
@@ -136,11 +136,11 @@ def _inside(blocks: int) -> list[float]:
 
 def _serve(socket: str, blocks: int, ready: Any) -> None:
     async def run() -> None:
-        server, gate = grpc.aio.server(), make_gate(PeerGuard(Path(socket)))
+        server, entrance = grpc.aio.server(), make_entrance(PeerGuard(Path(socket)))
         with ThreadPoolExecutor(2) as pool:
             service = BlockStoreService(_store_of(blocks), pool)
-            rpc.add_BlockStoreServicer_to_server(service, gate)
-            server.add_generic_rpc_handlers((gate,))
+            rpc.add_BlockStoreServicer_to_server(service, entrance)
+            server.add_generic_rpc_handlers((entrance,))
             bind(server, Path(socket))
             await server.start()
             gc.freeze()

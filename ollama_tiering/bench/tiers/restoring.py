@@ -24,7 +24,7 @@ from ollama_tiering.bench.tiers.hardware import (
     touched,
 )
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import ROWS, Blocks, OpenBlock, Rig
+from ollama_tiering.bench.tiers.rig import ROWS, OpenRamBlock, RandomBlocks, StoreRig
 from ollama_tiering.store import LeasedBlock, TierKind, buffer_reader, read_meta, verify_buffer
 from ollama_tiering.system.pagecache import read_past
 
@@ -45,8 +45,8 @@ def measure(
     for size in block_bytes:
         name = f"blocks of {size >> 20} MiB"
         say(f"restore, {name}")
-        blocks = Blocks.of(size, total_bytes)
-        rig = Rig(disk, total_bytes)
+        blocks = RandomBlocks.of(size, total_bytes)
+        rig = StoreRig(disk, total_bytes)
         try:
             rig.put(blocks, list(blocks.files()))
             rig.store.run_pending()
@@ -67,7 +67,7 @@ def measure(
     return Section("restore", "Restoring", "÷ memcpy or direct read", [*ram, *cold], notes)
 
 
-def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
+def _from_ram(rig: StoreRig, blocks: RandomBlocks, name: str, threads: int) -> list[Ratio]:
     copies, wholes, plain = [], [], []
     target: NDArray[np.uint8] | None = None
     for check in (False, True) * REPEATS:
@@ -101,7 +101,7 @@ def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
     return found
 
 
-def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
+def _from_disk(rig: StoreRig, blocks: RandomBlocks, name: str, threads: int) -> Ratio:
     taken, plain = [], []
     other = rig.other_file
     total = sum(path.stat().st_size for path in rig.block_files(rig.local_dir))
@@ -132,7 +132,7 @@ def _shared_out(
     return [done[index % threads][index // threads] for index in range(len(items))]
 
 
-def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
+def _lease(rig: StoreRig, blocks: RandomBlocks) -> list[LeasedBlock]:
     rig.store.match(blocks.ns.digest(), blocks.keys, blocks.tokens, ROWS)
     leased = rig.store.lease(blocks.ns.digest(), blocks.keys)
     rig.store.release(leased.lease_id)  # nothing else runs here that could evict
@@ -141,17 +141,17 @@ def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
     return leased.blocks
 
 
-def _opened(block: LeasedBlock) -> OpenBlock:
+def _opened(block: LeasedBlock) -> OpenRamBlock:
     if block.tier is not TierKind.RAM:
         raise RuntimeError(f"a block lies in the {block.tier.label} tier only")
-    return OpenBlock(block)
+    return OpenRamBlock(block)
 
 
-def _copied(file: OpenBlock, rows: memoryview) -> None:
+def _copied(file: OpenRamBlock, rows: memoryview) -> None:
     file.read_into(rows, check=False)
 
 
-def _checked(file: OpenBlock, rows: memoryview) -> None:
+def _checked(file: OpenRamBlock, rows: memoryview) -> None:
     file.read_into(rows, check=True)
 
 
@@ -162,7 +162,7 @@ def _checked_read(block: LeasedBlock) -> None:
         verify_buffer(read_meta(buffer_reader(memory), len(memory)), memory)
 
 
-def _parts(target: NDArray[np.uint8], files: Sequence[OpenBlock]) -> list[memoryview]:
+def _parts(target: NDArray[np.uint8], files: Sequence[OpenRamBlock]) -> list[memoryview]:
     """Where the rows of each come to lie: one after the other."""
     memory, ends = target.data, np.cumsum([file.rows_bytes for file in files])
     return [memory[end - file.rows_bytes : end] for end, file in zip(ends, files, strict=True)]

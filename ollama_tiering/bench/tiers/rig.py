@@ -47,7 +47,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RandomBlocks:
     """One sequence of random blocks: 256 KiB for each of `layers`."""
 
     ns: Namespace
@@ -56,7 +56,7 @@ class Blocks:
     layers: int
 
     @classmethod
-    def of(cls, block_bytes: int, total_bytes: int) -> Blocks:
+    def of(cls, block_bytes: int, total_bytes: int) -> RandomBlocks:
         layers = max(1, block_bytes // LAYER_BYTES)
         count = max(2, total_bytes // (layers * LAYER_BYTES))
         name = f"bench-{layers}"
@@ -112,7 +112,7 @@ def bench_directories(disk: Path, total_bytes: int) -> Iterator[tuple[Path, Path
         yield ram_dir, local_dir, other_file, budget_bytes
 
 
-class Rig:
+class StoreRig:
     """RAM tier on tmpfs over a local tier below `disk`; both are removed at the end."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Rig:
         self.ram_dir.mkdir(mode=0o700)
         self.open()
 
-    def put(self, blocks: Blocks, files: Sequence[tuple[Claim, bytes]]) -> None:
+    def put(self, blocks: RandomBlocks, files: Sequence[tuple[Claim, bytes]]) -> None:
         """As a client on this host: reserve, write the file, commit."""
         session = self.store.open_session(blocks.ns.digest(), blocks.ns.fields(), ROWS)
         for claim, data in files:
@@ -171,7 +171,7 @@ class Rig:
         self._left.close()
 
 
-class OpenBlock:
+class OpenRamBlock:
     """A block of the RAM tier as the Go client has it (overlay/kvtier/file_linux.go): open and not
     mapped, its header read and checked. To be closed.
     """

@@ -19,7 +19,7 @@ from ollama_tiering.bench.table import rate
 from ollama_tiering.bench.tiers.hardware import sequential_write_seconds
 from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import ROWS, Blocks, bench_directories
+from ollama_tiering.bench.tiers.rig import ROWS, RandomBlocks, bench_directories
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import UsageError
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
@@ -44,7 +44,7 @@ def measure(
     for size in block_bytes:
         name = f"blocks of {size >> 20} MiB"
         say(f"put, {name}")
-        blocks = Blocks.of(size, total_bytes)
+        blocks = RandomBlocks.of(size, total_bytes)
         files = list(blocks.files())
         total = sum(len(data) for _, data in files)
         runs = [_once(disk, blocks, files, total) for _ in range(REPEATS)]
@@ -72,7 +72,7 @@ def measure(
 
 
 def _once(
-    disk: Path, blocks: Blocks, files: Sequence[File], total: int
+    disk: Path, blocks: RandomBlocks, files: Sequence[File], total: int
 ) -> tuple[float, float, float, float]:
     """Seconds until the client is done, until all is on the disk, of processors meanwhile, and of
     the plain write.
@@ -116,7 +116,7 @@ def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _put(stub: rpc.BlockStoreStub, blocks: Blocks, files: Sequence[File]) -> None:
+def _put(stub: rpc.BlockStoreStub, blocks: RandomBlocks, files: Sequence[File]) -> None:
     fields = [pb.NamespaceField(name=name, value=value) for name, value in blocks.ns.fields()]
     with Exchange(stub.Put, _MOST_SECONDS) as exchange:
         exchange.send(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import LAYER_BYTES, ROWS, Blocks, Rig
+from ollama_tiering.bench.tiers.rig import LAYER_BYTES, ROWS, RandomBlocks, StoreRig
 from ollama_tiering.store import RemoteTier, SharedFsTier
 
 _CALLS: Final = 3000
@@ -60,7 +60,7 @@ def measure(disk: Path, say: Callable[[str], None]) -> Section:
 
 def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
     """(p99 of seconds of a hit in RAM, calls of the remote tier that hang)."""
-    blocks = Blocks.of(LAYER_BYTES, _BLOCKS * LAYER_BYTES)
+    blocks = RandomBlocks.of(LAYER_BYTES, _BLOCKS * LAYER_BYTES)
     directory = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
     go_on = threading.Event()
     if not hangs:
@@ -68,7 +68,7 @@ def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
     remote = RemoteTier(
         directory, lambda: StoppingTier(directory, go_on), deadline_seconds=_DEADLINE_SECONDS
     )
-    rig = Rig(disk, _BLOCKS * LAYER_BYTES, background=True, remote=remote)
+    rig = StoreRig(disk, _BLOCKS * LAYER_BYTES, background=True, remote=remote)
     try:
         rig.put(blocks, list(blocks.files()))
         time.sleep(2 * _DEADLINE_SECONDS)
@@ -80,7 +80,7 @@ def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def hits(rig: Rig, blocks: Blocks) -> float:
+def hits(rig: StoreRig, blocks: RandomBlocks) -> float:
     """p99 of seconds."""
     seconds = []
     namespace = blocks.ns.digest()

@@ -38,7 +38,7 @@ from ollama_tiering.store.tiers.names import (
     shard,
 )
 from ollama_tiering.store.tiers.other_bytes import OtherBytes, files_bytes, physical_bytes
-from ollama_tiering.store.tiers.unsynced import Names
+from ollama_tiering.store.tiers.unsynced import UnsyncedNames
 from ollama_tiering.system.directories import (
     entries,
     open_below,
@@ -74,7 +74,7 @@ class FsTier:
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
         self.refused = Refused(kind.label)
-        self._names = Names(directory, in_memory=self.in_memory)
+        self._names = UnsyncedNames(directory, in_memory=self.in_memory)
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive

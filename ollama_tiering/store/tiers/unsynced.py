@@ -23,7 +23,7 @@ _SYNCS_AT_ONCE: Final = 4
 _RECENT_SECONDS: Final = 300.0  # by then every file system has written its journal by itself
 
 
-class Names:
+class UnsyncedNames:
     def __init__(self, directory: Path, *, in_memory: bool) -> None:
         self._directory = directory
         self._in_memory = in_memory

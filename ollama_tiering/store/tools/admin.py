@@ -23,10 +23,10 @@ from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.vacant import vacant
 from ollama_tiering.store.tiers.walk import What, remove_file, walk
-from ollama_tiering.store.tools.archive import Manifest
+from ollama_tiering.store.tools.archive import ArchiveManifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
-from ollama_tiering.store.tools.listing import Census
+from ollama_tiering.store.tools.listing import Lister
 from ollama_tiering.store.tools.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.tools.remains import remove_remains
 from ollama_tiering.store.tools.verify import is_leftover, verify
@@ -61,9 +61,9 @@ class Administration:
         """Chains, with `words` those used last also with the tokens that tell them from others; or
         single blocks. UnknownId, AmbiguousId, UsageError for an id.
         """
-        census = self._census()
-        chains = [] if blocks else list(census.chains(selection))
-        single = list(census.blocks(selection)) if blocks else []
+        lister = self._lister()
+        chains = [] if blocks else list(lister.chains(selection))
+        single = list(lister.blocks(selection)) if blocks else []
         if not (blocks and selection.ids):  # blocks of given chains stay in their order
             single.sort(key=lambda line: line.last_use)
         chains.sort(key=lambda line: line.last_use)
@@ -72,18 +72,18 @@ class Administration:
         names = {line.namespace for line in chains} | {line.namespace for line in single}
         tree = self._state.tree
         ends = (record for line in chains if (record := tree.get(line.key)))
-        stored = census.everything()
+        stored = lister.everything()
         if selection == EVERYTHING:
             selected = dataclasses.replace(stored, chains=0) if blocks else stored
         else:
-            selected = census.totals_of_blocks(single) if blocks else census.totals(ends)
+            selected = lister.totals_of_blocks(single) if blocks else lister.totals(ends)
         return Listing(
             chains=chains,
             blocks=single,
-            descriptions={name: census.description(name) for name in names},
+            descriptions={name: lister.description(name) for name in names},
             selected=selected,
             stored=stored,
-            id_digits=census.id_digits,
+            id_digits=lister.id_digits,
         )
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
@@ -91,8 +91,8 @@ class Administration:
 
         Of what is removed no token is left in this host's tiers, index and quarantine included.
         """
-        census = self._census()
-        ends = self._records(census, selection)
+        lister = self._lister()
+        ends = self._records(lister, selection)
         everything = selection == EVERYTHING
         unseen = self._store.graveyard.unseen() if everything else {}
         done = removal.remove_chains(
@@ -114,19 +114,19 @@ class Administration:
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
-        census = self._census()
-        record = census.resolve(chain_id)
+        lister = self._lister()
+        record = lister.resolve(chain_id)
         known = record.key in self._state.pins
         _, more = self._store.pins.pin(record.key, dry_run=dry_run)
-        return self._pin_result(census.chain(record), more, not known)
+        return self._pin_result(lister.chain(record), more, not known)
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        census = self._census()
-        record = census.resolve(chain_id)
+        lister = self._lister()
+        record = lister.resolve(chain_id)
         before = self._store.pins.pinned_bytes()
         changed = self._store.pins.unpin(record.key, dry_run=dry_run)
         less = before - self._store.pins.pinned_bytes()
-        return self._pin_result(census.chain(record), less, changed)
+        return self._pin_result(lister.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
         """See verify.py. With repair the index is written anew after the last step."""
@@ -148,26 +148,26 @@ class Administration:
         on this host; None asks nothing about them. What other builds stored on the remote tier
         stays.
         """
-        census = self._census()
-        ends = {record.key: record for record in self._records(census, EVERYTHING)}
+        lister = self._lister()
+        ends = {record.key: record for record in self._records(lister, EVERYTHING)}
         expired = (
-            self._records(census, Selection(older_than_seconds=older_than_seconds))
+            self._records(lister, Selection(older_than_seconds=older_than_seconds))
             if older_than_seconds > 0
             else []
         )
         orphans = [
             record
             for record in ends.values()
-            if models is not None and census.gone_model(record.namespace, models)
+            if models is not None and lister.gone_model(record.namespace, models)
         ]
         others = [
             record
             for record in ends.values()
-            if builds is not None and census.other_build(record.namespace, builds)
+            if builds is not None and lister.other_build(record.namespace, builds)
         ]
         broken = []  # nothing, as long as its start may only be unseen yet
         if self._all_seen and all(level.known for level in self._state.levels):
-            broken = [record for record in ends.values() if not census.chain(record).complete]
+            broken = [record for record in ends.values() if not lister.chain(record).complete]
         forbidden = [r for r in ends.values() if self._state.terms.of(r.namespace).remove]
         result = []
         for kind, chosen in (
@@ -220,7 +220,7 @@ class Administration:
         )
 
     @contextmanager
-    def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
+    def sink(self, manifest: ArchiveManifest) -> Iterator[BlockSink]:
         """Where the blocks of an import go."""
         session = self._store.open_session(
             manifest.namespace, manifest.description, manifest.block_tokens
@@ -288,11 +288,11 @@ class Administration:
                 self._state.count_overhead(level)
         return Waste("vacant", len(found), stored_bytes, {})
 
-    def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:
+    def _records(self, lister: Lister, selection: Selection) -> list[BlockRecord]:
         """Last blocks of the selected chains."""
         if selection == EVERYTHING:
-            return census.ends(selection)
-        lines = census.chains(selection)
+            return lister.ends(selection)
+        lines = lister.chains(selection)
         return [record for line in lines if (record := self._state.tree.get(line.key))]
 
     def _pin_result(self, chain: ChainLine, changed_bytes: int, changed: bool) -> PinResult:
@@ -306,8 +306,8 @@ class Administration:
             changed,
         )
 
-    def _census(self) -> Census:
-        return Census(self._state, self.describe)
+    def _lister(self) -> Lister:
+        return Lister(self._state, self.describe)
 
     def describe(self, namespace: NamespaceId) -> Fields:
         """What a namespace is the digest of, from a tier of this host: a remote one may hang."""

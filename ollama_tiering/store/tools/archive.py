@@ -58,7 +58,7 @@ class ArchivedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ArchiveManifest:
     namespace: NamespaceId
     description: Fields
     blocks: tuple[ArchivedBlock, ...]  # the chain, first to last
@@ -101,7 +101,9 @@ def _entries(blocks: tuple[ArchivedBlock, ...]) -> list[dict[str, Any]]:
 class Archive:
     """An open archive: its manifest and, of each block, where to read it."""
 
-    def __init__(self, manifest: Manifest, places: dict[str, tuple[int, int]], root: int) -> None:
+    def __init__(
+        self, manifest: ArchiveManifest, places: dict[str, tuple[int, int]], root: int
+    ) -> None:
         self.manifest = manifest
         self._places = places  # of a tar: name -> (offset, bytes)
         self._fd = root
@@ -147,7 +149,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
         yield Archive(manifest, places, fd)
 
 
-def parse_manifest(data: bytes) -> Manifest:
+def parse_manifest(data: bytes) -> ArchiveManifest:
     """ArchiveRefused unless it is well formed, bounded and its namespace is what it describes."""
     try:
         document = json.loads(data)
@@ -171,7 +173,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArchiveRefused("the description names no block_tokens")
     if not 1 <= int(block_tokens) <= MAX_ROWS:
         raise ArchiveRefused(f"block_tokens {block_tokens} is not valid")
-    manifest = Manifest(namespace, fields, blocks, windows)
+    manifest = ArchiveManifest(namespace, fields, blocks, windows)
     if not blocks or len(manifest.files) > MAX_BLOCKS:
         raise ArchiveRefused(f"{len(manifest.files)} blocks are not 1 to {MAX_BLOCKS}")
     if len({block.key for block in manifest.files}) != len(manifest.files):

@@ -17,7 +17,7 @@ from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import OpenBlock
-from ollama_tiering.store.tools.archive import ArchivedBlock, Manifest
+from ollama_tiering.store.tools.archive import ArchivedBlock, ArchiveManifest
 from ollama_tiering.store.values import Listing, window_keys
 
 _NO_SUM: Final = "0" * 64
@@ -40,13 +40,13 @@ class ChainToExport:
     def file_bytes(self) -> int:
         return sum(size for _, size in self.files)
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ArchiveManifest:
         """Without checksums."""
         blocks, windows = (
             tuple(ArchivedBlock(key, size, _NO_SUM) for key, size in files)
             for files in (self.blocks, self.windows)
         )
-        return Manifest(self.namespace, self.description, blocks, windows)
+        return ArchiveManifest(self.namespace, self.description, blocks, windows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from ollama_tiering.store.tools.archive import (
     MANIFEST_NAME,
     TAR_BLOCK,
     ArchivedBlock,
-    Manifest,
+    ArchiveManifest,
     tar_head,
     tar_padding,
 )
@@ -50,7 +50,7 @@ def export_chain(
     *,
     as_directory: bool,
     progress: Callable[[int], None],
-) -> Manifest:
+) -> ArchiveManifest:
     """`opened` yields `chain.files` in their order. Each is checked while it is copied.
 
     UsageError when the target is there already, CorruptBlock for a damaged block; OSError passes.
@@ -105,7 +105,7 @@ def _parts(source: OpenBlock, start: int, end: int) -> Iterator[bytes]:
 
 
 class _Tar:
-    def __init__(self, fd: int, manifest: Manifest) -> None:
+    def __init__(self, fd: int, manifest: ArchiveManifest) -> None:
         self._file = os.fdopen(fd, "wb", buffering=0)
         self._left = 0
         empty = manifest.to_bytes()
@@ -136,7 +136,7 @@ class _Tar:
 
 
 @contextlib.contextmanager
-def _tar(target: Path, manifest: Manifest) -> Iterator[_Target]:
+def _tar(target: Path, manifest: ArchiveManifest) -> Iterator[_Target]:
     temporary = _temporary(target)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     out = _Tar(fd, manifest)
@@ -180,7 +180,7 @@ class _Directory:
 
 
 @contextlib.contextmanager
-def _directory(target: Path, manifest: Manifest) -> Iterator[_Target]:
+def _directory(target: Path, manifest: ArchiveManifest) -> Iterator[_Target]:
     temporary = _temporary(target)
     temporary.mkdir(mode=0o700)
     (temporary / BLOCKS_DIRECTORY).mkdir(mode=0o700)

@@ -18,14 +18,14 @@ from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.serving.session import CommitResult
-from ollama_tiering.store.tools.archive import Archive, ArchivedBlock, Manifest
+from ollama_tiering.store.tools.archive import Archive, ArchivedBlock, ArchiveManifest
 
 PART_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChain:
-    manifest: Manifest
+    manifest: ArchiveManifest
     tokens: bytes  # of the whole chain, int32 little endian
     hangs_on: dict[BlockKey, BlockKey] = field(default_factory=dict)  # of each window block
 
@@ -43,7 +43,7 @@ class Present:
     blocks: int = 0  # its first ones
     windows: frozenset[BlockKey] = frozenset()
 
-    def missing(self, manifest: Manifest) -> list[ArchivedBlock]:
+    def missing(self, manifest: ArchiveManifest) -> list[ArchivedBlock]:
         """In the order in which they can be stored."""
         windows = [block for block in manifest.windows if block.key not in self.windows]
         return [*manifest.blocks[self.blocks :], *windows]

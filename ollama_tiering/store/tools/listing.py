@@ -60,7 +60,7 @@ class _Sum:
         return other
 
 
-class Census:
+class Lister:
     """One look at the books."""
 
     def __init__(self, state: StoreState, describe: Describe) -> None:

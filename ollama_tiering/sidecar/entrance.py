@@ -18,7 +18,7 @@ Service = Any  # grpc.GenericRpcHandler, likewise
 Layer = Callable[[str, Handler], Handler]  # path of the method, what it goes around
 
 
-class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class Entrance(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """The one handler a server is given. Services are added to it as to a server, before that.
 
     `layers` are innermost first; the outermost of them count and free what is refused here, too.
