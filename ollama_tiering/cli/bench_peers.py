@@ -39,27 +39,27 @@ _BESIDE = (_DEFAULT, _BEST, "llama.cpp", "ik_llama.cpp")  # ours
     "--repeat",
     default="3,1",
     show_default=True,
-    help="Runs of each side, for each length; or one number for all.",
+    help="How often each side runs: a number for each length, or one for all.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Of each side.  [default: physical cores]")
 @click.option(
     "--only",
     type=click.Choice(_BESIDE),
     multiple=True,
-    help="What to put beside ours; may be given more than once.  [default: all; `default` and "
-    "`best` are stock's]",
+    help="Compare only with this; may be given more than once. `default`, `best`: stock as it "
+    "comes, and in its better way.  [default: all]",
 )
 @click.option(
     "--short",
     type=click.Choice(_BESIDE),
     multiple=True,
-    help="What to run with the shortest prompt only; may be given more than once.",
+    help="Run this with the shortest prompt only; may be given more than once.",
 )
 @click.option(
     "--peers",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Virtual environment of the peers; one that is there is taken as it is.  [default: one "
-    "below the cache, with pinned wheels]",
+    help="Virtual environment of the other programs; an existing one is used as it is.  "
+    "[default: one below the cache, with pinned wheels]",
 )
 @engine_bench
 def peers(
@@ -71,10 +71,11 @@ def peers(
     short: tuple[str, ...],
     peers: Path | None,
 ) -> None:
-    """First token and tokens/s beside stock, llama.cpp and ik_llama.cpp, in turns.
+    """Compare the patched Ollama with stock, llama.cpp and ik_llama.cpp on one model file.
 
-    llama.cpp and ik_llama.cpp come as wheels, with and without flash attention; one that cannot
-    be installed or does not load the model is left out, and the record says why.
+    This measures the time to the first token and the tokens per second after it; the programs take
+    turns. llama.cpp and ik_llama.cpp come as wheels and run with and without flash attention. One
+    that cannot be installed or does not load the model is left out, and the record says why.
     """
     import psutil
 

@@ -25,22 +25,32 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 _OPTIONS = (
-    click.option("--shape", default="qwen3-0.6b", show_default=True, help="See `model shapes`."),
+    click.option(
+        "--shape",
+        default="qwen3-0.6b",
+        show_default=True,
+        help="Model to make; `tiering model shapes` lists them.",
+    ),
     click.option("--tag", help="Version of Ollama." + flag_note("patch.tag")),
     click.option(
         "--cpu",
         type=click.Choice(["native", "variants"]),
-        help="CPU code of the build.  [default: what is built already, else native]",
+        help="Build for this processor only, or for every one.  "
+        "[default: what is built already, else native]",
     ),
-    click.option("--json", "as_json", is_flag=True, help="As JSON."),
-    click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here."),
-    click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where."),
-    click.option("-q", "--quiet", is_flag=True, help="No progress."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the record to this file, in Markdown.",
+    ),
+    click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where."),
+    click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
 )
 attention_option = click.option(
     "--attention",
     type=click.Choice(["exact", "stock"]),
-    help="Attention on the CPU.  [default: what `tiering up` uses here]",
+    help="How to compute attention on the CPU.  [default: as `tiering up` does here]",
 )
 
 

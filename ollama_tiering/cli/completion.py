@@ -12,7 +12,7 @@ VARIABLE = "_TIERING_COMPLETE"  # what Click asks for in its own environment
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL.
+    """Print the script that completes commands in SHELL.
 
     \b
     bash:  eval "$(tiering completion bash)"            in ~/.bashrc

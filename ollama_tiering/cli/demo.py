@@ -44,18 +44,17 @@ _COLD = {
     type=click.Choice(["auto", "ollama", "reference"]),
     default="auto",
     show_default=True,
-    help="The patched Ollama, or the small numpy engine.",
+    help="What computes: the patched Ollama, or a small engine in numpy that needs no build.",
 )
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -> None:
-    """Ask one prompt cold, again from memory, after an unload, and after a restart of both
-    processes.
+    """Answer one prompt four times: computed, from memory, after an unload, and after a restart.
 
-    Everything is private: a model made on the spot, temporary directories, a sidecar and a server
-    of its own. Exit code 1 if anything restored differs, or nothing was restored.
+    The demonstration makes a model of its own and starts a sidecar and a server of its own, in
+    temporary directories. Exit code 1 if a restored answer differs or nothing was restored.
     """
     from ollama_tiering import extras
     from ollama_tiering.engines import demo as demonstration

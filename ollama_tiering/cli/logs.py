@@ -18,13 +18,20 @@ _READ_BYTES = 1 << 20
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("which", type=click.Choice(["server", "sidecar", "all"]), default="all")
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each log."
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Lines of each log.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Of one `up`.  [default: the newest]")
-@click.option("--paths", is_flag=True, help="Only where the files are.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they come, until Ctrl-C.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the server.  [default: the newest]"
+)
+@click.option("--paths", is_flag=True, help="Print only the paths of the files.")
 def logs(which: str, lines: int, follow: bool, port: int | None, paths: bool) -> None:
-    """Show the end of the logs of `tiering up`, running or not.
+    """Show the end of the logs of `tiering up`, whether it runs or not.
 
     A service writes to the journal instead: journalctl -u ollama-tiering -u ollama-tiered.
     """

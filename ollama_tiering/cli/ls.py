@@ -48,19 +48,19 @@ Texts = Mapping[Any, str]  # by the key of a conversation's last block
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--blocks", is_flag=True, help="Single blocks instead of conversations.")
+@click.option("--blocks", is_flag=True, help="List single blocks instead of conversations.")
 @selection_options
-@click.option("--pinned", is_flag=True, help="Only what is pinned.")
+@click.option("--pinned", is_flag=True, help="List only what is pinned.")
 @click.option(
     "--sort",
     type=click.Choice([*_SORTS, "model"]),
     default="used",
     show_default=True,
-    help="What goes first.",
+    help="What to sort by.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
-@click.option("--no-text", is_flag=True, help="Without the words of conversations.")
+@click.option("--reverse", is_flag=True, help="Sort the other way round.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many lines.")
+@click.option("--no-text", is_flag=True, help="Leave out the column TEXT.")
 @store_options
 def ls(
     ids: tuple[str, ...],
@@ -75,12 +75,13 @@ def ls(
     as_json: bool,
     **conditions: Any,
 ) -> None:
-    """List stored conversations, latest first.
+    """List the stored conversations, the last used first.
 
-    A line is a chain of blocks from the first token to the end of one conversation. OWN is what
-    only it uses: what `tiering rm ID` would free. TEXT is what the user wrote where it parts from
-    the other conversations of its model. An ID may be cut as long as it is unique. With --blocks
-    and IDs: the blocks of these conversations, in their order.
+    Each line is a conversation: a chain of blocks from its first token to its end. SIZE is what the
+    chain takes. OWN is the part that no other conversation uses, so `tiering rm ID` would free it.
+    TEXT is what the user wrote where this conversation first differs from the others of its model.
+    An ID may be shortened as long as it is unique. With --blocks, each line is a block; with IDs,
+    the blocks of these conversations, in their order.
     """
     selection = make_selection(ids, pinned=pinned, **conditions)
     with administration(socket, config_file, purpose="look") as admin:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @selection_options
-@click.option("--all", "everything", is_flag=True, help="Every conversation.")
+@click.option("--all", "everything", is_flag=True, help="Remove every conversation.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @dry_run_option
 @store_options
@@ -47,20 +47,23 @@ def rm(
     as_json: bool,
     **conditions: Any,
 ) -> None:
-    """Remove conversations.
+    """Remove conversations from the store.
 
-    Chosen by ID or by the conditions, which must all hold. What another conversation needs too, is
-    pinned, or is being read stays, and that is said. If an ID is that of a pinned conversation,
-    nothing is removed: exit code 1. Asks first, unless --yes.
+    Name them by ID, or by conditions that must all hold. Blocks stay, and are counted, if another
+    conversation needs them, if they are pinned, or if they are being read. If you name the ID of a
+    pinned conversation, nothing is removed, and the exit code is 1. The command asks first, unless
+    you give --yes.
     """
     chosen = bool(ids) or any(conditions.values())
     if chosen == everything:
         raise UsageError(
-            "nothing says what to remove" if everything is False else "--all takes no conditions",
-            hint="name IDs (`tiering ls`), conditions, or --all",
+            "--all takes no IDs and no conditions" if everything else "say what to remove",
+            hint="give IDs (`tiering ls`), conditions, or --all",
         )
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-        raise UsageError("there is nobody to ask", hint="add --yes, or --dry-run to look first")
+        raise UsageError(
+            "cannot ask: this is no terminal", hint="add --yes, or --dry-run to look first"
+        )
     selection = make_selection(ids, **conditions)
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
         listing = admin.listing(selection)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(socket: Path | None, as_json: bool) -> None:
-    """Show tiers, hits, runners, and what was done for each model, by the running sidecar.
+    """Show what the running sidecar knows: tiers, hits, loaded models, and what each model saved.
 
-    Exit code 9 when none runs.
+    Exit code 9 if no sidecar runs.
     """
     path = config.load_sidecar({"sidecar.socket": socket}).socket_path
     try:

@@ -25,13 +25,14 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none ye
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 @click.option(
     "--source",
-    help="URL or local clone, where the version is not cached yet." + flag_note("patch.source"),
+    help="URL or local clone to fetch from if the version is not cached yet."
+    + flag_note("patch.source"),
 )
 @click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
 @click.option(
     "--models",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Models directory.  [env OLLAMA_MODELS; default: Ollama's own]",
+    help="Directory of the models.  [env OLLAMA_MODELS; default: Ollama's own]",
 )
 @click.option(
     "--socket",
@@ -41,19 +42,21 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none ye
 @click.option(
     "--cpu-attention",
     type=click.Choice(["exact", "stock"]),
-    help="Attention of models on the CPU." + flag_note("server.cpu_attention"),
+    help="How models on the CPU compute attention: by our exact kernels, or as stock Ollama."
+    + flag_note("server.cpu_attention"),
 )
 @click.option(
     "--cpu",
     type=click.Choice(["native", "variants"]),
-    help="CPU code of the build.  [default: what is built already, else native]",
+    help="Build for this processor only, or for every one.  "
+    "[default: what is built already, else native]",
 )
 @click.option(
     "--cuda",
     type=click.Choice(["auto", "on", "off"]),
-    help="GPU code of the build." + flag_note("patch.cuda"),
+    help="Whether to build the code for GPUs." + flag_note("patch.cuda"),
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
 def up(
     host: str | None,
@@ -66,11 +69,12 @@ def up(
 ) -> None:
     """Build the patched Ollama if needed, start the sidecar, serve.
 
-    Runs until Ctrl-C or SIGTERM: Ollama stores what its models hold, then the sidecar writes it
-    down. Every OLLAMA_* variable is passed on. An installed Ollama is not touched. If it is up
-    already, this says so and ends with exit code 0; if something else has the port, or it is up
-    with another models directory than --models names, with 9. If the sidecar cannot start, one
-    line says why and Ollama serves as stock.
+    Runs until Ctrl-C or SIGTERM. Then Ollama stores what its models hold, and the sidecar copies
+    it to the disk. Every OLLAMA_* variable is passed on. An installed Ollama is not touched.
+
+    If `tiering up` runs already, this command says so and ends with exit code 0. It ends with 9 if
+    another program has the port, or if the running one has another models directory than --models
+    names. If the sidecar cannot start, one line says why, and Ollama serves as stock.
     """
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
@@ -128,7 +132,7 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
                 setting.parse(value)
             except (ValueError, TypeError) as error:
                 name = setting.key.partition(".")[2].replace("_", "-")
-                raise ConfigError(f"flag --{name}: {error}", hint="name another") from None
+                raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
 
 
 def _built_binary(unreadable: ConfigError) -> Path:

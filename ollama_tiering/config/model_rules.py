@@ -130,7 +130,7 @@ def _read(pattern: str, content: Any, file: Path, text: str) -> ModelRule:
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"{place}: {_shown(pattern)} in [{SECTION}] is no rule",
-            hint=f'a rule has a header of its own; for every model: [{SECTION}."{EVERY}"]',
+            hint=f'give each rule its own header; a rule for every model is [{SECTION}."{EVERY}"]',
         )
     values: dict[str, Any] = {}
     for key, value in content.items():

@@ -73,7 +73,7 @@ class _Weights:
         arch = self._values["general.architecture"]
         if arch != "qwen3" or tuple(self._values["tokenizer.ggml.tokens"]) != vocab.TOKENS:
             raise UsageError(
-                f"{path}: a {arch} model that the reference engine cannot run",
+                f"{path}: the reference engine cannot run this model ({arch})",
                 hint="make one with `tiering model make qwen3-tiny FILE.gguf`",
             )
         self.layers: int = self._get("block_count")

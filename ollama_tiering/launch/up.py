@@ -119,7 +119,7 @@ def run(
             note()
             if request.cpu_attention == "exact":
                 report.say(
-                    "models on the CPU get exact attention (off: --cpu-attention stock, or "
+                    "models on the CPU use our exact attention (off with --cpu-attention stock, or "
                     f"server.cpu_attention in {config.config_file()})"
                 )
             with report.stage(f"starting Ollama on {request.address}"):
@@ -218,9 +218,13 @@ def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
 
 def _say_shared(socket: Path, version: str, report: Teller) -> None:
     pid = block_service.owner(socket)
-    report.say(f"a sidecar runs on {socket} already (process {pid}); it is used and will be left")
+    report.say(
+        f"using the sidecar that already runs on {socket} (process {pid}); it is not stopped"
+    )
     if version != __version__:
-        report.warn(f"that sidecar is {version}, this is {__version__}: stop it when you can")
+        report.warn(
+            f"that sidecar has version {version}, this is {__version__}: stop it when you can"
+        )
 
 
 def _retire_orphan(socket: Path, left: UpRecord | None, report: Teller) -> None:

@@ -79,7 +79,7 @@ def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
                 )
                 raise PatchConflict(
                     f"{hook.name} does not apply: {why.removeprefix('error: ')}",
-                    hint="cut the hook again for this version, see patches/README.md",
+                    hint="make the hook's diff again for this version, see patches/README.md",
                 )
         return {path: (root / path).read_bytes() for path in touched}
 

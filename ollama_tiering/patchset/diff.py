@@ -120,5 +120,5 @@ def _is_signature(lines: list[str], i: int) -> bool:
 
 def _wrong(name: str, index: int, what: str) -> PatchConflict:
     return PatchConflict(
-        f"{name}:{index + 1}: {what}", hint="export it again, see patches/README.md"
+        f"{name}:{index + 1}: {what}", hint="make the diff again, see patches/README.md"
     )

@@ -46,7 +46,10 @@ def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True
                 opened = FsTier(kind, directory)
                 tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
         if not tiers:
-            raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
+            raise ConfigError(
+                "there is neither a RAM tier nor a local tier",
+                hint="give one of them a budget: sidecar.ram_budget, sidecar.local_budget",
+            )
         if remote := _remote_tier(config):
             tiers.append((remote, config.remote_budget_bytes))
         return TieredStore(

@@ -28,7 +28,8 @@ class Manager:
     def start(self, units: Sequence[str]) -> None:
         if not self.present:
             raise ServiceError(
-                "no service manager runs here", hint="install without --now, start them later"
+                "no service manager runs here",
+                hint="install without --now, and start the services later",
             )
         self._ask("enable", "--now", *units)
 
@@ -38,7 +39,7 @@ class Manager:
             run("systemctl", *self._mode, "disable", "--now", unit)
             if (state := self.state(unit)) in _ALIVE:
                 raise ServiceError(
-                    f"{unit} is {state} still", hint=f"{self.command('stop', unit)}, then again"
+                    f"{unit} is still {state}", hint=f"{self.command('stop', unit)}, then again"
                 )
 
     def state(self, unit: str) -> str:

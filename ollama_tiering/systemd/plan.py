@@ -146,7 +146,10 @@ def without_variables() -> Iterator[None]:
 def _account(request: InstallRequest) -> pwd.struct_passwd | None:
     if request.user_mode:
         if request.run_as:
-            raise UsageError("--run-as is for the system's manager", hint="leave out one of both")
+            raise UsageError(
+                "--run-as works only for the system's service manager",
+                hint="give --run-as or --user, not both",
+            )
         return None
     name = request.run_as or DEFAULT_USER
     for account in _accounts(request.root):
