@@ -267,13 +267,13 @@ class BlockClient:
 
     def _write_files(self, exchange: Exchange, batch: list[saving.Filling]) -> tuple[int, str]:
         """Blocks of the batch, from the first on, that the store has; why not more."""
-        claims = [
-            pb.BlockClaim(
+        offers = [
+            pb.BlockOffer(
                 key=f.plan.key, parent=f.parent, file_bytes=f.plan.file_bytes, tail=f.tail
             )
             for f in batch
         ]
-        answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+        answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(offers=offers)))
         reason = ""
         ids: list[int] = []
         usable = 0

@@ -45,7 +45,7 @@ from ollama_tiering.store import (
     DIGEST_BYTES,
     Awaited,
     BlockKey,
-    Claim,
+    BlockOffer,
     CommitResult,
     LeasedBlock,
     Leasing,
@@ -330,8 +330,8 @@ async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
 
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
     if request.HasField("reserve"):
-        check_count(len(request.reserve.claims), "claims")
-        answers = session.reserve([_claim(claim) for claim in request.reserve.claims])
+        check_count(len(request.reserve.offers), "offers")
+        answers = session.reserve([_offer(offer) for offer in request.reserve.offers])
         return pb.PutResponse(reserved=pb.PutReserved(reservations=map(_reservation, answers)))
     if request.HasField("commit"):
         check_count(len(request.commit.reservation_ids), "reservations")
@@ -346,8 +346,8 @@ def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None
     return pb.PutResponse(committed=pb.PutCommitted(results=[_committed(result)]))
 
 
-def _claim(claim: pb.BlockClaim) -> Claim:
-    return Claim(as_key(claim.key), bytes(as_key(claim.parent)), claim.file_bytes, claim.tail)
+def _offer(offer: pb.BlockOffer) -> BlockOffer:
+    return BlockOffer(as_key(offer.key), bytes(as_key(offer.parent)), offer.file_bytes, offer.tail)
 
 
 def _reservation(reserved: Reserved) -> pb.Reservation:

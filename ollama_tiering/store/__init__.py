@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.serving.leasing import Leasing as Leasing
     from ollama_tiering.store.serving.lookup import MAX_ATTACHED as MAX_ATTACHED
     from ollama_tiering.store.serving.lookup import PIECE_BLOCKS as PIECE_BLOCKS
-    from ollama_tiering.store.serving.session import Claim as Claim
+    from ollama_tiering.store.serving.session import BlockOffer as BlockOffer
     from ollama_tiering.store.serving.session import CommitResult as CommitResult
     from ollama_tiering.store.serving.session import Outcome as Outcome
     from ollama_tiering.store.serving.session import Reserved as Reserved
@@ -110,7 +110,7 @@ else:
         "books.tree": "BlockRecord",
         "serving.leasing": "Awaited Leasing",
         "serving.lookup": "MAX_ATTACHED PIECE_BLOCKS",
-        "serving.session": "Claim CommitResult Outcome Reserved WriteSession",
+        "serving.session": "BlockOffer CommitResult Outcome Reserved WriteSession",
         "tiered": "TieredStore",
         "tiers.contract": "OpenBlock Tier TierKind",
         "tiers.directory": "FsTier",

@@ -24,7 +24,7 @@ class NotAuthentic(UnsupportedFormat):
 
 
 class InvalidBlock(TieringError):
-    """A block or claim that a client offers contradicts itself or its reservation."""
+    """A block that a client offers contradicts itself or its reservation."""
 
 
 class NoRoom(TieringError):

@@ -17,7 +17,7 @@ import numpy as np
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store import (
     BlockKey,
-    Claim,
+    BlockOffer,
     FsTier,
     LeasedBlock,
     Namespace,
@@ -66,7 +66,7 @@ class RandomBlocks:
         tokens = tokens_to_bytes(range(count * ROWS))
         return cls(ns, prefix_chain(ns.digest(), tokens, ROWS), tokens, layers)
 
-    def files(self) -> Iterator[tuple[Claim, bytes]]:
+    def files(self) -> Iterator[tuple[BlockOffer, bytes]]:
         shapes = [
             SegmentShape(0, layer, kind, "f16", HEADS * HEAD_DIM * 2)
             for layer in range(self.layers)
@@ -83,7 +83,7 @@ class RandomBlocks:
                 shapes=shapes,
             )
             data = encode_block(plan, [rng.bytes(LAYER_BYTES // 2) for _ in shapes])
-            yield Claim(key, parent, len(data)), data
+            yield BlockOffer(key, parent, len(data)), data
 
 
 @contextlib.contextmanager
@@ -149,11 +149,11 @@ class StoreRig:
         self.ram_dir.mkdir(mode=0o700)
         self.open()
 
-    def put(self, blocks: RandomBlocks, files: Sequence[tuple[Claim, bytes]]) -> None:
+    def put(self, blocks: RandomBlocks, files: Sequence[tuple[BlockOffer, bytes]]) -> None:
         """As a client on this host: reserve, write the file, commit."""
         session = self.store.open_session(blocks.ns.digest(), blocks.ns.fields(), ROWS)
-        for claim, data in files:
-            (answer,) = session.reserve([claim])
+        for offer, data in files:
+            (answer,) = session.reserve([offer])
             if answer.outcome is not Outcome.RESERVED or answer.path is None:
                 raise UsageError(f"the store has no room: {answer.outcome.name.lower()}")
             with answer.path.open("r+b", buffering=0) as file:

@@ -23,7 +23,7 @@ from ollama_tiering.bench.tiers.rig import ROWS, RandomBlocks, bench_directories
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import UsageError
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import Claim, TierKind
+from ollama_tiering.store import BlockOffer, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.files import write_all
 
@@ -34,7 +34,7 @@ _MOST_SECONDS: Final = 600.0
 _MEASURING_SECONDS: Final = 10.0
 _SETTINGS: Final = "min_tokens = 1\ntail_seconds = 0\nmin_free_percent = 0\ndaily_write = 0"
 
-File = tuple[Claim, bytes]
+File = tuple[BlockOffer, bytes]
 
 
 def measure(
@@ -129,10 +129,10 @@ def _put(stub: rpc.BlockStoreStub, blocks: RandomBlocks, files: Sequence[File]) 
             )
         )
         for batch in _batches(files):
-            claims = [
-                pb.BlockClaim(key=c.key, parent=c.parent, file_bytes=c.file_bytes) for c, _ in batch
+            offers = [
+                pb.BlockOffer(key=c.key, parent=c.parent, file_bytes=c.file_bytes) for c, _ in batch
             ]
-            answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+            answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(offers=offers)))
             ids = []
             for (_, data), reserved in zip(batch, answer.reserved.reservations, strict=True):
                 if not reserved.path:
@@ -151,11 +151,11 @@ def _put(stub: rpc.BlockStoreStub, blocks: RandomBlocks, files: Sequence[File]) 
 
 def _batches(files: Sequence[File]) -> Iterator[list[File]]:
     batch: list[File] = []
-    for claim, data in files:
+    for offer, data in files:
         if batch and sum(len(one) for _, one in batch) + len(data) > BATCH_BYTES:
             yield batch
             batch = []
-        batch.append((claim, data))
+        batch.append((offer, data))
     yield batch
 
 

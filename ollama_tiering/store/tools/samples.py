@@ -18,7 +18,7 @@ from ollama_tiering.store.block.key import (
     window_extra,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.serving.session import BlockOffer
 
 _ELEMENT_BYTES = 2
 _CREATED = 1_763_700_000
@@ -33,8 +33,8 @@ class SampleBlock:
     data: bytes  # the whole file
 
     @property
-    def claim(self) -> Claim:
-        return Claim(self.key, self.parent, len(self.data), self.tail)
+    def offer(self) -> BlockOffer:
+        return BlockOffer(self.key, self.parent, len(self.data), self.tail)
 
 
 def namespace(

@@ -200,13 +200,13 @@ func (c *Client) Put(ns Namespace, description *tierpb.Namespace, timeout time.D
 	return &PutSession{c: c, stream: stream, ctx: ctx, cancel: cancel}, nil
 }
 
-// Reserve claims room for blocks; the answers are in the order of the claims.
-func (p *PutSession) Reserve(claims []*tierpb.BlockClaim) ([]*tierpb.Reservation, error) {
-	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Claims: claims}}})
+// Reserve offers blocks to the sidecar; the answers are in their order.
+func (p *PutSession) Reserve(offers []*tierpb.BlockOffer) ([]*tierpb.Reservation, error) {
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Offers: offers}}})
 	if err != nil {
 		return nil, err
 	}
-	if got := response.GetReserved().GetReservations(); len(got) == len(claims) {
+	if got := response.GetReserved().GetReservations(); len(got) == len(offers) {
 		return got, nil
 	}
 	return nil, errors.New("sidecar answered another number of reservations")
