@@ -64,7 +64,7 @@ def table() -> str:
         f" `{document['sources']}`),",
         "the rest predicted by `ollama_tiering/kernels/gpu_model.py`.",
         "",
-        "| GPU | CC | heads a K/V head | registers | shared KiB | blocks a multiprocessor |"
+        "| GPU | CC | heads per K/V head | registers | shared KiB | blocks per multiprocessor |"
         f" waits for | share of reading: {cells} cells |",
         "|---|---|---|---|---|---|---|" + "---|" * len(CELLS),
     ]
