@@ -1,4 +1,6 @@
-"""The store's administration through a running sidecar: the same calls as tools/admin.py has."""
+"""The administration of a store through a running sidecar: the same calls as
+store/tools/admin.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ _LEASE_AGAIN_SECONDS: Final = 5.0
 
 
 class SidecarAdministration:
-    """One connection; a context manager. ServiceError when the sidecar does not answer."""
+    """One connection to a sidecar; a context manager. ServiceError if the
+    sidecar does not answer.
+    """
 
     def __init__(self, socket_path: Path) -> None:
         self._channel = grpc.insecure_channel(
@@ -118,7 +122,9 @@ class SidecarAdministration:
         return chain_to_export(self.listing(Selection(ids=(chain_id,)), blocks=True))
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its files. What is still to be read is leased, again and again."""
+        """Opens the files of the chain, one after the other. Blocks still to be read are leased,
+        and the lease is renewed.
+        """
         lease = _Lease(self._stub, chain)
         try:
             for index in range(len(chain.files)):
@@ -168,7 +174,7 @@ class SidecarAdministration:
 
 
 class _Lease:
-    """Paths of a chain's blocks, held by a lease that is renewed while they are read."""
+    """The paths of a chain's blocks, kept by a lease that is renewed while the blocks are read."""
 
     def __init__(self, stub: Any, chain: ChainToExport) -> None:
         self._stub = stub

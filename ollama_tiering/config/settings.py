@@ -1,4 +1,6 @@
-"""Every setting: its type, default, key in the file, variable, and how its value is read."""
+"""Every setting: its type, its default, its key in the file, its variable, and how its value is
+parsed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _NETWORK_ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SidecarConfig:
-    """What the sidecar and its store are told. Budgets are physical bytes and hold."""
+    """Settings of the sidecar and its store. Budgets are physical bytes and are never exceeded."""
 
     socket_path: Path
     ram_dir: Path | None  # None: the sidecar chooses (sidecar.ram_place)
@@ -85,7 +87,9 @@ class PatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What `tiering up` and the service tell the patched server, which reads its environment."""
+    """What `tiering up` and the service set for the patched server, which reads only its
+    environment.
+    """
 
     cpu_attention: str = "exact"  # exact | stock: how attention on the CPU is computed
 
@@ -98,7 +102,9 @@ class Config:
 
 
 def _gigabytes(value: Any) -> int:
-    """Variables named *_GB: a bare number counts GiB, a number with a unit is taken as written."""
+    """For variables named *_GB: a bare number counts GiB, a number with a unit
+    is taken as written.
+    """
     text = str(value).strip()
     return int(float(text) * GIB) if re.fullmatch(r"\d+(\.\d+)?", text) else parse_size(text)
 
@@ -113,7 +119,9 @@ def _path(value: Any) -> Path:
 
 
 def _socket(value: Any) -> Path:
-    """A path. Anybody on the network could call a TCP port, and read what is stored."""
+    """A path. TCP is refused, because anybody on the network could then call and read what is
+    stored.
+    """
     if isinstance(value, str | Path):
         text = str(value)
         if _NETWORK_ADDRESS.fullmatch(text):
@@ -169,7 +177,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of the file, its variable, and how its value is read."""
+    """One key of the file, its variable, and how its value is parsed."""
 
     key: str  # section.key in the file
     field: str  # field of the section's dataclass

@@ -100,13 +100,13 @@ MEANINGS: Final = {
 
 
 def default_in_words(key: str) -> str:
-    """KeyError where there is no such setting."""
+    """KeyError if there is no such setting."""
     setting = _OF_KEY[key]
     return _DEFAULTS.get(key) or _value_in_words(_default(setting))
 
 
 def flag_note(key: str) -> str:
-    """What ends the help of a flag that overrides a setting: `  [env NAME; default: VALUE]`."""
+    """The end of the help of a flag that overrides a setting: `  [env NAME; default: VALUE]`."""
     setting = _OF_KEY[key]
     variable = f"env {setting.env}; " if setting.env else ""
     return f"  [{variable}default: {default_in_words(key)}]"
@@ -127,7 +127,7 @@ def _value_in_words(value: Any) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    """Exactly, unlike format_size."""
+    """The exact size, unlike format_size."""
     for unit, factor in (("GiB", GIB), ("GB", 10**9), ("MiB", MIB)):
         if size_bytes >= factor and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"

@@ -1,4 +1,4 @@
-"""The administration's errors as statuses of gRPC, and what a client makes of them again."""
+"""The administration's errors as gRPC status codes, and back."""
 
 from __future__ import annotations
 
