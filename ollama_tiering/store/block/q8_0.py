@@ -30,7 +30,7 @@ _STEPS: Final = (0, -1, 1, -2, 2)
 
 
 def round_rows(raw: Buffer) -> Bytes | None:
-    """The rows as q8_0 has them; None when they cannot be: not whole blocks, not finite."""
+    """The rows rounded to q8_0; None if they cannot be: no whole blocks, or not finite."""
     values = _values(raw)
     if values is None:
         return None
@@ -40,7 +40,7 @@ def round_rows(raw: Buffer) -> Bytes | None:
 
 
 def codes_of(raw: Buffer) -> Bytes | None:
-    """The q8_0 blocks whose rows are exactly these; None when there are none."""
+    """The q8_0 blocks that give exactly these rows; None if there are none."""
     values = _values(raw)
     if values is None:
         return None

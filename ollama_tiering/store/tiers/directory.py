@@ -62,7 +62,7 @@ _TOP: Final = ("",)  # place of the files beside the version directory
 
 
 class FsTier:
-    """One directory. `exclusive` refuses a second user of it on this host (ServiceError)."""
+    """One directory. With `exclusive`, a second user of it on this host gets a ServiceError."""
 
     shared = False
 
@@ -240,7 +240,7 @@ class FsTier:
         return sum(tuple(self._bad.values()))  # a copy: a scan may go on in another thread
 
     def quarantined(self) -> frozenset[NamespaceId]:
-        """Whose damaged blocks lie here."""
+        """The blocks that have a quarantined copy here."""
         return frozenset(namespace for namespace, _ in tuple(self._bad))
 
     def overhead_bytes(self) -> int:
@@ -263,7 +263,7 @@ class FsTier:
             self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
 
     def remove_vacant(self, namespace: NamespaceId) -> None:
-        """The directories and description of a namespace; if there is anything else, they stay."""
+        """Removes directories and description of a namespace, unless there is anything else."""
         place = (VERSION_DIRECTORY, namespace.hex())
         for entry in entries(self.directory.joinpath(*place)):
             if entry.is_dir(follow_symlinks=False):
@@ -308,7 +308,7 @@ class FsTier:
             self._remove_directory(*place)
 
     def _remove_directory(self, *place: str) -> None:
-        """If it is empty. Its bytes are looked up again where another thread made it anew."""
+        """Removes it if empty; measures its bytes again if another thread remade it."""
         with contextlib.suppress(OSError):
             with open_below(self.directory, place[:-1]) as above:
                 os.rmdir(place[-1], dir_fd=above)
@@ -317,7 +317,7 @@ class FsTier:
             self._note(place, self.directory.joinpath(*place))
 
     def _remove_namespace(self, place: tuple[str, ...]) -> None:
-        """What is left of a model that has no block any more."""
+        """Removes what is left of a model that has no block any more."""
         names = [entry.name for entry in entries(self.directory.joinpath(*place))]
         if names in ([], [DESCRIPTION_NAME]):
             with contextlib.suppress(OSError):
@@ -378,11 +378,13 @@ class FsTier:
     def _damaged(self, namespace: NamespaceId, name: str) -> None: ...
 
     def _not_ours(self, place: tuple[str, ...], stored_bytes: int) -> None:
-        """Left alone, but it takes room."""
+        """Leaves the file alone, but counts its bytes."""
         self._other.note(place, stored_bytes)
 
     def _trusted(self, entry: os.DirEntry[str]) -> bool:
-        """Whether blocks below a directory may be used: not where others may have put them."""
+        """Whether blocks below a directory may be used: not if somebody else may have put them
+        there.
+        """
         reason = own_directory(entry)
         if reason and entry.is_dir(follow_symlinks=False):
             self.refused.note(entry.path, reason)
@@ -392,4 +394,4 @@ class FsTier:
         return entry.name.endswith(TMP_SUFFIX) and entry.is_file(follow_symlinks=False)
 
     def _foreign(self, entry: os.DirEntry[str]) -> None:
-        """A file among the blocks that is none of ours: left alone."""
+        """A file among the blocks that is not ours is left alone."""

@@ -1,7 +1,7 @@
-"""Directories of namespaces that hold no block any more: what is left of models that are gone.
+"""Directories of namespaces that have no block any more: what is left of models that are gone.
 
-Looks at the files, follows no link, changes nothing. A directory with anything else in it, a
-quarantined block or a file that is not the store's, is not vacant.
+This only looks at files and follows no link. A directory is not vacant if it holds anything else,
+such as a quarantined block or a file that is not the store's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ollama_tiering.system.directories import entries
 
 
 def vacant(directory: Path, in_use: Collection[bytes]) -> Iterator[tuple[NamespaceId, int]]:
-    """(namespace, physical bytes) of each below a tier's directory that is none of `in_use`."""
+    """Pairs (namespace, physical bytes) of the vacant directories of a tier, without those
+    `in_use`.
+    """
     for entry in entries(directory / VERSION_DIRECTORY):
         namespace = digest_from_hex(entry.name)
         if namespace is None or namespace in in_use or not entry.is_dir(follow_symlinks=False):

@@ -1,7 +1,7 @@
-"""Every file below a tier's directory, as it lies there: looks, follows no link, changes nothing.
+"""Every file below a tier's directory, as it lies there. This only looks, and follows no link.
 
-Blocks are what a scan would find. The rest is what the tools judge: quarantined blocks, what an
-interrupted write left behind, files that are not the store's (also because of who may write them).
+Blocks are what a scan would find. The tools judge the rest: quarantined blocks, what an interrupted
+write left behind, and files that are not the store's, or that somebody else may write.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class FoundFile:
 
 
 def walk(directory: Path) -> Iterator[FoundFile]:
-    """OSError of a directory that cannot be listed passes; one that is gone is empty."""
+    """OSError of a directory that cannot be listed passes. A directory that is gone counts as
+    empty.
+    """
     for entry in entries(directory):
         if entry.name.startswith(_TOP_TEMPORARY):
             yield from _found(What.TEMPORARY, (), entry)
@@ -76,7 +78,7 @@ def walk(directory: Path) -> Iterator[FoundFile]:
 
 
 def remove_file(directory: Path, found: FoundFile) -> None:
-    """Unlinks what the walk found, where it found it, for good; one that is gone is fine."""
+    """Removes a file that the walk found, for good. A file that is gone is no error."""
     with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
         os.unlink(found.name, dir_fd=below)
         os.fsync(below)
