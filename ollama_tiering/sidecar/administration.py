@@ -1,4 +1,6 @@
-"""The administration's calls of the protocol. All run in threads; none holds up a lookup."""
+"""The calls of the protocol for administration. All of them run in threads, so none delays a
+look-up.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _MAX_NAMED: Final = 1 << 16  # in one request
 
 
 class AdministrationService:
-    """The part of the service for people and their tools; a base of BlockStoreService."""
+    """The part of the service for people and their tools; a base class of BlockStoreService."""
 
     _admin: Administration
     _tools: Slots
@@ -108,7 +110,7 @@ class AdministrationService:
         return messages.waste_message(waste)
 
     def _builds_in_use(self) -> frozenset[str]:
-        """Those of the runners that are alive, whoever built them."""
+        """The builds of the runners that are alive."""
         named = (build_of(runner.engine) for runner in self._runners.alive())
         return frozenset(name for name in named if name)  # of a model that is not tiered: none
 
@@ -117,7 +119,7 @@ class AdministrationService:
 
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
-    """Ends the call with the status that stands for the error, its hint in the metadata."""
+    """Ends the call with the status that stands for the error; its hint goes into the metadata."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     code, message, hint = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ""

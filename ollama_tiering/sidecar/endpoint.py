@@ -1,9 +1,9 @@
-"""HTTP on loopback for whoever watches the sidecar. Off without a port.
+"""HTTP on loopback for programs that watch the sidecar. Off without a port.
 
-One thread with an event loop of its own. A connection is one request; connections are bounded in
-number and each of them in time, from its first byte to its last. So a client that says nothing,
-drips or does not read holds up nobody, and where there are too many of them the oldest goes for the
-newest: an honest client is answered within milliseconds.
+One thread with an event loop of its own serves it. A connection is good for one request. The number
+of connections is bounded, and so is the time of each, from its first byte to its last. So a client
+that sends nothing, sends slowly, or does not read delays nobody. If there are too many connections,
+a new one replaces the oldest, and an honest client is answered within milliseconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def text(status: int, line: str) -> HttpAnswer:
 
 
 class Endpoint:
-    """A context manager. A port that is taken is a warning: the sidecar is there for its blocks."""
+    """A context manager. If the port is taken, it only warns: the sidecar is
+    there for its blocks.
+    """
 
     def __init__(
         self, pages: Mapping[str, Page], port: int, *, client_seconds: float = CLIENT_SECONDS
@@ -113,7 +115,9 @@ class Endpoint:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Not a coroutine: who is accepted is known at once, also while the endpoint ends."""
+        """Not a coroutine, so that a connection is known as soon as it is accepted, even while the
+        endpoint ends.
+        """
         loop = asyncio.get_running_loop()
         try:
             client, _ = listening.accept()
@@ -178,7 +182,7 @@ class Endpoint:
 
 
 async def _received(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """The request's head; what may follow is not looked at. None where the client has gone."""
+    """The head of the request; what may follow is not read. None if the client has gone."""
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):

@@ -27,7 +27,7 @@ _RESERVED: Final = frozenset({"time", "level", "logger", "message", "exception"}
 
 
 def configure(log_format: str, level: str, stream: IO[str] | None = None) -> None:
-    """`text` or `json`; libraries say only what is a warning."""
+    """`text` or `json`. Libraries log only warnings and worse."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

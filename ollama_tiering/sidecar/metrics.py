@@ -1,7 +1,7 @@
 """The store's report as Prometheus metrics.
 
-Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice.
-What it shows is counts, sizes, times, and names of models; no prompt, key or path.
+Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice. The
+metrics show counts, sizes, times, and names of models, but no prompt, key or path.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _TIER_COUNTERS: Final[tuple[tuple[str, str, _Getter], ...]] = (
 
 
 class StoreCollector(Collector):
-    """One report of the store per scrape."""
+    """Each scrape takes one report of the store."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
@@ -182,7 +182,7 @@ def make_registry(
 
 
 def metrics_page(registry: CollectorRegistry) -> Page:
-    """In the format and the encoding that the client asks for."""
+    """In the format and encoding that the client asks for."""
     app = make_wsgi_app(registry)
 
     async def answer(request: HttpRequest) -> HttpAnswer:

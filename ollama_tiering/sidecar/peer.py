@@ -42,7 +42,7 @@ class _Socket(Enum):
 
 
 class PeerGuard:
-    """Not thread-safe: called on the event loop only. Does nothing where there is no /proc."""
+    """To be used on the event loop only. Does nothing if there is no /proc."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = str(socket_path)
@@ -53,14 +53,15 @@ class PeerGuard:
         self._seldom = QuietLog(logging.getLogger(__name__))
 
     def trim(self) -> None:
-        """Cuts off connections beyond the bound, also those that never call.
-
-        Not strangers: a call of theirs that has come already would no longer be known as one.
+        """Cuts off connections beyond the bound, even those that never call. It does not cut off
+        strangers: a call of theirs that has already come would no longer be known as theirs.
         """
         self._look_at_new(strangers_too=False)
 
     def strangers(self) -> int:
-        """Looks at connections not seen before; how many strangers it cut off."""
+        """Looks at connections that it has not seen before; returns how many
+        strangers it cut off.
+        """
         now = self._private_socket()
         if now is not None and now == self._private_since:
             return 0
@@ -69,7 +70,9 @@ class PeerGuard:
         return found
 
     def _private_socket(self) -> _Inode | None:
-        """What changes whenever its modes do. None while others could connect, or just could."""
+        """A value that changes whenever the socket's modes do. None while others can connect, or
+        could a moment ago.
+        """
         try:
             info = os.lstat(self._path)
         except OSError:
@@ -111,7 +114,9 @@ class PeerGuard:
         return found
 
     def _look(self, fd: int, *, room: bool, strangers_too: bool) -> _Socket:
-        """What the descriptor is; cuts it off if it is a stranger or there is no room for it."""
+        """Finds out what the descriptor is, and cuts it off if it is a stranger or beyond the
+        bound.
+        """
         try:
             connection = socket.socket(fileno=fd)
         except OSError:  # closed meanwhile

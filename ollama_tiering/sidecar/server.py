@@ -1,6 +1,7 @@
-"""The sidecar process: directories, locks, socket, signals, drain. No policy.
+"""The sidecar process: directories, locks, socket, signals, shutdown. No policy.
 
-One sidecar per socket and per tier directory, held by file locks that end with the process.
+There is one sidecar per socket and per tier directory, ensured by file locks that end with the
+process.
 """
 
 from __future__ import annotations
@@ -69,9 +70,8 @@ def serve(
     ready: Callable[[str], None] | None = None,
     reread: Callable[[], SidecarConfig] | None = None,
 ) -> LeftOver:
-    """Runs until SIGTERM or SIGINT; says what could not be written down in time.
-
-    On SIGHUP the settings are taken from `reread`; a terminal that hangs up ends the sidecar.
+    """Runs until SIGTERM or SIGINT; returns what could not be written down in time. On SIGHUP it
+    takes the settings from `reread`; if a terminal hangs up, the sidecar ends.
     """
     # The loop must not wait 5 ms for the interpreter whenever a copying thread has it.
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -100,7 +100,7 @@ def serve(
 def _keeping_place(
     asked: SidecarConfig, now: SidecarConfig, reread: Callable[[], SidecarConfig] | None
 ) -> Callable[[], SidecarConfig] | None:
-    """A RAM tier whose place was chosen stays where it is until the next start."""
+    """A RAM tier whose place was chosen stays there until the next start."""
     if reread is None or asked.ram_dir is not None:
         return reread
     return lambda: ram_place.kept(now, reread())
@@ -108,7 +108,9 @@ def _keeping_place(
 
 @contextlib.contextmanager
 def claim_socket(path: Path) -> Iterator[None]:
-    """Holds the place for the socket; removes one a dead sidecar left, refuses a live one."""
+    """Reserves the socket's path; removes the socket of a dead sidecar, and fails if a live one has
+    it.
+    """
     secure_directory(path.parent)
     lock = lock_file(path.with_name(path.name + ".lock"), f"socket {path}")
     try:
@@ -122,7 +124,7 @@ def claim_socket(path: Path) -> Iterator[None]:
 
 
 def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entrance:
-    """What every call goes through; services are added to it."""
+    """What every call passes first; services are added to it."""
     counted = [counting.around] if counting is not None else []
     layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
     return Entrance(guard, layers)
@@ -192,7 +194,9 @@ async def _serve(
 
 @contextlib.contextmanager
 def _pool() -> Iterator[DaemonPool]:
-    """For calls that may touch a file. What hangs in one does not keep the sidecar from ending."""
+    """Threads for calls that may touch a file. A thread that hangs does not keep the sidecar from
+    ending.
+    """
     pool = DaemonPool(_IO_THREADS, "block-io")
     try:
         yield pool
@@ -218,7 +222,9 @@ async def _watch_names(book: RuleBook, store: TieredStore, pool: Executor) -> No
 
 
 def _allow_open_files() -> None:
-    """The soft limit is often 1024: a burst of connections would leave the tiers none."""
+    """The soft limit is often 1024, and a burst of connections would leave
+    nothing for the tiers.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

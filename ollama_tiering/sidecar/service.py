@@ -1,7 +1,7 @@
-"""The protocol over the store: messages in, messages out, one table of errors. No policy.
+"""The protocol on top of the store: messages in, messages out, one table of errors. No policy.
 
-Calls that only read the store's books run on the event loop, a long one in pieces; everything that
-may touch a file, or has thousands of blocks to let go, runs in a thread pool.
+Calls that only read the store's books run on the event loop, long ones in pieces. Everything that
+may touch a file, or has thousands of blocks to release, runs in a thread pool.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _OUTCOMES: Final = {
 
 
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
-    """All calls on one event loop; `pool` serves what may block. `book`: what was done for each
-    model, in memory only where none is given; `runners`: what they last reported.
+    """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
+    each model (in memory only if none is given); `runners` are their last reports.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     async def _answer_get(
         self, request: pb.GetRequest, keys: list[BlockKey], leased: Leasing, context: Context
     ) -> None:
-        """What is not read when the lease ends is not sent any more."""
+        """What the client has not read when the lease ends is not sent any more."""
         deadline = in_seconds(leased.lease_seconds)
         if request.inline:
             await begun(context, deadline)
@@ -268,7 +268,9 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
             await sent(context, last, deadline)
 
     async def _abort(self, context: Context, call: str, error: Exception) -> NoReturn:
-        """Ends the call with the status that stands for the error; a bug is INTERNAL and logged."""
+        """Ends the call with the status that stands for the error. A bug is INTERNAL, and is
+        logged.
+        """
         if isinstance(error, grpc.aio.AbortError):
             raise error
         for kind, code in _STATUS:
@@ -292,7 +294,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         )
 
     async def _parts(self, block: LeasedBlock) -> AsyncIterator[bytes]:
-        """Ends early when the block cannot be read."""
+        """Ends early if the block cannot be read."""
         offset = 0
         while offset < block.file_bytes:
             length = min(PART_BYTES, block.file_bytes - offset)
@@ -306,15 +308,15 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
 
 
 def _joined(answers: list[pb.GetResponse]) -> pb.GetResponse:
-    """One message for several blocks: a message costs more than the block that it names."""
+    """One message for several blocks, because a message costs more than the block that it names."""
     first, *more = answers
     first.more.extend(more)
     return first
 
 
 async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
-    """The block once a client can read it. None, and the end of the lease's run: it is not staged,
-    or not in time. Holds no thread of the pool meanwhile.
+    """The block, as soon as a client can read it. None, which ends the lease's run, if it cannot be
+    staged or not in time. Occupies no thread of the pool meanwhile.
     """
     if isinstance(awaited, LeasedBlock):
         return awaited

@@ -1,7 +1,7 @@
-"""Administration of a store: list, remove, pin, verify, collect. What the sidecar's calls and, when
-none runs, the command line itself use.
+"""Administration of a store: list, remove, pin, verify, collect.
 
-Thread-safe as the store is. Only dry runs, `list` and `verify` without repair change nothing.
+The sidecar's calls use it and, if no sidecar runs, the command line does. Thread-safe as the store
+is. Dry runs, `listing`, and `verify` without repair change nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ EVERYTHING: Final = Selection()
 
 
 class Administration:
-    """`alone`: nobody else writes into the store's own directories while this one is used. Unless
-    `all_seen`, a tier that may hold blocks could not be looked at.
+    """`alone`: nobody else writes into the store's own directories while this is used. Without
+    `all_seen`, some tier that may hold blocks could not be looked at.
     """
 
     def __init__(self, store: TieredStore, *, alone: bool, all_seen: bool = True) -> None:
@@ -58,8 +58,8 @@ class Administration:
     def listing(
         self, selection: Selection = EVERYTHING, *, blocks: bool = False, words: bool = False
     ) -> Listing:
-        """Chains, with `words` those used last also with the tokens that tell them from others; or
-        single blocks. UnknownId, AmbiguousId, UsageError for an id.
+        """Chains, or single blocks. With `words`, the chains that were used last come with the
+        tokens that distinguish them from others. UnknownId, AmbiguousId or UsageError for an id.
         """
         lister = self._lister()
         chains = [] if blocks else list(lister.chains(selection))
@@ -87,9 +87,8 @@ class Administration:
         )
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
-        """Removes the selected chains; what another chain needs, or is pinned or in use, stays.
-
-        Of what is removed no token is left in this host's tiers, index and quarantine included.
+        """Removes the selected chains. What another chain needs, is pinned or is in use stays. Of
+        what is removed, no token stays in this host's tiers, nor in index or quarantine.
         """
         lister = self._lister()
         ends = self._records(lister, selection)
@@ -113,7 +112,7 @@ class Administration:
         return done
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
+        """UnknownId, AmbiguousId, PinsFull; OSError if the pin cannot be recorded."""
         lister = self._lister()
         record = lister.resolve(chain_id)
         known = record.key in self._state.pins
@@ -129,7 +128,7 @@ class Administration:
         return self._pin_result(lister.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
-        """See verify.py. With repair the index is written anew after the last step."""
+        """See verify.py. With repair, the index is written anew after the last step."""
         yield from verify(self._state, repair=repair, alone=self._alone)
         if repair:
             self._store.rebuild_index()
@@ -142,11 +141,12 @@ class Administration:
         dry_run: bool,
         builds: frozenset[str] | None = None,
     ) -> list[Waste]:
-        """Removes what nobody can use: each kind once, kinds without anything too.
+        """Removes what nobody can use. The result has each kind once, even if nothing of it was
+        found.
 
-        `models` are the file names of the models that are there, `builds` the builds of the engine
-        on this host; None asks nothing about them. What other builds stored on the remote tier
-        stays.
+        `models` are the file names of the models that exist, `builds` the builds of the engine on
+        this host; None means that these are not looked at. What other builds stored on the remote
+        tier stays.
         """
         lister = self._lister()
         ends = {record.key: record for record in self._records(lister, EVERYTHING)}
@@ -196,12 +196,14 @@ class Administration:
         return result
 
     def chain(self, chain_id: str) -> ChainToExport:
-        """What an export of this chain consists of. StoreDamaged when its start is missing."""
+        """What an export of this chain consists of. StoreDamaged if its beginning is missing."""
         listing = self.listing(Selection(ids=(chain_id,)), blocks=True)
         return chain_to_export(listing)
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its files, to be read one after the other. Only for a store nobody else uses."""
+        """The chain's files, to be read one after the other. Only for a store that nobody else
+        uses.
+        """
         for key, _ in chain.files:
             leased = self._store.lease(chain.namespace, [key])
             self._store.release(leased.lease_id)
@@ -210,7 +212,7 @@ class Administration:
             yield self._level(leased.blocks[0].tier).tier.open(chain.namespace, key)
 
     def present(self, checked: CheckedChain) -> Present:
-        """What of the chain is stored already."""
+        """What is stored of the chain already."""
         manifest = checked.manifest
         found = self._store.match(
             manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
@@ -221,7 +223,7 @@ class Administration:
 
     @contextmanager
     def sink(self, manifest: ArchiveManifest) -> Iterator[BlockSink]:
-        """Where the blocks of an import go."""
+        """Takes the blocks of an import."""
         session = self._store.open_session(
             manifest.namespace, manifest.description, manifest.block_tokens
         )
@@ -270,7 +272,9 @@ class Administration:
         return Waste("temporary", files, stored_bytes, {})
 
     def _vacant(self, dry_run: bool) -> Waste:
-        """Counts models. What a shared tier holds may be waiting for another sidecar's blocks."""
+        """Counts models. Directories on a shared tier may be waiting for the blocks of another
+        sidecar.
+        """
         with self._state.lock:
             records = list(self._state.tree)
         in_use = {record.namespace for record in records} | self._store.open_namespaces()
@@ -289,7 +293,7 @@ class Administration:
         return Waste("vacant", len(found), stored_bytes, {})
 
     def _records(self, lister: Lister, selection: Selection) -> list[BlockRecord]:
-        """Last blocks of the selected chains."""
+        """The last blocks of the selected chains."""
         if selection == EVERYTHING:
             return lister.ends(selection)
         lines = lister.chains(selection)
@@ -310,7 +314,9 @@ class Administration:
         return Lister(self._state, self.describe)
 
     def describe(self, namespace: NamespaceId) -> Fields:
-        """What a namespace is the digest of, from a tier of this host: a remote one may hang."""
+        """What a namespace is the digest of, read from a tier of this host, because a remote one
+        may hang.
+        """
         for level in self._state.levels:
             directory = level.tier.directory
             if directory is not None and level.tier.kind is not TierKind.REMOTE:

@@ -78,7 +78,7 @@ class ArchiveManifest:
         return sum(block.file_bytes for block in self.files)
 
     def to_bytes(self) -> bytes:
-        """Of the same length whatever the checksums are."""
+        """The length does not depend on the checksums."""
         document = {
             "format": FORMAT,
             "version": WITH_WINDOWS if self.windows else VERSION,
@@ -99,7 +99,7 @@ def _entries(blocks: tuple[ArchivedBlock, ...]) -> list[dict[str, Any]]:
 
 
 class Archive:
-    """An open archive: its manifest and, of each block, where to read it."""
+    """An open archive: its manifest, and for each block where to read it."""
 
     def __init__(
         self, manifest: ArchiveManifest, places: dict[str, tuple[int, int]], root: int
@@ -110,7 +110,7 @@ class Archive:
 
     @contextlib.contextmanager
     def open(self, block: ArchivedBlock) -> Iterator[ReadAt]:
-        """ArchiveRefused when it is not there with the manifest's size. OSError passes."""
+        """ArchiveRefused if it is missing or its size is not the manifest's. OSError passes."""
         if self._places:
             offset, _ = self._places[block.name]
             yield _shifted(fd_reader(self._fd), offset)
@@ -123,7 +123,9 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
-    """A tar file or a directory; manifest and sizes are checked, block contents are not."""
+    """Opens a tar file or a directory. Manifest and sizes are checked, the contents of blocks are
+    not.
+    """
     with contextlib.ExitStack() as stack:
         if path.is_dir():
             root = stack.enter_context(open_below(path, ()))
@@ -150,7 +152,9 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 
 def parse_manifest(data: bytes) -> ArchiveManifest:
-    """ArchiveRefused unless it is well formed, bounded and its namespace is what it describes."""
+    """ArchiveRefused unless it is well formed and bounded, and its description
+    gives its namespace.
+    """
     try:
         document = json.loads(data)
         if document["format"] != FORMAT:
@@ -186,7 +190,7 @@ def block_name(key: BlockKey) -> str:
 
 
 def tar_head(name: str, size: int) -> bytes:
-    """The header of a plain member: nothing of this machine is in it."""
+    """The header of a plain member; it contains nothing about this machine."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     return info.tobuf(tarfile.USTAR_FORMAT if size < 1 << 33 else tarfile.GNU_FORMAT)
@@ -228,7 +232,7 @@ def _manifest_bytes(read_at: ReadAt, offset: int, size: int) -> bytes:
 
 @contextlib.contextmanager
 def _below(root: int, directory: str, name: str) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of a regular file; no link on the way is followed."""
+    """Descriptor and size of a regular file. No link on the way is followed."""
     at = os.dup(root)
     try:
         try:

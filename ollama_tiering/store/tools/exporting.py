@@ -1,8 +1,8 @@
-"""Writes a chain as an archive (archive.py): a tar file, or a directory.
+"""Writes a chain as an archive (archive.py): a tar file or a directory.
 
-Nothing is visible under the given name until all of it is there and durable. The checksums are
-known only when all blocks have been read: the manifest, whose length does not depend on them, is
-written over at the end.
+Nothing appears under the given name until all of it is written and durable. The checksums are known
+only when all blocks have been read, so the manifest, whose length does not depend on them, is
+written again at the end.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def export_chain(
     as_directory: bool,
     progress: Callable[[int], None],
 ) -> ArchiveManifest:
-    """`opened` yields `chain.files` in their order. Each is checked while it is copied.
-
-    UsageError when the target is there already, CorruptBlock for a damaged block; OSError passes.
+    """`opened` yields `chain.files` in their order; each is checked while it is copied. UsageError
+    if the target exists, CorruptBlock for a damaged block; OSError passes.
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} is there already", hint="name another, or remove it first")
@@ -197,7 +196,7 @@ def _directory(target: Path, manifest: ArchiveManifest) -> Iterator[_Target]:
 
 
 def _appear(temporary: Path, target: Path) -> None:
-    """Unlike a rename a link replaces nothing; but not every file system has links."""
+    """A link, unlike a rename, replaces nothing; but not every file system has links."""
     try:
         os.link(temporary, target)
     except FileExistsError:

@@ -1,8 +1,9 @@
 """Reads every block file of every tier and checks header, place and checksums, one step at a time.
 
-Looks at the files and not at the books, so what the books do not know is found too. Holds no lock
-while it reads; a block that is evicted meanwhile is skipped. Only `repair` changes anything:
-damaged files are quarantined (after a second look), leftovers removed, the index made anew.
+It looks at the files and not at the books, so it also finds what the books do not know. It holds no
+lock while it reads; a block that is evicted meanwhile is skipped. Only `repair` changes anything:
+damaged files are looked at again and quarantined, leftovers are removed, and the index is made
+anew.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STEP_BLOCKS: Final = 64
 
 
 def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifyStep]:
-    """`alone`: nobody else writes into the directories now. The last step has everything done."""
+    """`alone`: nobody else writes into the directories now. The last step has all counts."""
     with state.lock:
         total_blocks = sum(len(level.lru) for level in state.levels)
     blocks = done_bytes = since_blocks = since_bytes = 0
@@ -54,7 +55,7 @@ def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifySt
 
 
 def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
-    """Reads all of one block; its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
+    """Reads all of one block; returns its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
     with tier.open(namespace, key) as block:
         cold = block.resident() is False
         meta = read_meta(block.read_at, block.file_bytes)
@@ -67,7 +68,7 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
 
 
 def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
-    """Whether nobody writes this temporary file any more."""
+    """Whether nobody is writing this temporary file any more."""
     with state.lock:
         if found.key is not None and found.key in state.writing:
             return False
@@ -133,7 +134,9 @@ def _remove(level: Level, found: FoundFile) -> tuple[bool, str]:
 
 
 def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) -> tuple[bool, str]:
-    """Looks again with the block held, for it may have been stored anew; no detail: it is good."""
+    """Looks again while the block is held, because it may have been stored anew. No detail means
+    that it is good.
+    """
     assert found.namespace is not None
     assert found.key is not None
     with state.lock:

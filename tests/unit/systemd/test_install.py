@@ -269,7 +269,7 @@ def test_a_service_that_does_not_stop_ends_the_uninstall(
     systemctl = FakeSystemctl(tmp_path, monkeypatch)
     systemctl.state.write_text("deactivating")
     manager = Manager(user_mode=True, root=None)
-    with pytest.raises(ServiceError, match=r"a\.service is deactivating still"):
+    with pytest.raises(ServiceError, match=r"a\.service is still deactivating"):
         manager.stop(["a.service"])
     with pytest.raises(ServiceError, match="boom"):
         manager.start(["bad.service"])
