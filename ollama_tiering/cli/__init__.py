@@ -1,9 +1,9 @@
-"""The `tiering` command. Subcommands are imported when they run: a start costs Click and nothing
+"""The `tiering` command. Subcommands are imported when they run, so a start loads Click and nothing
 else.
 
-COMMANDS is the table of them. A command whose module does not exist is not listed. `main` turns a
-TieringError into `error: ...` and `hint: ...` on stderr and its exit code; anything else is a bug:
-exit 1, traceback with --debug.
+COMMANDS is the table of subcommands. A command whose module does not exist is not listed. `main`
+turns a TieringError into `error: ...` and `hint: ...` on stderr, and into its exit code. Anything
+else is a bug: exit code 1, and a traceback with --debug.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in COMMANDS and imported on use; `--help` imports none of
-    them.
+    """A group whose commands are named in COMMANDS and imported when they are used; `--help`
+    imports none.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Click knows the names of a group's commands only where they are loaded."""
+        """Click itself knows the names of a group's commands only if they are loaded."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no such command {name!r}{did_you_mean(name, known)}", ctx)

@@ -1,4 +1,4 @@
-"""What a second `tiering up` for a port says: of the one that runs, not of itself."""
+"""What a second `tiering up` for a port says about the one that runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ollama_tiering.launch.up import UpRequest
 
 
 def say_already(request: UpRequest, record: UpRecord | None) -> None:
-    """ServiceError when other models were asked for by name than those that are served."""
+    """ServiceError if other models were asked for than those that are served."""
     if record is None or not record.pid:
         click.echo(f"already starting: another `tiering up` has port {request.address.port}")
         return
@@ -44,7 +44,7 @@ def say_already(request: UpRequest, record: UpRecord | None) -> None:
 
 
 def logs_of(record: UpRecord) -> list[str]:
-    """Those that are there."""
+    """The log files that exist."""
     named = filter(None, (record.server_log, record.sidecar_log))
     return [log for log in named if Path(log).is_file()]
 
@@ -54,7 +54,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _moment(unix_seconds: float) -> str:
-    """The time of day, with the date where that is not today's."""
+    """The time of day; with the date if that is not today."""
     then = time.localtime(unix_seconds)
     today = time.localtime()[:3] == then[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", then)

@@ -151,7 +151,7 @@ def _name(key: bytes, namespace: bytes, description: Fields) -> str:
 
 @contextlib.contextmanager
 def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

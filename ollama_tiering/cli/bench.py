@@ -1,4 +1,6 @@
-"""`tiering bench`: measurements on the real patched engine, each against one of the same run."""
+"""`tiering bench`: measurements on the real patched engine, each beside another one of the same
+run.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,9 @@ def peers(
 
 
 def prompt_of(tokens: int, number: int) -> str:
-    """That of a round. No two share a beginning, or an engine would have a part in memory."""
+    """The prompt of a round. No two prompts share a beginning, because an engine would have that
+    part in memory.
+    """
     from ollama_tiering.engines.demo import make_prompt
 
     return make_prompt(tokens, seed=_SEEDS * (number + 2) + tokens)
@@ -121,7 +123,7 @@ def prompt_of(tokens: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is alike for all sides."""
+    """What all sides have in common."""
 
     binary: Path
     ctx: int
@@ -141,7 +143,7 @@ class _Place:
 
 
 def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
-    """As `tiering up` serves it; what the runner says of its attention is added to the list."""
+    """As `tiering up` serves it. What the runner says of its attention is added to the list."""
     from ollama_tiering.bench.peers import OURS, Side, SideEngine
     from ollama_tiering.engines.bench_driver import BenchDriver
 
@@ -161,8 +163,8 @@ def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
 
 
 def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[Side]:
-    """As it comes, and each other way it has: one of them is its best. `wanted` says of each side
-    whether it is to run with the shortest prompt only.
+    """As it comes, and in each other way it has; one of them is its best. `wanted` says of each
+    side whether it runs with the shortest prompt only.
     """
     from ollama_tiering.bench.peers import Side, SideEngine
     from ollama_tiering.engines.bench_driver import Untiered
@@ -199,7 +201,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
 def _others(
     place: _Place, scratch: Scratch, wanted: Mapping[str, bool], folder: Path | None, report: Report
 ) -> tuple[list[Side], list[NotMeasured]]:
-    """The peers with and without flash attention, and those that can't be had."""
+    """The peers with and without flash attention, and those that are not available."""
     from ollama_tiering.bench.peers import NotMeasured, Side, SideEngine
     from ollama_tiering.engines.peers import environment
     from ollama_tiering.engines.peers.driver import PeerDriver, Settings
@@ -230,7 +232,7 @@ def _flash_words(flash: bool) -> str:
 
 
 def _repeats(tokens: str, repeat: str) -> dict[int, int]:
-    """Runs by length."""
+    """How often to run, by length."""
     lengths, runs = tokens.split(","), repeat.split(",")
     numbers(tokens)  # says what is wrong with them
     if not all(part.strip().isdecimal() and int(part) for part in runs):

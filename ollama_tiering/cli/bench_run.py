@@ -1,4 +1,4 @@
-"""What the benchmarks that start an engine have in common: options, a place to work, the record."""
+"""What the benchmarks that start an engine share: options, private directories, the record."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Run:
 
     @contextlib.contextmanager
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
-        """With a model of the shape in it, and room for blocks of so many tokens."""
+        """A Scratch with a model of the shape, and with room for the blocks of that many tokens."""
         from ollama_tiering import extras
         from ollama_tiering.engines.drivers import Scratch
 
@@ -128,7 +128,7 @@ class Run:
     def publish(
         self, table: Table, results: list[dict[str, Any]], engine: str, attention: str
     ) -> None:
-        """Markdown or JSON to stdout, Markdown to --out; both say what the model is."""
+        """Writes Markdown or JSON to stdout, and Markdown to --out; both say what the model is."""
         from ollama_tiering.bench.machine import this_machine
         from ollama_tiering.models.shapes import make_shape
 
@@ -149,7 +149,9 @@ class Run:
 
 
 def attention_of_up() -> str:
-    """What `tiering up` would tell the server: flags apart, the same settings in the same order."""
+    """What `tiering up` would tell the server, by the same settings in the same order, without
+    flags.
+    """
     from ollama_tiering import config
 
     return config.load().server.cpu_attention

@@ -1,4 +1,4 @@
-"""`tiering bench store`: the store by itself, against what this machine gives without it."""
+"""`tiering bench store`: the store by itself, beside what this machine can do without it."""
 
 from __future__ import annotations
 

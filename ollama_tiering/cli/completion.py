@@ -1,4 +1,6 @@
-"""`tiering completion`: what a shell needs to complete commands, options and their values."""
+"""`tiering completion`: the script with which a shell completes commands,
+options and their values.
+"""
 
 from __future__ import annotations
 

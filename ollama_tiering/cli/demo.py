@@ -1,4 +1,4 @@
-"""`tiering demo`: a restart that keeps its KV cache, shown on this machine, with nothing of it left
+"""`tiering demo`: shows on this machine a restart that keeps its KV cache, and leaves nothing
 behind.
 """
 

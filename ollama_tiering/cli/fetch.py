@@ -1,4 +1,4 @@
-"""`tiering fetch`: upstream source into the source cache."""
+"""`tiering fetch`: Ollama's source into the source cache."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def check(threads: int | None, as_json: bool) -> None:
 
 
 def _line(row: CheckRow) -> str:
-    """One row, printed as soon as it is there: a fault in the next one must not take it along."""
+    """One row, printed as soon as it is known, so that a fault in the next one does not lose it."""
     begin = f"{row.shape:<24} {row.device:<14}"
     if row.failed:
         return f"{begin} FAILED: {row.failed}"

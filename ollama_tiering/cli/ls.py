@@ -187,7 +187,7 @@ def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[
 
 
 def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Without the columns that a narrow terminal has no place for, the least needed first."""
+    """Without the columns for which a narrow terminal has no room, the least needed first."""
     for heading in _DISPENSABLE:
         widths = {name: _width(name, cells) for name, cells in columns.items()}
         widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)
@@ -206,7 +206,7 @@ def _width(heading: str, cells: list[str]) -> int:
 
 
 def _tiers(line: Line) -> str:
-    """`ram 3/24 local`: a tier alone has all of it."""
+    """`ram 3/24 local`: a tier without a number has all of it."""
     blocks = getattr(line, "blocks", 1)
     return " ".join(
         use.tier.label if use.blocks == blocks else f"{use.tier.label} {use.blocks}/{blocks}"

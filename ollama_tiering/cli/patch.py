@@ -1,5 +1,5 @@
-"""`tiering patch`: check, apply, revert, build and look at the patched Ollama; without a subcommand
-all of it.
+"""`tiering patch`: checks, applies, reverts, builds and shows the patched Ollama; without a
+subcommand it does all that a build needs.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _build(*, quiet: bool, verbose: bool, **given: Any) -> None:
 
 
 def _go(patchset: manifest.Patchset, tree: Path) -> Path | None:
-    """The Go that edits go.mod; none where nothing is to be edited or the tree has no go.mod."""
+    """The Go that edits go.mod; None if nothing is to be edited or the tree has no go.mod."""
     go_mod = tree / gomod.GO_MOD
     if not patchset.go_requires or not go_mod.is_file():
         return None

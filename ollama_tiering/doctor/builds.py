@@ -1,4 +1,6 @@
-"""Which builds of the engine are on this machine: what others stored nobody here finds."""
+"""Which builds of the engine are on this machine. What other builds stored,
+nobody here can find.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ SERVER = "bin/ollama"  # in a service's prefix
 
 
 def builds_here() -> frozenset[str]:
-    """Those in the cache, those that are installed as a service in the usual places, and those
-    that `tiering up` serves or would serve.
+    """The builds in the cache, those installed as a service in the usual places, and those that a
+    `tiering up` runs or would run.
     """
     binaries = [InstallRequest(user_mode=user_mode).place / SERVER for user_mode in (False, True)]
     binaries += record.binaries()

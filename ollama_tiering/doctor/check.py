@@ -1,4 +1,6 @@
-"""One line of `tiering doctor`: what was looked at, how it is, the cure where it is not well."""
+"""One line of `tiering doctor`: what was checked, the result, and the cure if
+something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def fail(name: str, finding: str, cure: str = "") -> Check:
 
 
 def guarded(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
-    """A check that cannot be made is a failed one; the others go on."""
+    """A check that cannot be made counts as failed; the others go on."""
     try:
         return list(look())
     except TieringError as error:

@@ -1,4 +1,4 @@
-"""What building the patched Ollama needs, and what of it is done. Installs and changes nothing."""
+"""What building the patched Ollama needs, and what of it is there. Installs and changes nothing."""
 
 from __future__ import annotations
 

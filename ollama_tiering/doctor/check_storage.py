@@ -1,4 +1,6 @@
-"""The tiers' directories: on what they lie, who may write to them, whether budgets fit."""
+"""The tiers' directories: the type of their file system, who may write to them, and whether budgets
+fit.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def _local(name: str, directory: Path, kind: str) -> Check:
 
 
 def _remote(settings: SidecarConfig) -> Iterator[Check]:
-    """In a thread: a mount that hangs must not hang the doctor."""
+    """Runs in a thread, so that a mount that hangs does not hang the doctor."""
     directory, name = settings.remote_dir, "remote tier"
     if directory is None or not settings.remote_budget_bytes:
         yield ok(name, "off (set OLLAMA_KV_TIER_REMOTE to a directory on NFS)")
@@ -122,7 +124,7 @@ def _memory(settings: SidecarConfig, ram_dir: Path) -> Check:
 
 
 def permissions(name: str, directory: Path) -> Check:
-    """The sidecar refuses what others could write to, so the doctor says it first."""
+    """The sidecar refuses a directory that others can write to, so the doctor says it first."""
     try:
         info = directory.lstat()
     except FileNotFoundError:
@@ -141,7 +143,7 @@ def permissions(name: str, directory: Path) -> Check:
 
 
 def file_system(directory: Path) -> str:
-    """Type of the mounted file system that holds it; empty where that is unknown."""
+    """The type of the mounted file system that has this path; empty if it is not known."""
     place = _existing(directory).resolve()
     mounts = [(Path(mount.mountpoint), mount.fstype) for mount in psutil.disk_partitions(all=True)]
     holding = [(m, kind) for m, kind in mounts if place == m or m in place.parents]
@@ -152,7 +154,7 @@ def file_system(directory: Path) -> str:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Physical bytes of the blocks in it."""
+    """Physical bytes of the blocks in the directory."""
     total = 0
     for folder, _, files in os.walk(directory):
         for name in files:

@@ -1,8 +1,9 @@
-"""The demonstration: one prompt four times, and what must be true of it. The same for every engine.
+"""The demonstration: one prompt four times, and what must be true of the answers. The same for
+every engine.
 
-The reference of every comparison is the hit in the engine's own memory, which resumes at the same
-position as a restore. A cold run computes the prompt in other batches: with stock's attention its
-last bits may differ in an untouched engine too, with ours they may not.
+Every answer is compared with the hit in the engine's own memory, which resumes at the same position
+as a restore. A cold run computes the prompt in other batches. With stock's attention its last bits
+may therefore differ, even in an unpatched engine; with ours they may not.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ COLD, HIT, UNLOADED, RESTARTED = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One request beside the reference; `restored`: it must be identical and from a tier.
-    `must_agree`: it must be identical.
+    """One request, compared with the reference. `restored`: it must be identical and come from a
+    tier. `must_agree`: it must be identical.
     """
 
     label: str
@@ -60,18 +61,18 @@ class DemoOutcome:
     one_answer: bool
 
     def sooner(self, label: str) -> float:
-        """How many times sooner the first token came than when it was computed."""
+        """How many times sooner the first token came than when the prompt was computed."""
         seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
         return seconds[COLD] / max(seconds[label], 1e-6)
 
     def saved_seconds(self, label: str) -> float:
-        """How much sooner the first token came than when it was computed."""
+        """How many seconds sooner the first token came than when the prompt was computed."""
         seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
         return seconds[COLD] - seconds[label]
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it must be; empty when the demonstration succeeded."""
+        """What is not as it must be; empty if the demonstration succeeded."""
         found = []
         for row in self.rows:
             if row.must_agree and not row.identical:
@@ -111,7 +112,7 @@ class DemoOutcome:
 def show(
     driver: Driver, prompt: str, say: Callable[[str], None], *, new_tokens: int = NEW_TOKENS
 ) -> DemoOutcome:
-    """Runs it from start to end. The driver is started here; whoever made it closes it."""
+    """Runs the demonstration. It starts the driver; whoever made the driver closes it."""
     say("starting a private sidecar and the engine")
     driver.start()
     say(f"asking with a prompt of {len(prompt)} tokens, then once more")
@@ -139,7 +140,7 @@ def show(
 
 
 def make_prompt(tokens: int = PROMPT_TOKENS, seed: int = 1) -> str:
-    """Text of lower-case words; in the made models each character is one token."""
+    """Text of lower-case words; in the models that are made here, each character is one token."""
     source = random.Random(seed)
     words = (
         "".join(source.choices("etaoinshrdlucmfw", k=source.randint(2, 9))) for _ in range(tokens)

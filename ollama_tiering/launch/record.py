@@ -1,6 +1,6 @@
-"""Which `tiering up` has a port: a locked file that says so, and what it started.
+"""Which `tiering up` has a port, and what it started: a locked file that says so.
 
-The lock goes with the process, however it ends; content without a lock tells what a killed one
+The lock ends with the process, however that ends. Content without a lock is what a killed process
 left.
 """
 
@@ -23,8 +23,8 @@ from ollama_tiering.launch.address import Address
 
 @dataclass(slots=True)
 class UpRecord:
-    """What is said of a running `tiering up`; pids are 0 while there is none. After an orderly end
-    only `models` is left, and pid is 0.
+    """What is known of a running `tiering up`; pids are 0 while there is no such process. After an
+    orderly end only `models` is left, and pid is 0.
     """
 
     pid: int
@@ -44,7 +44,7 @@ _KNOWN: Final = frozenset(field.name for field in fields(UpRecord))
 
 
 class AlreadyUp(Exception):
-    """Another process holds the record; not an error: the work is done, or being done."""
+    """Another process holds the record. This is no error: the work is done, or is being done."""
 
     def __init__(self, record: UpRecord | None) -> None:
         super().__init__()
@@ -52,7 +52,9 @@ class AlreadyUp(Exception):
 
 
 class HeldRecord:
-    """The held record. `write` replaces its content, `close` takes back that somebody has it."""
+    """A record that this process holds. `write` replaces its content; `close` empties it, but keeps
+    `models`.
+    """
 
     def __init__(self, handle: int, left: UpRecord | None) -> None:
         self._handle = handle
@@ -66,14 +68,14 @@ class HeldRecord:
         os.ftruncate(self._handle, len(content))
 
     def close(self) -> None:
-        """Where the models were stays known: what of them is stored has its names there."""
+        """The models directory stays known, because names of stored models are read there."""
         os.ftruncate(self._handle, 0)
         if self._models:
             self.write(UpRecord(pid=0, url="", models=self._models))
 
 
 def record_path(address: Address) -> Path:
-    """By port: `localhost` and `127.0.0.1` are one place."""
+    """Named after the port, so `localhost` and `127.0.0.1` are one place."""
     return config.run_dir() / f"up-{address.port}.json"
 
 
@@ -88,7 +90,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def hold(address: Address) -> Iterator[HeldRecord]:
-    """Holds the port against another `tiering up`; AlreadyUp where one has it."""
+    """Holds the port against another `tiering up`; AlreadyUp if one has it."""
     try:
         handle = _opened(record_path(address))
     except OSError:  # somebody else's runtime directory, as after `su`
@@ -107,7 +109,7 @@ def hold(address: Address) -> Iterator[HeldRecord]:
 
 
 def running(address: Address) -> UpRecord | None:
-    """What a living `tiering up` says of itself. Takes no lock, so it is in nobody's way."""
+    """What a running `tiering up` says of itself. It takes no lock, so it gets in nobody's way."""
     for path in (record_path(address), _second_path(address)):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -123,13 +125,13 @@ def running(address: Address) -> UpRecord | None:
 
 
 def binaries() -> list[Path]:
-    """What every `tiering up` serves that runs, or was killed."""
+    """The binaries of every `tiering up` that runs, or was killed."""
     return [Path(record.binary) for record in records() if record.binary]
 
 
 def records() -> list[UpRecord]:
-    """What every `tiering up` says of itself that runs, was killed, or left word where its models
-    are; the latest first.
+    """The record of every `tiering up` that runs, was killed, or said where its models are; the
+    latest first.
     """
     folders = (config.run_dir(), config.state_dir() / "run")
     found: list[tuple[int, UpRecord]] = []
@@ -145,7 +147,7 @@ def records() -> list[UpRecord]:
 
 
 def _read(handle: int) -> UpRecord | None:
-    """None where nothing, or nothing sensible, stands there."""
+    """None if there is nothing sensible."""
     try:
         values = dict(json.loads(os.pread(handle, 1 << 16, 0)))
         return UpRecord(**{name: value for name, value in values.items() if name in _KNOWN})

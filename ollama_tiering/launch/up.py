@@ -1,4 +1,4 @@
-"""Everything with one command, from an address to a server that is watched until its end."""
+"""All of `tiering up`, from an address to a server that is watched until its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class UpRequest:
 
     @property
     def models_dir(self) -> Path:
-        """Where the server looks for models, as v0.16.3 envconfig/config.go `Models`."""
+        """Where the server looks for models, as in v0.16.3 envconfig/config.go `Models`."""
         named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
         return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
 
@@ -79,7 +79,7 @@ def require_free(address: Address) -> None:
 
 
 def _how_to_stop(found: Found) -> str:
-    """By its unit, where it runs in one; whose process it is may be hidden from this user."""
+    """By its unit, if it runs in one. This user may not be allowed to see whose process it is."""
     if found.pid and (command := stop_command(found.pid)):
         return command
     if not found.pid and (SYSTEM_UNITS / "ollama.service").exists():
@@ -94,10 +94,9 @@ def run(
     report: Teller,
     ready: Callable[[UpRecord], None],
 ) -> None:
-    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for. `ready` is
-    called once it serves.
-
-    Where the sidecar does not start, the server runs as stock: it only helps.
+    """Starts sidecar and server, watches and stops them. Returns after an orderly end that was
+    asked for. `ready` is called once the server answers. If the sidecar does not start, the server
+    runs as stock.
     """
     interrupts = Interrupts()
     # The same models directory as the server's: rules are for models by name.
@@ -153,7 +152,7 @@ def run(
 
 
 def first_record(request: UpRequest) -> UpRecord:
-    """What is known before anything has started."""
+    """What is known before anything was started."""
     return UpRecord(
         pid=os.getpid(),
         url=request.address.url,
@@ -164,7 +163,7 @@ def first_record(request: UpRequest) -> UpRecord:
 
 
 def _log_of_shared(socket: Path) -> str:
-    """Where the sidecar writes that another `tiering up` started; empty where none did."""
+    """The log of a sidecar that another `tiering up` started; empty if none did."""
     owner = block_service.owner(socket)
     logs = [r.sidecar_log for r in records() if owner and r.sidecar_pid == owner]
     return logs[0] if logs else ""
@@ -181,7 +180,9 @@ def _start_sidecar(
     interrupts: Interrupts,
     report: Teller,
 ) -> pb.StatResponse | None:
-    """What it says of itself. None, and one line of cause and cure: it does not start."""
+    """What the sidecar says of itself; or None, and cause and cure in one line, if it does not
+    start.
+    """
     why = request.why_stock
     if not why:
         _retire_orphan(request.socket, left, report)
@@ -200,7 +201,7 @@ def _start_sidecar(
 
 @contextlib.contextmanager
 def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
-    """Stops both, whichever way the body ends, and says what was stored meanwhile."""
+    """Stops both processes, however the body ends, and says what was stored meanwhile."""
     try:
         yield
     finally:
@@ -228,7 +229,9 @@ def _say_shared(socket: Path, version: str, report: Teller) -> None:
 
 
 def _retire_orphan(socket: Path, left: UpRecord | None, report: Teller) -> None:
-    """A `tiering up` that was killed leaves its sidecar; nobody else would ever stop it."""
+    """A `tiering up` that was killed leaves its sidecar behind, and nobody else
+    would ever stop it.
+    """
     if not left or not left.sidecar_pid or left.sidecar_pid != block_service.owner(socket):
         return
     if left.socket != str(socket) or not block_service.ask(socket):

@@ -1,8 +1,9 @@
-"""Check, apply, revert and status of the patch set on a plain tree; no commits, no repository.
+"""Checks, applies and reverts the patch set on a plain source tree, and says its state. No commits,
+no repository.
 
-What patched files shall contain is rendered elsewhere first and then moved in, so a conflict leaves
-the tree untouched and unchanged files keep their modification times. Applying again starts from
-upstream's own bytes. An apply or revert that was killed is undone by the next command.
+The new content of patched files is made elsewhere first and then moved in. So a conflict leaves the
+tree untouched, and unchanged files keep their modification times. Applying again starts from
+upstream's own bytes. If an apply or revert is killed, the next command undoes it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ollama_tiering.patchset.upstream import SourceCache
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: pristine, stock (built as it is), patched, outdated (patched by another patch set),
+    """`state`: pristine, stock (built unpatched), patched, outdated (patched by another patch set),
     edited, interrupted, unknown.
     """
 
@@ -54,8 +55,8 @@ def render(
 
 
 def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
-    """Every hooked file after all hooks. PatchConflict names the first hook that does not apply,
-    and where.
+    """Every hooked file with all hooks applied. PatchConflict names the first hook that does not
+    apply, and where.
     """
     if not hooks:
         return {}
@@ -87,7 +88,9 @@ def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
 def check_tag(
     patchset: Patchset, cache: SourceCache, tag: str, go: str | Path | None = None
 ) -> None:
-    """Does the patch set fit a cached tag? Reads objects only; writes no tree."""
+    """PatchConflict if the patch set does not fit a cached tag. Reads git objects only, and writes
+    no tree.
+    """
     pin = patchset.require_pin(tag)
     cache.verify(tag, pin)
     files = frozenset(cache.files(tag))
@@ -106,7 +109,7 @@ def check(
     cache: SourceCache | None = None,
     go: str | Path | None = None,
 ) -> str:
-    """Would apply succeed? Returns the tag the tree is. Changes nothing."""
+    """The tag that the tree is; raises what `apply` would raise. Changes nothing."""
     tree = Tree(root)
     return _plan(patchset, tree, tree.record(), tag, allow_untested, cache, go)[0]
 
@@ -120,8 +123,8 @@ def apply(
     go: str | Path | None,
     cache: SourceCache | None = None,
 ) -> list[str]:
-    """Make the tree carry exactly this patch set; all or nothing. Returns the paths written or
-    removed.
+    """Makes the tree carry exactly this patch set, all or nothing. Returns the paths that were
+    written or removed.
     """
     tree = Tree(root)
     tree.undo_interrupted()
@@ -135,8 +138,8 @@ def apply(
 
 
 def revert(root: Path) -> list[str]:
-    """Upstream's bytes back, our files and our record gone. Returns the paths restored or removed;
-    a no-op if unpatched.
+    """Puts upstream's bytes back and removes our files and our record. Returns the paths restored
+    or removed; nothing if the tree is not patched.
     """
     tree = Tree(root)
     tree.undo_interrupted()
@@ -148,7 +151,7 @@ def revert(root: Path) -> list[str]:
 
 
 def status(patchset: Patchset, root: Path) -> Status:
-    """What this tree is. Changes nothing."""
+    """The state of this tree. Changes nothing."""
     tree = Tree(root)
     where = str(tree.root)
     record = tree.record()

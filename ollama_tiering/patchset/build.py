@@ -52,7 +52,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """Options with everything looked up."""
+    """Build options with everything looked up."""
 
     options: BuildOptions
     cuda: tools.Cuda | None
@@ -84,7 +84,7 @@ class BuildPlan:
 
     @property
     def compiler_flags(self) -> dict[str, str]:
-        """Of cgo, where the person has set none."""
+        """cgo's flags, unless the person has set some."""
         if self.options.cpu != "native":
             return {}
         flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
@@ -101,7 +101,7 @@ class BuildPlan:
 
 
 def plan(options: BuildOptions) -> BuildPlan:
-    """Looks for CUDA unless it is off. MissingTool where it is asked for and absent."""
+    """Looks for CUDA unless it is off. MissingTool if CUDA is asked for and absent."""
     cuda = tools.find_cuda() if options.cuda != "off" else None
     if options.cuda == "on" and cuda is None:
         raise MissingTool(
@@ -111,12 +111,12 @@ def plan(options: BuildOptions) -> BuildPlan:
 
 
 def binary_path(options: BuildOptions) -> Path:
-    """Where `build` puts, or has put, the binary. It need not exist."""
+    """Where `build` puts the binary, or has put it. The file need not exist."""
     return plan(options).binary
 
 
 def built_binaries() -> list[Path]:
-    """Every finished binary in the cache, newest first; also of earlier states of the patch set."""
+    """Every finished binary in the cache, newest first, including those of earlier patch sets."""
     stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
     folders = (stamp.parent for stamp in stamps if not stamp.parent.name.endswith("-stock"))
     binaries = (folder / "src" / "ollama" for folder in folders)
@@ -126,7 +126,9 @@ def built_binaries() -> list[Path]:
 
 
 def go_environment() -> dict[str, str]:
-    """Go's caches lie below ours unless the person has set them; the module cache is removable."""
+    """Go's caches lie below ours unless the person has set them. The module
+    cache can be removed.
+    """
     own = config.cache_dir() / "go"
     wanted = {"GOCACHE": str(own / "build"), "GOMODCACHE": str(own / "mod")}
     environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
@@ -136,8 +138,8 @@ def go_environment() -> dict[str, str]:
 
 
 def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build
-    it with.
+    """Extracts and patches the plan's tree if that is not done yet. Returns the Go to build it
+    with.
     """
     options = plan.options
     if not plan.tree.is_dir():
@@ -160,7 +162,7 @@ def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Rep
 
 
 def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """Patch and compile; returns the binary. The tag must be in the source cache."""
+    """Patches and compiles; returns the binary. The tag must be in the source cache."""
     if not options.allow_untested:
         patchset.require_pin(options.tag)
     if options.stock:
@@ -193,7 +195,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
 
 
 def _build_ggml(plan: BuildPlan, report: Report) -> None:
-    """GGML's libraries through upstream's presets, into build/lib/ollama beside the binary."""
+    """Builds GGML's libraries with upstream's presets, into build/lib/ollama beside the binary."""
     cmake = tools.find_cmake(report)
     tools.require_make()
     if plan.cuda:
@@ -215,7 +217,7 @@ def _build_ggml(plan: BuildPlan, report: Report) -> None:
 
 
 def _forget_other_compilers_work(plan: BuildPlan) -> None:
-    """CMake does not see that a compiler was updated, and would keep what the old one made."""
+    """CMake does not notice that a compiler was updated, and would keep what the old one made."""
     folder, mark = plan.tree / "build", plan.folder / "compilers"
     wanted = identity.compiler_digest(plan.compiler_flags, plan.cuda)
     if not mark.is_file() or mark.read_text(encoding="utf-8") != wanted:
@@ -286,7 +288,9 @@ def _build_go(plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, repo
 
 @contextmanager
 def compiler_environment(plan: BuildPlan, go: Path) -> Iterator[dict[str, str]]:
-    """The C compilers' flags of a native build, as environment; a person's own go first."""
+    """The C compilers' flags for a native build, as environment variables. The person's own flags
+    come first.
+    """
     wanted = plan.compiler_flags
     with contextlib.ExitStack() as stack:
         if wanted and not os.environ.get("CGO_CXXFLAGS"):

@@ -23,13 +23,13 @@ PARTS = ("*.h", "cpu/**/*.h")
 
 
 def default_include(root: Path) -> Path:
-    """`csrc/include` beside `patches/` of a checkout, or the copy an installed package carries."""
+    """`csrc/include` beside `patches/` in a checkout, or the copy in an installed package."""
     checkout = root.parent / "csrc/include"
     return checkout if checkout.is_dir() else root.parent / "_csrc/include"
 
 
 def overlay(include: Path) -> dict[str, bytes]:
-    """Path in the tree -> content: headers and stamp. PatchConflict where there are none."""
+    """Path in the tree -> content: headers and stamp. PatchConflict if there are none."""
     library = include / LIBRARY
     paths = sorted({path for part in PARTS for path in library.glob(part)})
     if not paths:

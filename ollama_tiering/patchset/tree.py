@@ -1,8 +1,8 @@
-"""A plain source tree and the record of what was done to it: the mechanism under apply and revert.
+"""A plain source tree, and the record of what was done to it: the mechanism of apply and revert.
 
 `TREE/.tiering/` holds `record.json` and, in `pristine/`, upstream's own bytes of every changed
-file. The intent is noted before the first file is moved in, so a write that was killed or ran out
-of space can be undone. Not safe for two processes on one tree at once; the build holds a lock.
+file. The intent is recorded before the first file is moved in, so a write that was killed or ran
+out of space can be undone. Not safe for two processes on one tree at once; the build holds a lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TreeRecord:
 
 
 class Tree:
-    """A plain source tree and what we did to it."""
+    """A plain source tree, and what we did to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -64,12 +64,12 @@ class Tree:
         return TreeRecord(**data)
 
     def identify(self, patchset: Patchset, wanted: str | None) -> tuple[TagPin | None, list[str]]:
-        """The accepted tag this tree is, looking past our own changes; else None and the places
-        that differ.
+        """The accepted tag that this tree is, not counting our own changes; else None and the
+        places that differ.
 
-        A tag fits when every folder the patch set touches has the pinned name: what lies elsewhere
-        does not matter. Of several the wanted one is taken, else the one that fits in most other
-        places too.
+        A tag fits if every folder that the patch set touches has the pinned name; what lies
+        elsewhere does not matter. If several fit, the wanted one is taken, else the one that fits
+        in most of the other places, too.
         """
         record = self.record()
         without = frozenset(record.added if record else ())
@@ -106,7 +106,7 @@ class Tree:
         return sorted(path for path, digest in ours.items() if _sha256(self.root / path) != digest)
 
     def upstream_read(self, record: TreeRecord | None) -> ReadFile:
-        """Reads upstream's own content, whatever we did to the file."""
+        """Reads upstream's own content, even of a file that we changed."""
 
         def read(path: str) -> bytes | None:
             kept = self.record_dir / "pristine" / path
@@ -122,9 +122,9 @@ class Tree:
         changed: dict[str, bytes],
         added: dict[str, bytes],
     ) -> list[str]:
-        """Keep originals, note the intent, move the files in, note success.
-
-        `changed` is upstream's files, `added` ours. A failure half-way undoes what was done.
+        """Keeps the originals, records the intent, moves the files in, and records success.
+        `changed` are files of upstream's, `added` ours. If it fails half-way, it undoes what was
+        done.
         """
         read = self.upstream_read(old)
         originals = {path: read(path) for path in {*changed, *(old.changed if old else ())}}
@@ -173,7 +173,7 @@ class Tree:
         return sorted(touched)
 
     def undo_interrupted(self) -> None:
-        """Back to upstream after a write or a revert that did not reach its end."""
+        """Goes back to upstream after a write or a revert that did not reach its end."""
         record = self.record()
         if record is not None and not record.done:
             self.restore(record)
@@ -181,7 +181,9 @@ class Tree:
             shutil.rmtree(self.record_dir)  # killed before the intent was noted: nothing changed
 
     def restore(self, record: TreeRecord) -> list[str]:
-        """Upstream's bytes back, our files and the record gone. Killed half-way, it can go on."""
+        """Puts upstream's bytes back, and removes our files and the record. If it is killed
+        half-way, it can be continued.
+        """
         record.done = False
         self._save(record)
         touched = []
@@ -200,7 +202,7 @@ class Tree:
         return sorted(touched)
 
     def refuse_edited(self, record: TreeRecord) -> None:
-        """PatchConflict where somebody changed a file of ours since."""
+        """PatchConflict if somebody changed a file of ours since."""
         edited = self.edited(record)
         if edited:
             more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
@@ -220,7 +222,9 @@ class Tree:
                 place.rmdir()
 
     def _put(self, target: Path, content: bytes) -> None:
-        """Write below the record and move over: a kill leaves nothing beside upstream's files."""
+        """Writes below the record and moves over, so that a kill leaves nothing beside upstream's
+        files.
+        """
         self.record_dir.mkdir(exist_ok=True)
         incoming = self.record_dir / "incoming"
         incoming.write_bytes(content)

@@ -1,7 +1,8 @@
-"""From what was asked for to every path, user and file of an installation. Reads, writes nothing.
+"""Every path, user and file of an installation, worked out from what was asked for. Reads, writes
+nothing.
 
-The Python side is not copied: the units name the interpreter and the package that run this. The
-patched binary and its libraries are, since the build tree they come from is a cache.
+Python is not copied: the units name the interpreter and the package that run this. The patched
+binary and its libraries are copied, because the build tree that they come from is a cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """`root`: as if that directory were `/`, for images and tests."""
+    """`root`: that directory is treated as `/`, for images and tests."""
 
     user_mode: bool = False
     root: Path | None = None
@@ -76,7 +77,7 @@ class InstallPlan:
 
 
 def make_plan(request: InstallRequest) -> InstallPlan:
-    """UsageError where the installation could not work."""
+    """UsageError if the installation could not work."""
     found = stock.digests(request.root, request.unit_directory)
     service = _service(request, found)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
@@ -114,9 +115,8 @@ def _service(request: InstallRequest, found: dict[str, str]) -> Service:
 
 
 def _settings(request: InstallRequest) -> tuple[config.Config, Path, tuple[Path, ...]]:
-    """Settings as the service will see them, its socket, and tiers in places of a person's choice.
-
-    Not with the variables of whoever installs: the service will not have them.
+    """The settings as the service will see them, its socket, and tiers in directories that a person
+    chose. The variables of whoever installs are ignored, because the service will not have them.
     """
     file = request.config_file
     here = request.root / file.relative_to("/") if request.root else file
@@ -168,7 +168,7 @@ def _account(request: InstallRequest) -> pwd.struct_passwd | None:
 
 
 def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
-    """Of the passwd file of another root."""
+    """From the passwd file of another root."""
     if root is None:
         return
     with contextlib.suppress(FileNotFoundError):
@@ -180,7 +180,9 @@ def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
 
 
 def _keys(request: InstallRequest, home: Path) -> Path:
-    """The server's own directory; until it has made that, the home it makes it in."""
+    """The server's own directory of keys; until it exists, the home in which
+    the server makes it.
+    """
     keys = home / ".ollama"
     here = request.root / keys.relative_to("/") if request.root else keys
     return keys if here.is_dir() else home
@@ -212,7 +214,7 @@ def _unit(request: InstallRequest, name: str, text: str) -> NewFile:
 
 
 def _engine(request: InstallRequest) -> Iterator[NewFile]:
-    """As upstream's release lays them out: bin/ollama and lib/ollama beside each other."""
+    """Laid out as upstream's release is: bin/ollama and lib/ollama beside each other."""
     assert request.binary is not None
     binary = request.binary.resolve()
     if not binary.is_file() or not os.access(binary, os.X_OK):

@@ -1,4 +1,4 @@
-"""Install, look at and remove the services; the stock Ollama is hashed before and after each."""
+"""Installs, examines and removes the services. The stock Ollama is hashed before and after each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def install(
 
 
 def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
-    """None when nothing is installed there."""
+    """None if nothing is installed there."""
     installed = Installed(request.place, request.root)
     manifest = installed.load()
     if manifest is None:
@@ -66,7 +66,7 @@ def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> In
 
 
 def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
-    """What is installed, whether it is as it was written, what runs."""
+    """What is installed, whether it is as it was written, and what runs."""
     installed = Installed(request.place, request.root)
     manifest = installed.load()
     found = manifest or InstallManifest()
@@ -94,8 +94,8 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
 def _remove_enablement(
     request: InstallRequest, installed: Installed, manifest: InstallManifest
 ) -> list[str]:
-    """Links that `systemctl enable` made and that now lead nowhere. A running manager has removed
-    them itself.
+    """Removes links that `systemctl enable` made and that now lead nowhere. A running manager has
+    removed them itself.
     """
     removed = []
     directory = installed.at(request.unit_directory)
