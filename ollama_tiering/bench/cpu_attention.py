@@ -1,4 +1,5 @@
-"""What the exact attention is worth inside Ollama on a CPU: one prompt, with it and with stock's.
+"""What exact attention is worth inside Ollama on a CPU: one prompt, with it and with stock's
+attention.
 
 The engines are given; this module knows the order and the ratios. Each has a server of its own, one
 at a time, so that no two share the cores.
@@ -28,7 +29,7 @@ class GeneratingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How many times as good as this setting the exact attention has to be."""
+    """How many times better than this setting the exact attention must be."""
 
     seconds: float
     rate: float
@@ -57,7 +58,9 @@ def measure(
     lengths: list[int],
     say: Callable[[str], None],
 ) -> list[AttentionCase]:
-    """Every length with every setting. The weights have been read before the first is timed."""
+    """Measures every length with every setting. The weights are read before the
+    first measurement.
+    """
     cases = []
     for attention in ORDER:
         if attention not in engines:

@@ -1,7 +1,7 @@
-"""Whether the gate chooses well: forced to restore, forced to recompute, and left to itself.
+"""Whether the gate chooses well: forced to restore, forced to recompute, and left to decide.
 
-Prompts around the length where both take the same time are asked again and again, each time after
-another prompt has taken the slot, so that nothing of them is left in memory.
+Prompts around the length at which both take the same time are asked repeatedly. Before each,
+another prompt takes the slot, so that nothing of it is in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GatedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
-    """Medians of seconds to the first token. `restored` is how often the gate chose to."""
+    """Medians of seconds to the first token. `restored` is how often the gate chose to restore."""
 
     tier: str
     tokens: int
@@ -46,7 +46,7 @@ class GateChoice:
 
     @property
     def ratio(self) -> float:
-        """To the better side."""
+        """Against the better side."""
         return self.auto_seconds / min(self.restore_seconds, self.recompute_seconds)
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def measure(
     tier: str,
     repeat: int,
 ) -> list[GateChoice]:
-    """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
+    """`make_prompt(tokens, seed)` gives a text. Texts of two seeds share no beginning."""
     seconds: dict[tuple[str, int], list[float]] = {}
     restored = dict.fromkeys(lengths, 0)
     warm_seeds = itertools.count(_WARM_SEED)  # nothing of these is stored yet
@@ -98,13 +98,15 @@ def measure(
 
 
 def _rounds(repeat: int) -> list[int]:
-    """How often to ask in each: the sides take turns, because a machine's pace changes."""
+    """How often to ask each way in one turn. The ways take turns, because a machine's speed
+    changes.
+    """
     rounds = min(_ROUNDS, repeat)
     return [repeat // rounds + (number < repeat % rounds) for number in range(rounds)]
 
 
 def _spread(values: list[float]) -> float:
-    """Half of the distance between the quartiles, of the median."""
+    """Half the distance between the quartiles ÷ the median."""
     if len(values) < 2:
         return 0.0
     first, middle, third = statistics.quantiles(values, n=4)

@@ -34,7 +34,7 @@ Best = Sequence[tuple[str, float]]  # tokens with log probabilities, the best fi
 
 
 class SideEngine(Protocol):
-    """With the model loaded."""
+    """An engine with the model loaded."""
 
     @property
     def engine(self) -> str:
@@ -52,8 +52,8 @@ class SideEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A program with one setting. What of `may_fail` fails is noted, and the rest goes on; `short`:
-    only with the shortest prompt.
+    """A program with one setting. If one with `may_fail` fails, this is noted, and the rest goes
+    on. `short`: only with the shortest prompt.
     """
 
     program: str
@@ -69,7 +69,7 @@ class Side:
 
 @dataclass(slots=True)
 class SideCase:
-    """One side at one prompt length, a number for each round."""
+    """One side at one prompt length; one number for each round."""
 
     program: str
     setting: str
@@ -81,7 +81,7 @@ class SideCase:
 
     @property
     def name(self) -> str:
-        """That of its side."""
+        """The name of its side."""
         return f"{self.program}, {self.setting}"
 
     @property
@@ -113,7 +113,7 @@ class NotMeasured:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third; of one value that value."""
+    """The first and the third quartile; of a single value, that value."""
     if len(values) < 2:
         return [values[0], values[0]]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -126,8 +126,8 @@ def measure(
     repeats: Mapping[int, int],
     say: Callable[[str], None],
 ) -> tuple[list[SideCase], list[NotMeasured]]:
-    """`prompt_of(tokens, round)` gives a text, `repeats` the rounds of each length. ResultDiffers
-    where a side's first token is not roughly ours: ours has to be one of the sides.
+    """`prompt_of(tokens, round)` gives a text; `repeats` are the rounds of each length.
+    ResultDiffers if a side's first token is not roughly ours; so ours must be one of the sides.
     """
     cases: dict[tuple[str, int], SideCase] = {}
     failures: dict[str, NotMeasured] = {}
@@ -160,13 +160,15 @@ def measure(
 
 
 def _in_a_line(message: str) -> str:
-    """What happened, and the last line of the log where the message has some."""
+    """What happened, and the last line of the log if the message has one."""
     first, *log = message.splitlines()
     return f"{first} {log[-1].strip()}" if log else first
 
 
 def _one(engine: SideEngine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
-    """A request of which nothing may be known before, and whole."""
+    """One request. ResultDiffers if anything of its prompt was known before, or if its answer is
+    incomplete.
+    """
     done = engine.generate(prompt, NEW_TOKENS)
     if restored := engine.settle().restored_tokens:
         raise ResultDiffers(f"{side.name}: {restored} tokens were restored, not computed")
@@ -197,7 +199,7 @@ def _note(
 
 
 def _require_alike(firsts: Mapping[tuple[Side, int], Best]) -> None:
-    """Every side's best tokens after the same prompt are roughly ours."""
+    """ResultDiffers unless every side's best tokens after the same prompt are roughly ours."""
     ours = {length: best for (side, length), best in firsts.items() if side.program == OURS}
     for (side, length), best in firsts.items():
         if why := differs(ours[length], best):
@@ -205,7 +207,7 @@ def _require_alike(firsts: Mapping[tuple[Side, int], Best]) -> None:
 
 
 def differs(ours: Best, others: Best) -> str:
-    """How two lists of best tokens are more than rounding apart; empty where they are not."""
+    """How two lists of best tokens differ by more than rounding; empty if they do not."""
     own, found = dict(ours), dict(others)
     common = own.keys() & found.keys()
     if len(common) < LEAST_COMMON:

@@ -23,8 +23,8 @@ def table(
     batch_tokens: int,
     stock: str,
 ) -> Table:
-    """The better setting of a program is bold, for each of the two figures by itself. `stock` says
-    what program stock is.
+    """The better setting of a program is bold, for each of the two figures separately. `stock` says
+    which program stock is.
     """
     headings = ["prompt", "program", "setting", "built for", "first token", "÷ ours", "decode",
                 "ours ÷", "runs"]  # fmt: skip
@@ -98,7 +98,7 @@ def _ahead(times: float) -> str:
 
 
 def _spread(middle: str, quarters: Iterable[str]) -> str:
-    """Of one run there is none."""
+    """A single run has none."""
     low, high = quarters
     return middle if low == high else f"{middle} ({low} to {high})"
 

@@ -71,7 +71,7 @@ class RestoringEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RestoreCase:
-    """One prompt length, from one tier."""
+    """One prompt length, restored from one tier."""
 
     attention: str
     tier: str
@@ -98,13 +98,13 @@ class RestoreCase:
 
     @property
     def colds(self) -> dict[str, Cold | None]:
-        """What the restore is compared with; None: not measured."""
+        """What the restore is compared with; None means not measured."""
         ours = Cold(self.attention, self.cold_seconds)
         return {OURS: ours, BEST: self.stock.best, DEFAULT: self.stock.default}
 
     @property
     def gain(self) -> float:
-        """The honest one: against the same engine."""
+        """Against the same engine."""
         return self.cold_seconds / self.restored_median
 
     @property
@@ -136,10 +136,9 @@ def measure(
     *,
     repeat: int,
 ) -> list[RestoreCase]:
-    """Every length from every tier; the weights have been read before the first is timed.
-
-    A character of a prompt is a token. ResultDiffers where a restored answer is not that of the
-    in-memory hit, or begins elsewhere.
+    """Measures every length from every tier. The weights are read before the first measurement. A
+    character of a prompt is a token. ResultDiffers if a restored answer differs from the in-memory
+    hit, or begins at another token.
     """
     engine.ask(prompt_of(warm_up_tokens(lengths)), 2)
     cases = []
@@ -159,7 +158,7 @@ def measure(
 def with_stock(
     cases: Sequence[RestoreCase], lengths: Sequence[int], stock: Mapping[int, Baselines]
 ) -> list[RestoreCase]:
-    """The cases of `measure`, each with what stock took for its prompt."""
+    """The cases of `measure`, each with the time that stock took for its prompt."""
     tiers = len(cases) // len(lengths)
     return [replace(case, stock=stock[lengths[n // tiers]]) for n, case in enumerate(cases)]
 
@@ -171,8 +170,8 @@ class _Hit:
 
 
 def hits(repeat: int) -> int:
-    """How many there are, and so by how many tokens cold is shorter: one more than restarts, since
-    the last one's answer is the reference.
+    """How many in-memory hits there are, and so by how many tokens the cold prompt is shorter: one
+    more than restarts, because the last one's answer is the reference.
     """
     return repeat + 1
 

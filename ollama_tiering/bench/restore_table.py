@@ -12,7 +12,7 @@ NOT_MEASURED = "not measured"
 
 
 def table(shape: str, cases: Sequence[RestoreCase], stock: str) -> Table:
-    """`stock` says what program computed stock's columns."""
+    """`stock` says which program computed stock's columns."""
     headings = ["prompt", "from", "restored", "cold, ours", "gain (ours ÷ restored)",
                 "stock's best ÷ restored", "stock's default ÷ restored",
                 "in-memory hit (restored ÷ hit)", "bytes", "look-up + fetch + copy",

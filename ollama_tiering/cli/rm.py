@@ -88,21 +88,23 @@ def rm(
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What a removal is of: ` of qwen3:0.6b`, and how many pinned conversations it leaves."""
+    """What a removal is of (` of qwen3:0.6b`), and how many pinned conversations it leaves."""
 
     models: str
     pinned_chains: int
 
 
 def _models(listing: Listing) -> set[str]:
-    """Names of the models of what goes."""
+    """Names of the models whose conversations go."""
     names = known_names()
     going = {chain.namespace for chain in listing.chains if not chain.pinned}
     return {label(listing.descriptions.get(ns, ()), ns, names) for ns in going}
 
 
 def _pinned(admin: Admin, pinned: list[ChainLine], digits: int) -> TieringError:
-    """The way out: a pin lies on the conversation itself, or on one that goes on from it."""
+    """The error with the way out: a pin lies on the conversation itself, or on one that continues
+    it.
+    """
     names = [short(chain.key, digits) for chain in pinned]
     own = all(admin.unpin(chain.key.hex(), dry_run=True).changed for chain in pinned)
     way = f"tiering unpin {' '.join(names)}" if own else "tiering ls --pinned shows what keeps it"

@@ -1,4 +1,6 @@
-"""`tiering sidecar`: the block store service, in the foreground until SIGTERM or SIGINT."""
+"""`tiering sidecar`: the service that keeps the blocks, in the foreground until
+SIGTERM or SIGINT.
+"""
 
 from __future__ import annotations
 

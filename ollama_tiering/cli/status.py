@@ -1,4 +1,4 @@
-"""`tiering status`: what the sidecar holds, what it found, and which runners use it."""
+"""`tiering status`: what the sidecar has stored and found, and which runners use it."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
 
 
 def _other_builds_blocks(answer: pb.StatResponse) -> int:
-    """Blocks that no build on this machine and no runner that is alive can find; 0 where no build
-    of ours is here to compare with.
+    """Blocks that neither a build on this machine nor a living runner can find; 0 if there is no
+    build of ours to compare with.
     """
     from ollama_tiering.doctor.builds import builds_here
     from ollama_tiering.store.tools.listing import build_of, of_other_build
@@ -254,7 +254,7 @@ def _damaged(tier: pb.TierStat) -> str:
 
 
 def _state(tier: pb.TierStat) -> str:
-    """Nothing for a tier that is well and one's own."""
+    """Empty for a tier that works and is not shared."""
     said = []
     if tier.state == "resting":
         failures = ", ".join(f"{count} {name}" for name, count in sorted(tier.failures.items()))
@@ -267,7 +267,7 @@ def _state(tier: pb.TierStat) -> str:
 
 
 def _encoding(tier: pb.TierStat) -> str:
-    """Said where blocks are, or will be, stored encoded."""
+    """Empty unless blocks are stored encoded, or will be."""
     encoded = tier.encoding_ratio > 1.02
     if tier.encoding in ("", "none") and not encoded:
         return ""

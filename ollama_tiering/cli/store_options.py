@@ -1,4 +1,4 @@
-"""What the commands on the store share: their options, values and how they reach the store."""
+"""What the commands on the store share: options, values, and how they reach the store."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Size(click.ParamType[int]):
 
 
 def store_options(command: F) -> F:
-    """--socket, --config, --json: how every command on the store is reached and answers."""
+    """Adds --socket, --config and --json, which every command on the store has."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/cli.md lists it)."),
         click.option(
@@ -102,7 +102,9 @@ def store_options(command: F) -> F:
 
 
 def selection_options(command: F) -> F:
-    """Which chains: --model, --older-than, --min-tokens, --min-size, --tier."""
+    """Adds the options that select chains: --model, --older-than, --min-tokens,
+    --min-size, --tier.
+    """
     for option in (
         click.option(
             "--tier",
@@ -169,7 +171,8 @@ def make_selection(
 def administration(
     socket: Path | None, config_file: Path | None, *, purpose: Literal["look", "change", "store"]
 ) -> Iterator[Admin]:
-    """Through the sidecar when one listens; else on the files, with their directories locked.
+    """Works through the sidecar if one listens; otherwise on the files, with their directories
+    locked.
 
     A socket that was named must answer: ServiceError.
     """

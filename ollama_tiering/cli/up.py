@@ -103,8 +103,8 @@ def up(
 def _request(
     address: Address, models: Path | None, flags: dict[str, Any]
 ) -> tuple[UpRequest, ConfigError | None]:
-    """Settings in a file or variable that cannot be used cost the cache, not the server. A flag
-    that cannot is a ConfigError.
+    """Bad settings in the file or in a variable cost the cache, not the server. A bad flag is a
+    ConfigError.
     """
     from ollama_tiering import config
     from ollama_tiering.errors import ConfigError
@@ -136,7 +136,7 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
 
 
 def _built_binary(unreadable: ConfigError) -> Path:
-    """Nothing is built by settings that cannot be read: what is there serves."""
+    """If the settings cannot be read, nothing is built: the binary that exists serves."""
     from ollama_tiering.patchset.binary import ready_binary
 
     binary = ready_binary()

@@ -63,7 +63,7 @@ class _Show(Protocol):
 
 @contextlib.contextmanager
 def _progress(models: _Models, *, quiet: bool) -> Iterator[_Show]:
-    """A bar on stderr where that is a terminal; findings on stdout as they come."""
+    """A progress bar on stderr, if that is a terminal; findings on stdout as they come."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
@@ -85,7 +85,7 @@ def _progress(models: _Models, *, quiet: bool) -> Iterator[_Show]:
 
 
 class _Models:
-    """Names of the models that paths below a tier's directory belong to; asked for when needed."""
+    """Names of the models to which paths below a tier's directory belong; looked up when needed."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin

@@ -50,7 +50,7 @@ PROBLEMS: Final = {
 
 
 class Device(Protocol):
-    """`bound`: the largest relative L2 error that is right."""
+    """`bound` is the largest relative L2 error that counts as right."""
 
     @property
     def name(self) -> str: ...
@@ -58,13 +58,16 @@ class Device(Protocol):
     def bound(self) -> float: ...
 
     def compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
-        """The output, and the best seconds of a few runs. PaError where it does not serve it."""
+        """The output, and the best seconds of a few runs. PaError if the device does not serve the
+        shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One shape on one device. `error` None: it does not serve the shape, `why` says why, or it
-    `failed` to compute it."""
+    """One shape on one device. If `error` is None, the device does not serve the shape, and `why`
+    says why; or it `failed` to compute it.
+    """
 
     device: str
     shape: str
@@ -76,7 +79,9 @@ class CheckRow:
 
     @property
     def ok(self) -> bool:
-        """A shape that no kernel serves is said, not wrong: the caller falls back."""
+        """A shape that no kernel serves is reported but is no failure, because the caller falls
+        back.
+        """
         if self.failed:
             return False
         return self.error is None or self.error <= self.bound  # not so for nan
@@ -133,8 +138,10 @@ def cpu_devices(threads: int) -> list[Cpu]:
 
 
 def check(devices: Sequence[Device]) -> Iterator[CheckRow]:
-    """Every shape on every device, against one reference for each shape, each row as it is there. A
-    device that has failed is not asked again: after a fault a GPU answers every call with it."""
+    """Compares every shape on every device with one reference per shape, and yields each row when
+    it is known. A device that has failed is not used again: after a fault a GPU answers every call
+    with it.
+    """
     broken: set[str] = set()
     for shape, problem in PROBLEMS.items():
         sample = make(problem)

@@ -59,7 +59,7 @@ class BoundedRatio:
 
 
 def fitting(device: GpuDevice, sizes: Sizes) -> Sizes:
-    """A working set of a quarter of the GPU's memory at most."""
+    """Sizes with a working set of at most a quarter of the GPU's memory."""
     most = min(sizes.working_set_bytes, device.memory_bytes // 4)
     return replace(sizes, working_set_bytes=most)
 

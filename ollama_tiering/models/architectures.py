@@ -65,5 +65,7 @@ ARCHITECTURES = {
 
 
 def architecture(arch: str) -> Architecture:
-    """That of GGUF's general.architecture; of one that is not listed what a llama has."""
+    """The entry for GGUF's general.architecture; an architecture that is not listed is like a
+    llama.
+    """
     return ARCHITECTURES.get(arch, Architecture())

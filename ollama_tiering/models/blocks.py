@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def block(shape: ModelShape, layer: int) -> list[Tensor]:
-    """In file order, without the layer in their names."""
+    """The tensors in file order, without the layer in their names."""
     if shape.arch == "gemma4":
         return _gemma4(shape, layer)
     return _hybrid(shape, layer) if shape.hybrid else _plain(shape, layer)
@@ -21,7 +21,7 @@ def block(shape: ModelShape, layer: int) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """Heads of a layer that sees everything are twice as long, and half as many have K/V."""
+    """In a layer that sees everything, heads are twice as long, and half as many have K/V."""
 
     head_dim: int
     kv_heads: int
@@ -29,7 +29,7 @@ class Gemma4Layer:
 
 
 def gemma4_layer(shape: ModelShape, layer: int) -> Gemma4Layer:
-    """Which it is of the three kinds."""
+    """Which of the three kinds the layer is."""
     every = shape.own.full_every
     if (layer + 1) % every:
         return Gemma4Layer(shape.head_dim, shape.kv_heads, layer >= every)

@@ -50,7 +50,7 @@ Values = Callable[[Tensor], NDArray[np.float32]]
 def make_model(
     shape: ModelShape, path: Path, seed: int = 0, progress: Progress | None = None
 ) -> int:
-    """Writes the model atomically, replacing what is there; returns its size in bytes."""
+    """Writes the model atomically, replacing an existing file; returns its size in bytes."""
     name = f"{shape.name} random weights, seed {seed}"
     return write_model(shape, path, name, lambda t: tensor_values(shape, t, seed), progress)
 
@@ -58,7 +58,7 @@ def make_model(
 def write_model(
     shape: ModelShape, path: Path, name: str, values: Values, progress: Progress | None = None
 ) -> int:
-    """The same with weights of the caller's: `values` gives each tensor of the shape."""
+    """As `make_model`, with the caller's weights: `values` gives each tensor of the shape."""
     shape.check()
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,4 +1,6 @@
-"""The model shapes that can be made, and the checks a shape must pass. Pure: no numpy, no I/O."""
+"""The model shapes that can be made, and the checks that a shape must pass.
+Pure: no numpy, no I/O.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +18,7 @@ _LIMITS = {"layers": 512, "heads": 512, "kv_heads": 512, "head_dim": 1024, "embd
 
 
 class ShapeError(UsageError):
-    """A shape no engine could load; the message names the option at fault."""
+    """No engine could load this shape; the message names the option at fault."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,17 @@ class ModelShape:
 
     @property
     def own(self) -> Architecture:
-        """What sets it apart from a llama."""
+        """What distinguishes its architecture from a llama."""
         return architecture(self.arch)
 
     @property
     def key_dim(self) -> int:
-        """Of a head's K; of deepseek2's a part has a position and the rest has none."""
+        """Length of a head's K. In deepseek2 a part of it has a position and the rest has none."""
         return self.head_dim + self.rope_dim if self.arch == "deepseek2" else self.value_dim
 
     @property
     def value_dim(self) -> int:
-        """Of a head's V; gemma4's are longer in layers that see everything."""
+        """Length of a head's V; in gemma4 it is longer in layers that see everything."""
         return 2 * self.head_dim if self.arch == "gemma4" else self.head_dim
 
     @property
@@ -74,12 +76,12 @@ class ModelShape:
         return self.arch in recurrent.LAYOUTS
 
     def kind(self, layer: int) -> str:
-        """What the layer is: A, attention; R, a state; F, a feed-forward network alone."""
+        """Kind of the layer: A, attention; R, a state; F, a feed-forward network alone."""
         return recurrent.kind(self.arch, layer)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of all layers in f16, the dtype Ollama caches by default."""
+        """K and V of all layers in f16, the dtype in which Ollama caches by default."""
         if self.arch == "gemma4":
             own = [blocks.gemma4_layer(self, layer) for layer in range(self.layers)]
             return sum(2 * one.kv_heads * one.head_dim * 2 for one in own if not one.shared)
@@ -90,12 +92,12 @@ class ModelShape:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all tensors; a file of it is a little longer."""
+        """Bytes of all tensors; the file is a little longer."""
         return sum(tensor.stored_bytes for tensor in self.tensors())
 
     @property
     def words(self) -> str:
-        """What a measurement with it was made of."""
+        """What a record says about the model."""
         window = f", windows of {self.window:,}" if self.window else ""
         return (
             f"random weights in {self.dtype.upper()}, {self.layers} layers of width {self.embd:,}, "
@@ -105,7 +107,7 @@ class ModelShape:
         )
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
+        """Every tensor in file order. Vectors stay f32, because ggml's RMSNorm requires it."""
         out = [matrix(self.dtype, "token_embd", VOCAB_SIZE, self.embd)]
         for layer in range(self.layers):
             blk = f"blk.{layer}."
@@ -124,7 +126,7 @@ class ModelShape:
         return out
 
     def check(self) -> None:
-        """Raises ShapeError naming the first option that no engine would accept."""
+        """ShapeError names the first option that no engine would accept."""
         for field, limit in _LIMITS.items():
             value = getattr(self, field)
             if not 1 <= value <= limit:

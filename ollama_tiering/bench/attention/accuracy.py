@@ -1,4 +1,4 @@
-"""Row 1: relative L2 error against f64 over the dequantised K and V, 1 to 128K keys."""
+"""Relative L2 error against f64 over the dequantised K and V, for 1 to 128K keys."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _ratios(rig: AttentionRig, n_cells: int, logits: str, deviation: float) -> l
 
 
 def _errors(rig: AttentionRig, sample: Sample) -> dict[str, float]:
-    """By side, all over the same queries."""
+    """Errors by side, all over the same queries."""
     problem = sample.problem
     queries = checked_queries(problem.n_q)
     right = exact(sample, queries)

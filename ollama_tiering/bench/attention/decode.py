@@ -1,4 +1,6 @@
-"""Row 3: one query over a long cache, beside read bandwidth and ggml with and without flash."""
+"""One query over a long cache, compared with read bandwidth and ggml with and without flash
+attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Row 2: a prompt of 8K in batches of 512, beside the FMA peak and ggml with and without flash."""
+"""A prompt of 8K in batches of 512, compared with the FMA peak and ggml with and without flash
+attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 4 and 10: decode with quantised caches against f16, peaked logits against diffuse ones."""
+"""Decode with quantised caches compared with f16, and peaked logits compared with diffuse ones."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _cached(name: str) -> str:
 
 
 def _in_turns(rig: AttentionRig, samples: Mapping[str, Sample], repeats: int) -> dict[str, Series]:
-    """By name of the sample; the machine's peaks besides."""
+    """Results by the name of the sample; the machine's peaks besides."""
     ours = {name: Ours(sample, rig.threads, rig.isa, repeats) for name, sample in samples.items()}
     try:
         turns = {name: one.turn for name, one in ours.items()}

@@ -35,7 +35,9 @@ def of_random_weights(passages: Sequence[str]) -> list[Cache]:
 
 
 def of_trained(archive: Path) -> tuple[list[Cache], str]:
-    """(K/V of text it was not trained on, what it is) of a file of scripts/train_tiny.py."""
+    """(K/V of text on which it was not trained, what it is), from a file of
+    scripts/train_tiny.py.
+    """
     with np.load(archive) as found, tempfile.TemporaryDirectory() as name:
         file = Path(name) / "trained.gguf"
         shape = trained_gguf(found, file)
@@ -89,7 +91,7 @@ def passages_of(text: bytes) -> list[str]:
 
 
 def segments(caches: Sequence[Cache], kinds: str = "kv", first_layer: int = 0) -> list[bytes]:
-    """One layer's K or V of one block each, as they lie in a block file."""
+    """K or V of one layer, for one block each, as they lie in a block file."""
     return [
         rows[start : start + BLOCK_TOKENS].tobytes()
         for cache in caches

@@ -1,4 +1,6 @@
-"""Restoring: out of RAM against memcpy, from a cold disk against one sequential direct read."""
+"""Restoring: from RAM compared with memcpy, from a cold disk compared with one sequential direct
+read.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,8 @@ def _from_disk(rig: StoreRig, blocks: RandomBlocks, name: str, threads: int) -> 
 def _shared_out(
     pool: ThreadPoolExecutor, threads: int, call: Callable[..., T], *of: Sequence[Any]
 ) -> list[T]:
-    """`pool.map`, but each thread goes through a share of its own, as a client's readers do: to
-    hand over every block by itself takes as long as copying a small one.
+    """As `pool.map`, but each thread works through a share of its own, as a client's readers do:
+    handing over every block separately takes as long as copying a small one.
     """
     items = list(zip(*of, strict=True))
     shares = [items[first::threads] for first in range(threads)]
@@ -163,6 +165,6 @@ def _checked_read(block: LeasedBlock) -> None:
 
 
 def _parts(target: NDArray[np.uint8], files: Sequence[OpenRamBlock]) -> list[memoryview]:
-    """Where the rows of each come to lie: one after the other."""
+    """Where the rows of each block go: one after the other."""
     memory, ends = target.data, np.cumsum([file.rows_bytes for file in files])
     return [memory[end - file.rows_bytes : end] for end, file in zip(ends, files, strict=True)]

@@ -143,14 +143,14 @@ class StoreRig:
         )
 
     def reboot(self) -> None:
-        """RAM forgets; the disk stays."""
+        """Empties the RAM tier; the disk stays."""
         self.store.close()
         shutil.rmtree(self.ram_dir)
         self.ram_dir.mkdir(mode=0o700)
         self.open()
 
     def put(self, blocks: RandomBlocks, files: Sequence[tuple[BlockOffer, bytes]]) -> None:
-        """As a client on this host: reserve, write the file, commit."""
+        """As a client on this host does: reserve, write the file, commit."""
         session = self.store.open_session(blocks.ns.digest(), blocks.ns.fields(), ROWS)
         for offer, data in files:
             (answer,) = session.reserve([offer])
@@ -173,7 +173,7 @@ class StoreRig:
 
 class OpenRamBlock:
     """A block of the RAM tier as the Go client has it (overlay/kvtier/file_linux.go): open and not
-    mapped, its header read and checked. To be closed.
+    mapped, its header read and checked. The caller closes it.
     """
 
     def __init__(self, block: LeasedBlock) -> None:

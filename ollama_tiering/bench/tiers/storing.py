@@ -1,6 +1,8 @@
-"""Storing: from the first reservation until everything is on the disk, against one direct write.
+"""Storing: from the first reservation until everything is on the disk, compared with one direct
+write.
 
-The sidecar is a process of its own, as it always is: a client's work is not done on its time.
+The sidecar is a process of its own, as it always is, so a client's work does not count as the
+sidecar's time.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ def measure(
 def _once(
     disk: Path, blocks: RandomBlocks, files: Sequence[File], total: int
 ) -> tuple[float, float, float, float]:
-    """Seconds until the client is done, until all is on the disk, of processors meanwhile, and of
-    the plain write.
+    """Seconds until the client is done, seconds until all is on the disk, processor seconds
+    meanwhile, and seconds of the plain write.
     """
     with bench_directories(disk, total) as (ram_dir, local_dir, other_file, budget_bytes):
         gigabytes = str(budget_bytes / 1e9)
@@ -107,7 +109,7 @@ def _processor_seconds(process: psutil.Process) -> float:
 
 
 def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
-    """A sidecar's first seconds go into measuring its tiers."""
+    """In its first seconds a sidecar measures its tiers."""
     end = time.perf_counter() + _MEASURING_SECONDS
     while time.perf_counter() < end:
         tiers = stub.Stat(pb.StatRequest(), timeout=30).tiers

@@ -1,4 +1,4 @@
-"""Hits in RAM while the remote tier hangs for ever, against the same with a healthy one."""
+"""Hits in RAM while the remote tier hangs, compared with the same hits while it works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMOTE_CALLS: Final = (
 
 
 class StoppingTier(SharedFsTier):
-    """A remote directory whose every call waits while `go_on` is not set, as in the kernel."""
+    """A remote directory in which every call waits, as in the kernel, until `go_on` is set."""
 
     def __init__(self, directory: Path, go_on: threading.Event) -> None:
         self.go_on = go_on
@@ -59,7 +59,7 @@ def measure(disk: Path, say: Callable[[str], None]) -> Section:
 
 
 def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
-    """(p99 of seconds of a hit in RAM, calls of the remote tier that hang)."""
+    """(p99 of the seconds of a hit in RAM, calls of the remote tier that hang)."""
     blocks = RandomBlocks.of(LAYER_BYTES, _BLOCKS * LAYER_BYTES)
     directory = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
     go_on = threading.Event()
@@ -81,7 +81,7 @@ def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
 
 
 def hits(rig: StoreRig, blocks: RandomBlocks) -> float:
-    """p99 of seconds."""
+    """p99 of the seconds."""
     seconds = []
     namespace = blocks.ns.digest()
     for _ in range(_CALLS):
