@@ -98,7 +98,7 @@ def measure(
 
 
 def _rounds(repeat: int) -> list[int]:
-    """How often to ask each way in one turn. The ways take turns, because a machine's speed
+    """How often each way is asked in each round. The ways take turns, because a machine's speed
     changes.
     """
     rounds = min(_ROUNDS, repeat)

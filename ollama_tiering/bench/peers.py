@@ -166,8 +166,8 @@ def _in_a_line(message: str) -> str:
 
 
 def _one(engine: SideEngine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
-    """One request. ResultDiffers if anything of its prompt was known before, or if its answer is
-    incomplete.
+    """One request. ResultDiffers if a part of its prompt was restored or in memory, or if its
+    answer is incomplete.
     """
     done = engine.generate(prompt, NEW_TOKENS)
     if restored := engine.settle().restored_tokens:

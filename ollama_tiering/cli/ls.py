@@ -35,7 +35,7 @@ _SORTS: Final[dict[str, Callable[[Any], Any]]] = {  # biggest, longest, latest f
     "tokens": lambda line: -line.tokens,
     "hits": lambda line: -line.hits,
 }
-_PIPE_WIDTH: Final = 1000  # nothing is cut where no terminal has an edge
+_PIPE_WIDTH: Final = 1000  # without a terminal, nothing is cut
 _MODEL_WIDTH: Final = 12  # at least: the only column that may be cut
 _TEXT_WIDTH: Final = 16  # at least
 _PIPE_TEXT_WIDTH: Final = 80

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ollama_tiering.launch.up import UpRequest
     from ollama_tiering.patchset.report import Report
 
-_EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none yet
+_EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

@@ -192,7 +192,7 @@ class BlockClient:
         for index, info in enumerate(answer.blocks):
             rows = info.rows
             if index >= len(keys) or info.key != keys[index]:
-                # Matched by tokens alone: what else stands in the prompt is not in them.
+                # Matched by tokens alone, which do not show what else stands in the prompt.
                 beyond = [e.row for e in extras if e.row >= first]
                 rows = min([rows, *(row - first for row in beyond)])
             if rows <= 0:

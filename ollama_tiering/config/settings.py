@@ -63,10 +63,10 @@ class SidecarConfig:
     min_free_percent: float = 10.0  # of the local tier's file system, left to others
     write_queue_bytes: int = 4 * GIB  # may wait to be written down, at most half of the RAM tier
     write_queue_seconds: float = 60.0  # ... at the measured speed; 0 means no limit
-    tail_seconds: float = 10.0  # a partly filled block waits so long for a longer one
-    ttl_days: float = 30.0  # unused for so long, a block is dropped; 0 means never
+    tail_seconds: float = 10.0  # how long a tail block waits for a longer one
+    ttl_days: float = 30.0  # a block is dropped after this time without use; 0: never
     model_rules: tuple[ModelRule, ...] = ()  # [models."name"]: store, ttl_days, budget
-    models_dir: Path | None = None  # Ollama's, for the names of models; None: where Ollama has it
+    models_dir: Path | None = None  # Ollama's, for names of models; None: its default place
     local_encoding: str = "none"  # none | zstd: how blocks are written to the local tier
     remote_encoding: str = "none"  # ... and to the remote one
     zstd_level: int = 1
@@ -184,7 +184,7 @@ class Setting:
     parse: Callable[[Any], Any]
     env: str | None = None
     env_parse: Callable[[Any], Any] | None = None
-    flag: str | None = None  # of `tiering sidecar`, where it is not the key's name
+    flag: str | None = None  # of `tiering sidecar`, if it is not the key's name
 
 
 SETTINGS = (

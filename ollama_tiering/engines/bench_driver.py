@@ -18,7 +18,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"
 _FLASH = "OLLAMA_FLASH_ATTENTION"
-# The runner's load request; where that leaves it to llama.cpp, what llama.cpp then says.
+# The runner's load request; if that leaves the choice to llama.cpp, what llama.cpp then logs.
 _FLASH_IN_LOG = re.compile(
     rb"FlashAttention:(Enabled|Disabled)\b|Flash Attention was auto, set to (enabled|disabled)\b"
 )

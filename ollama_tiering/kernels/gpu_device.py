@@ -75,7 +75,7 @@ class GpuDevice:
     PaError (NO_DEVICE) where there is none."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        self.driver = CudaDriver()  # first: where there is none the library need not be compiled
+        self.driver = CudaDriver()  # first: without one, the library need not be compiled
         self.handle = ctypes.c_void_p()
         binding.call("pa_cuda_open", ordinal, ctypes.byref(self.handle))
         self._alive = [True]

@@ -39,7 +39,7 @@ def run(names: Sequence[str]) -> Iterator[Line]:
     try:
         nvrtc.compiler()
     except MissingTool:
-        extras.need("cuda")  # a checkout installs it; elsewhere the command is said
+        extras.need("cuda")  # a checkout installs it; elsewhere the error names the command
     machine = one(gpu_case.MACHINE)
     yield machine
     if not machine["ok"]:

@@ -22,7 +22,7 @@ from ollama_tiering.kernels.shape import Dtype, Shape
 
 DIFFUSE: Final = 1.0  # deviation of the queries: logits of deviation 1, every key has weight
 SHARP: Final = 40.0  # a few keys have the weight
-PEAKED: Final = 300.0  # one key has nearly all of it, the others' is denormal or none
+PEAKED: Final = 300.0  # one key has nearly all weight, that of others is denormal or 0
 
 _AT_ONCE_CELLS: Final = 8192  # made in f32 at a time
 _CACHED_CELLS: Final = 32  # 128 KB of K and V with 8 heads of 128 values in f16

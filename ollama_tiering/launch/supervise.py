@@ -65,7 +65,9 @@ class Pair:
     changed: Callable[[], None] = lambda: None
     look: Callable[[], None] = lambda: None  # now and then
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
-    settled_seconds: float = LONGEST_PAUSE_SECONDS  # a sidecar that lives so long is well again
+    settled_seconds: float = (
+        LONGEST_PAUSE_SECONDS  # a sidecar that lives this long counts as well again
+    )
     _pause_seconds: float = 0.0
     _since: float = 0.0  # (monotonic) the sidecar runs
     _said: set[str] = field(default_factory=set)  # since it was well

@@ -111,7 +111,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, name: str) -> None
     writer.add_context_length(shape.ctx)
     writer.add_embedding_length(shape.embd)
     kinds = [shape.kind(layer) for layer in range(shape.layers)]
-    # That a layer has no attention, or nothing else, the engines tell by these two.
+    # By these two the engines see that a layer has no attention, or nothing else.
     ffn = [shape.ffn if kind == "F" else 0 for kind in kinds]
     kv_heads = [shape.kv_heads if kind == "A" else 0 for kind in kinds]
     writer.add_feed_forward_length(ffn if "F" in kinds else shape.ffn)

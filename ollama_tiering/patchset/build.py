@@ -46,7 +46,7 @@ class BuildOptions:
     cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
     jobs: int | None = None
     allow_untested: bool = False
-    go_tags: tuple[str, ...] = ()  # build tags; such a binary lies beside the ordinary one
+    go_tags: tuple[str, ...] = ()  # build tags; the binary gets a folder of its own
     stock: bool = False  # without the patch set: what tests compare with
 
 
@@ -340,7 +340,7 @@ def _cure(done: Finished) -> str:
     return "read the log; to start over delete the folder it lies in"
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def _say_what_it_takes(plan: BuildPlan, report: Report) -> None:

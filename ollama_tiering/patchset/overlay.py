@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from ollama_tiering.errors import PatchConflict
 from ollama_tiering.patchset.manifest import Patchset
 
-Kind = Callable[[str], str | None]  # path -> "file", "dir" or None where upstream has nothing
+Kind = Callable[[str], str | None]  # path -> "file", "dir", or None if upstream has nothing
 
 
 def render(patchset: Patchset, upstream_kind: Kind) -> dict[str, bytes]:

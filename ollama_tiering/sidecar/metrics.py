@@ -21,7 +21,7 @@ from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store import StoreReport, TieredStore, TierReport
 
-# There from the start with 0, so that the first one is an increase to whoever watches.
+# These exist from the start with 0, so that a watcher sees the first one as an increase.
 _REASONS: Final = ("unknown prefix", "evicted", "i/o error", "file gone", "corrupt")
 _ERRORS: Final = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ESTALE", "ENOENT", "ETIMEDOUT")
 

@@ -22,7 +22,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 log = logging.getLogger(__name__)
 
 _REFRESH_SECONDS: Final = 60.0  # between two looks at the manifests
-_LEAST_SECONDS: Final = 2.0  # ... also where a model without a name is heard of
+_LEAST_SECONDS: Final = 2.0  # ... also if a model without a name appears
 
 
 class ModelBook:

@@ -66,7 +66,7 @@ class PeerGuard:
         if now is not None and now == self._private_since:
             return 0
         found = self._look_at_new(strangers_too=True)
-        self._private_since = now if not found else None  # theirs may yet be served
+        self._private_since = now if not found else None  # a call of theirs may still be served
         return found
 
     def _private_socket(self) -> _Inode | None:

@@ -23,7 +23,7 @@ from ollama_tiering.store import Decide, Terms
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS: Final = 5.0  # between two looks at the manifests
-_LEAST_SECONDS: Final = 0.5  # ... also where a model is heard of whose name is not known
+_LEAST_SECONDS: Final = 0.5  # ... also if a model appears whose name is not known
 _DAY_SECONDS: Final = 86400.0
 
 

@@ -60,7 +60,7 @@ _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
-_PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
+_PEER_SECONDS: Final = 1.0  # how often connections that never call are looked at
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
@@ -165,7 +165,7 @@ async def _serve(
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        # `enable_server_reflection` takes the blocking one where the server is no grpc.aio.Server.
+        # `enable_server_reflection` takes the blocking one if the server is no grpc.aio.Server.
         described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, entrance)
         server.add_generic_rpc_handlers((entrance,))

@@ -21,7 +21,7 @@ class Selection:
     ids: tuple[str, ...] = ()  # hex prefixes
     model: str = ""  # part of the model's name, prefix of its digest, or of the namespace in hex
     models: tuple[str, ...] = ()  # file names of the models that are meant by it
-    older_than_seconds: float = 0.0  # not used for so long
+    older_than_seconds: float = 0.0  # not used for this time
     min_tokens: int = 0
     min_bytes: int = 0
     tier: TierKind | None = None  # at least one block there
@@ -79,8 +79,10 @@ class ChainLine:
     pinned: bool
     leased: bool
     complete: bool
-    words: bytes = b""  # int32 token ids around where it parts from other chains, if asked for
-    words_before: int = 0  # so many of them come before that place
+    words: bytes = (
+        b""  # int32 token ids around the first difference from other chains, if asked for
+    )
+    words_before: int = 0  # how many of them come before that difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Listing:
     descriptions: dict[NamespaceId, Fields]
     selected: Totals
     stored: Totals
-    id_digits: int  # so many hex digits tell all stored blocks apart
+    id_digits: int  # how many hex digits distinguish all stored blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ MAX_FILE_BYTES: Final = 1 << 40
 _PREAMBLE: Final = struct.Struct("<8sIIQI")  # without the CRC over itself
 _COPY_BYTES: Final = 1 << 20
 
-ReadAt = Callable[[int, int], bytes]  # (offset, length) -> exactly so many bytes, or raises
+ReadAt = Callable[[int, int], bytes]  # (offset, length) -> exactly that many bytes, or raises
 
 
 @dataclass(frozen=True, slots=True)

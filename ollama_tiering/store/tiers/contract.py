@@ -106,7 +106,7 @@ class Neighbour:
 
     owner: str
     generation: int  # changes whenever it claims anew
-    claim_bytes: int  # that it may yet write
+    claim_bytes: int  # that it may still write
 
 
 class Tier(Protocol):

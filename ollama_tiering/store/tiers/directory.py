@@ -168,7 +168,7 @@ class FsTier:
             os.fchmod(fd, 0o400)
             if not self.in_memory:
                 os.fsync(fd)
-                forget(fd)  # who reads it soon reads it in RAM
+                forget(fd)  # a reader in the near future reads it from RAM
             temp.stored_bytes = physical_bytes(os.fstat(fd))
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
@@ -240,7 +240,7 @@ class FsTier:
         return sum(tuple(self._bad.values()))  # a copy: a scan may go on in another thread
 
     def quarantined(self) -> frozenset[NamespaceId]:
-        """The blocks that have a quarantined copy here."""
+        """The namespaces whose quarantined blocks lie here."""
         return frozenset(namespace for namespace, _ in tuple(self._bad))
 
     def overhead_bytes(self) -> int:

@@ -74,7 +74,7 @@ class FsTempBlock:
 
     @contextlib.contextmanager
     def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
-        # What goes to a disk here is read from RAM as long as it is there.
+        # What is written to a disk here is read from RAM as long as RAM has it.
         past_cache = pages and not self._in_memory
         if self._kept is None:
             self._keep()

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 _LEAST_BYTES: Final = 128 * MIB
-_RUNTIME_SHARE: Final = 2  # it must have room for the budget so often: the session lives there too
+_RUNTIME_SHARE: Final = 2  # it must be this many times the budget: the session uses it, too
 _ATTEMPTS: Final = 8
 
 

@@ -83,7 +83,7 @@ class RemoteTempBlock:
         self.temp = temp
         self.hangs = False
         self._threads = threads
-        # Its MAC needs all of it in order, and who writes keeps no order.
+        # Its MAC needs all bytes in order, and writers keep no order.
         self._waiting = ToAuthenticate(file_bytes) if file_bytes != temp.file_bytes else None
 
     def write_at(self, offset: int, data: Buffer) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNFINISHED_SECONDS: Final = 3600.0  # an older temporary file is nobody's
-DEAD_SECONDS: Final = 900.0  # without a heartbeat for so long, a sidecar is gone
+DEAD_SECONDS: Final = 900.0  # after this time without a heartbeat, a sidecar counts as gone
 FORGET_SECONDS: Final = 86400.0  # then its announcement is removed
 
 _MAX_ANNOUNCEMENT_BYTES: Final = 4096
@@ -123,7 +123,7 @@ class SharedFsTier(FsTier):
         with open_below(self.directory, shard(namespace, key), create=True) as below:
             fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
-                os.posix_fallocate(fd, 0, file_bytes)  # emulated where the protocol has none
+                os.posix_fallocate(fd, 0, file_bytes)  # emulated if the protocol has no such call
             except OSError:
                 os.close(fd)
                 os.unlink(name, dir_fd=below)
@@ -243,7 +243,7 @@ class SharedFsTier(FsTier):
             os.close(fd)
         if owner.endswith(TMP_SUFFIX):
             return None
-        if not text:  # it lives, and has said nothing yet
+        if not text:  # it is alive, and has announced nothing yet
             return Neighbour(owner, 0, 0)
         try:
             said = json.loads(text)

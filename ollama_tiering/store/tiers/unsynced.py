@@ -41,8 +41,8 @@ class UnsyncedNames:
             self._gone.add(place)
 
     def found(self, place: Place, changed: float) -> None:
-        """Notes a name that a start found. Its writer may have been killed before it synced (Unix
-        seconds).
+        """Notes a directory that a start found, changed at that time (Unix seconds). Whoever
+        changed it may have been killed before it synced.
         """
         if changed > time.time() - _RECENT_SECONDS:
             self.added(place)
@@ -74,5 +74,5 @@ class UnsyncedNames:
         before = self._new.get(place)
         with contextlib.suppress(FileNotFoundError), open_below(self._directory, place) as below:
             os.fsync(below)
-        if self._new.get(place) == before:  # else a name came meanwhile, and needs another one
+        if self._new.get(place) == before:  # else a new name came meanwhile, and needs another sync
             self._new.pop(place, None)

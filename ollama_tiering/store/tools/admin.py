@@ -165,7 +165,7 @@ class Administration:
             for record in ends.values()
             if builds is not None and lister.other_build(record.namespace, builds)
         ]
-        broken = []  # nothing, as long as its start may only be unseen yet
+        broken = []  # empty as long as a beginning may exist where nobody has looked yet
         if self._all_seen and all(level.known for level in self._state.levels):
             broken = [record for record in ends.values() if not lister.chain(record).complete]
         forbidden = [r for r in ends.values() if self._state.terms.of(r.namespace).remove]

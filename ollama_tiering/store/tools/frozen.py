@@ -29,7 +29,7 @@ from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow, refuse_odd_f
 
 log = logging.getLogger(__name__)
 
-ENDLESS_BYTES: Final = 1 << 62  # as budget: whoever only looks must not evict
+ENDLESS_BYTES: Final = 1 << 62  # as a budget: a tool that only looks must not evict
 
 
 class FrozenTier(FsTier):

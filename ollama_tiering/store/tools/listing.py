@@ -70,7 +70,7 @@ class Lister:
             self.records = list(state.tree)
         self._describe = describe
         self._fields: dict[NamespaceId, Fields] = {}
-        self._sums: dict[BlockKey, _Sum] = {}  # of blocks where chains part
+        self._sums: dict[BlockKey, _Sum] = {}  # of blocks after which chains differ
 
     def description(self, namespace: NamespaceId) -> Fields:
         if namespace not in self._fields:
