@@ -33,7 +33,7 @@ _TIER_GAUGES: Final[tuple[tuple[str, str, _Getter], ...]] = (
         "Physical bytes the tier uses, quarantined files included.",
         lambda t: t.used_bytes,
     ),
-    ("reserved_bytes", "Bytes claimed by writers and deletions.", lambda t: t.reserved_bytes),
+    ("reserved_bytes", "Bytes reserved for writes and deletions.", lambda t: t.reserved_bytes),
     (
         "overhead_bytes",
         "Of the used bytes: files that are no usable blocks, e.g. quarantined ones.",

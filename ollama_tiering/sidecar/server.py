@@ -77,8 +77,8 @@ def serve(
     sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()
     _allow_open_files()
-    with claim_socket(config.socket_path):
-        config = ram_place.settled(asked := config)
+    with hold_socket(config.socket_path):
+        config = ram_place.placed(asked := config)
         book = RuleBook(config)
         store = open_store(config, book.decide)
         try:
@@ -107,7 +107,7 @@ def _keeping_place(
 
 
 @contextlib.contextmanager
-def claim_socket(path: Path) -> Iterator[None]:
+def hold_socket(path: Path) -> Iterator[None]:
     """Reserves the socket's path; removes the socket of a dead sidecar, and fails if a live one has
     it.
     """

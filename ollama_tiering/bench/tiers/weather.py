@@ -19,7 +19,7 @@ _CALLS: Final = 3000
 _BLOCKS: Final = 32
 _DEADLINE_SECONDS: Final = 0.2
 _REMOTE_CALLS: Final = (
-    "scan", "create", "publish", "discard", "open", "remove", "describe", "settle", "probe",
+    "scan", "create", "publish", "discard", "open", "remove", "describe", "drop_pages", "probe",
     "announce", "neighbours", "touch", "exists",
 )  # fmt: skip
 

@@ -211,7 +211,7 @@ class Tier(Protocol):
         """Stores, for people and tools, what the namespace is the digest of."""
         ...
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
         """Tells the system that it need not keep a durable block in its page cache."""
         ...
 

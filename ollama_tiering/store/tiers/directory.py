@@ -270,7 +270,7 @@ class FsTier:
                 self._remove_directory(*place, entry.name)
         self._remove_namespace(place)
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:
             return
         with self.opened(namespace, key, file_name(key), READ) as (fd, _):

@@ -149,7 +149,7 @@ class MemoryTier:
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         self.described.setdefault(namespace, dict(fields))
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
         pass
 
     def close(self) -> None:

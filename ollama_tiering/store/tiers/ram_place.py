@@ -38,7 +38,7 @@ _RUNTIME_SHARE: Final = 2  # it must be this many times the budget: the session 
 _ATTEMPTS: Final = 8
 
 
-def settled(config: SidecarConfig) -> SidecarConfig:
+def placed(config: SidecarConfig) -> SidecarConfig:
     """The settings with a directory for the RAM tier, which this makes. `ram_dir` stays None if no
     memory file system is large enough; the store then works without a RAM tier if it has another
     tier.

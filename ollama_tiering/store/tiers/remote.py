@@ -69,7 +69,7 @@ class RemoteOpenBlock:
         buffer[:] = self.read_at(offset, buffer.nbytes)
 
     def resident(self) -> bool | None:
-        return None  # not asked: the pages are dropped after every transfer (settle)
+        return None  # not asked: the pages are dropped after every transfer (drop_pages)
 
 
 class RemoteTempBlock:
@@ -246,8 +246,8 @@ class RemoteTier:
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         self._call(lambda tier: tier.describe(namespace, fields))
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
-        self._call(lambda tier: tier.settle(namespace, key))
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.drop_pages(namespace, key))
 
     def probe(self) -> None:
         self._call(lambda tier: tier.probe())

@@ -21,7 +21,7 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
-from ollama_tiering.store.tiers.ram_place import recorded, settled
+from ollama_tiering.store.tiers.ram_place import placed, recorded
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
@@ -46,7 +46,7 @@ def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator
     rules for models.
     """
     if purpose is Purpose.STORE:
-        store = open_store(settled(config), decide, background=False)
+        store = open_store(placed(config), decide, background=False)
         all_seen = config.remote_dir is None
     else:
         store, all_seen = _open_frozen(config, decide, thaw=purpose is Purpose.CHANGE)

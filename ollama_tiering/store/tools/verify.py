@@ -63,7 +63,7 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
         verify_payload(meta, block.read_at)
     if cold:  # what is read once must not push a model's weights out of the page cache
         with contextlib.suppress(OSError):
-            tier.settle(namespace, key)
+            tier.drop_pages(namespace, key)
     return block.file_bytes
 
 
