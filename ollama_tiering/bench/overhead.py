@@ -1,15 +1,15 @@
 """What tiering costs when there is nothing to restore: the same requests to two servers of one
 binary.
 
-One server has tiering on, the other not. Every prompt is new, so nothing is found. Requests go in
-pairs, the order turning each time; a number is the median of the ratios of the pairs. Between two
-measured requests the tiered server has finished storing, or its work would be counted against the
-other one; what storing costs while requests go on is the business of the bursts. After each request
+One server has tiering on, the other one off. Every prompt is new, so nothing is found. Requests go
+in pairs, in alternating order; a number is the median of the ratios of the pairs. Before the next
+measured request the tiered server finishes storing, because its work would otherwise slow the
+other server. What storing costs while requests go on is measured by the bursts. After each request
 of a pair its prompt is asked again a few times: the in-memory hit, with and without tiering.
 
-Both servers are started anew several times. Where the pages of its weights happen to lie makes one
-process slower than another of the same binary for as long as it lives, and no number of pairs
-between the same two processes takes that out of their ratio.
+Both servers are started anew several times. One process can be slower than another of the same
+binary as long as it lives, because of where the pages of its weights happen to lie. No number of
+pairs between the same two processes removes that from their ratio.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Ours beside stock and beside other programs that run the same model file: first token, tokens/s.
 
-The sides are given; this module knows the order of things. Each has a process of its own, one at a
-time, so that no two share the cores. They take turns, round by round, with the same prompt in a
-round and a new one in each; the order turns, too. Seconds are counted by the client, from the
-request on. That nobody measures a model that was loaded wrongly, every side's log probabilities of
-the first token are compared with ours.
+The sides are given; this module knows the order. Each side has a process of its own, one at a time,
+so that no two share the cores. They take turns, round by round, in alternating order. All get the
+same prompt in a round, and a new one in the next. The client measures the seconds from the request
+on. Every side's log probabilities of the first token are compared with ours, so that nobody
+measures a model that was loaded wrongly.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """What a restore saves: time to the first token computed cold, and after a restart of both
 processes.
 
-The engine is given; this module only knows the order of things. Cold is measured once for a length
-(it takes long), restored several times. As many more restarts have the runner time a memcpy of the
-same bytes beside the restore: that costs time, so no time to first token is taken from them.
+The engine is given; this module only knows the order. The cold run, which takes long, is measured
+once per length, the restore several times. After as many further restarts the runner also times a
+memcpy of the same bytes. That costs time, so these restarts give no time to the first token.
 
 The reference is the in-memory hit: all of the prompt but its last token is in memory. A cache with
-windows has dropped by then what the same prompt again would need, so the hits are of a prompt that
-grows by one token from request to request, and cold computes it without these tokens.
+windows has then dropped what the same prompt would need, so the hits use a prompt that grows by one
+token from request to request, and the cold run computes it without these tokens.
 
-The gain is against a cold run with the attention that the restoring engine itself uses. What stock
-takes for the same prompt (`baselines`) stands beside it.
+The gain is against a cold run with the attention that the restoring engine itself uses. Beside it
+the table has the time that stock takes for the same prompt (`baselines`).
 """
 
 from __future__ import annotations

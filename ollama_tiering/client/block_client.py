@@ -1,4 +1,4 @@
-"""What the author of an engine imports: prefix match, restore and save against the sidecar.
+"""The client of the block store: finds, restores and stores the blocks of a prompt.
 
     client = BlockClient("/run/user/1000/ollama-tiering/sidecar.sock")
     found = client.match(namespace, prompt)          # found.rows positions need not be computed
@@ -8,9 +8,9 @@
             cache[block.first_position : block.first_position + block.rows] = k[: block.rows]
     client.put(namespace, tokens, lambda i: {(layer, kind): rows of block i ...})
 
-Every call has a deadline. With `fail_open` (the default) nothing is raised for a sidecar that is
-down, slow or full, nor for a damaged block: the answer is a miss, and `failures` counts it. What
-`get` hands out has matched its checksums and the prompt's tokens. Thread-safe.
+Every call has a deadline. With `fail_open` (the default) nothing is raised if the sidecar is down,
+slow or full, or if a block is damaged: the answer is a miss, and `failures` counts it. The blocks
+that `get` returns have matched their checksums and the prompt's tokens. Thread-safe.
 """
 
 from __future__ import annotations

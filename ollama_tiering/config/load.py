@@ -1,6 +1,6 @@
 """Settings: flag > environment > TOML file > default. Sizes are parsed once, here, into bytes.
 
-The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each line of SETTINGS is one key of it. An
+The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each entry of SETTINGS is one key of it. An
 invalid value is a ConfigError that names where it came from (file and line, variable, or flag).
 """
 

@@ -1,12 +1,12 @@
 """A small numpy engine that keeps its KV cache in a block store: an example, not a product.
 
 It reads the GGUF files of `tiering model make` (qwen3 family, one token per byte), computes in
-f32, caches K and V rows as f16 and samples greedily. What it shows is the order of things any
-engine follows: match, compare with what memory already has, get, copy rows in, resume at the
-first row nobody has, and put the whole blocks and the tail afterwards. It is not thread-safe.
+f32, caches K and V rows as f16 and samples greedily. It shows the steps of any engine: match,
+compare with what memory already has, get, copy rows in, resume at the first row that is missing,
+and afterwards put the whole blocks and the tail block. It is not thread-safe.
 
-Restored rows land in the same arrays an in-memory hit reads, so both run the same code on the
-same bytes: resumed at the same position, their logits are equal bit for bit.
+Restored rows go into the same arrays that an in-memory hit reads, so both run the same code on the
+same bytes. Resumed at the same position, their logits are equal bit for bit.
 """
 
 import hashlib

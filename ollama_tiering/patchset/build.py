@@ -2,8 +2,9 @@
 build is short.
 
 `<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's
-`src/build/`), `build.log` and `stamp.json`. The stamp hashes all that decides the result; while it
-fits, a build does nothing. One process builds in a tree at a time (file lock).
+`src/build/`), `build.log` and `stamp.json`. The stamp is a hash of everything that decides the
+result; as long as it fits, a build does nothing. One process builds in a tree at a time (file
+lock).
 """
 
 from __future__ import annotations

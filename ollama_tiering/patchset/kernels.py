@@ -1,9 +1,9 @@
 """The attention kernels as part of the patch set: csrc/include/paged_attn below GGML's CPU backend.
 
-They are headers of a library of its own, which the overlay would otherwise hold a second time. Go's
-build cache hashes the files of a package directory but none below it: a changed kernel would leave
-the old one in the binary without a word. `STAMP` is therefore a header in the package directory
-itself whose text is the digest of all of them, and which the adapter includes.
+They are the headers of a library of their own, and are not copied into the overlay. Go's build
+cache hashes the files of a package directory but none below it, so after a change the old kernel
+would silently stay in the binary. `STAMP` is therefore a header in the package directory itself
+that contains the digest of all kernels, and the adapter includes it.
 """
 
 from __future__ import annotations

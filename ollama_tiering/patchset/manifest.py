@@ -1,7 +1,8 @@
 """What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files),
-upstream.toml (pins), and the attention kernels where the overlay has their adapter.
+upstream.toml (pins), and the attention kernels if the overlay has their adapter.
 
-Reading it proves the bookkeeping: every file in series exists, every hook is in series, all parse.
+Reading it checks that every file in series exists, that every hook is in series, and that all can
+be parsed.
 """
 
 from __future__ import annotations

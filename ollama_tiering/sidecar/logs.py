@@ -1,8 +1,8 @@
 """The sidecar's log: one line of text, or one JSON object, per record on stderr.
 
-JSON lines have `time` (RFC 3339, UTC), `level`, `logger`, `message` (the whole text) and every
-`name=value` of the message as a field of its own, taken from the call's arguments and not out of
-the text: a path with spaces stays one value, a number stays a number.
+JSON lines have `time` (RFC 3339, UTC), `level`, `logger` and `message` (the whole text). Every
+`name=value` of the message is a field of its own. It is taken from the call's arguments and not
+from the text, so a path with spaces stays one value, and a number stays a number.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Who may speak with the sidecar: its own user and root.
+"""Only the sidecar's own user and root may talk to it.
 
-First line: the socket is 0600 in a directory 0700, so the kernel refuses anybody else at connect.
-Second line, should somebody loosen those modes: gRPC does not tell which connection a call came
-from, but the accepted sockets are descriptors of this process. PeerGuard asks each new one for
-SO_PEERCRED before a call is served, and cuts off strangers; not as long as the socket's modes have
-been private without a break, for that takes a system call for each descriptor. It also keeps the
-number of connections bounded: each is a descriptor, and a store without descriptors cannot open its
-files.
+The first line of defence: the socket is 0600 in a directory 0700, so the kernel refuses anybody
+else at connect. The second line holds even if somebody loosens those modes. gRPC does not say from
+which connection a call came, but the accepted sockets are descriptors of this process. Before a
+call is served, PeerGuard asks each new one for SO_PEERCRED, and cuts off strangers. This takes a
+system call per descriptor, so it is left out as long as the socket's modes have been private
+without a break. PeerGuard also bounds the number of connections: each takes a descriptor, and a
+store without descriptors cannot open its files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """TieredStore: the block store's policy over an ordered list of tiers, fastest first.
 
-Thread-safe. One lock guards the books and is never held during I/O. Promises: budgets hold at all
-times, reservations included; a chain never has a hole that eviction made; an OSError deletes
-nothing; a damaged block is a miss and is quarantined.
+Thread-safe. One lock guards the books; it is never held during I/O. The store promises four things.
+Budgets hold at all times, reservations included. Eviction never makes a hole in a chain. An OSError
+deletes nothing. A damaged block is a miss, and is quarantined.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""K/V rows to encode: the reference engine's, of a model with random weights or of a trained one.
+"""K/V rows to encode: those of the reference engine, with random weights or with a trained model.
 
-V of layer 0 depends on nothing but its token, and with one token per byte tokens repeat: what
-stands for a real model are the layers above it.
+V of layer 0 depends only on its token, and with one token per byte tokens repeat. The layers above
+it are like those of a real model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Byte planes: of elements of w bytes, first all their lowest bytes, ... , last all their highest.
+"""Byte planes of elements of w bytes: first the lowest byte of every element, …, last the highest.
 
-In K/V rows the high bytes (sign, exponent) repeat and the low ones (mantissa) do not: apart, the
-former compress. Two-byte elements go through 16-bit arithmetic, which numpy does with the vector
-unit: 4 and 2 times as fast as strided copies of bytes (docs/measurements/encoding.md). Pure; numpy
-releases the interpreter lock in all of it.
+In K/V rows the high bytes (sign, exponent) repeat and the low ones (mantissa) do not; separated,
+the high bytes compress. Elements of two bytes are split and joined by 16-bit arithmetic, which
+numpy does with the vector unit: 4 and 2 times as fast as copying bytes with a stride
+(docs/measurements/encoding.md). Pure; numpy releases the interpreter's lock in all of it.
 """
 
 from __future__ import annotations

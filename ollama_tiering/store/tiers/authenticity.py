@@ -3,10 +3,11 @@
     <block file: a multiple of 4096 bytes> <trailer: 64 bytes>
     trailer: "KVTMAC1\\n", key id (8 bytes), 16 zero bytes, MAC (32 bytes)
 
-The checksums in a block file are CRCs: whoever can write a file can make them right. The MAC is
-BLAKE2b, keyed with the deployment's secret; nobody without the key can make one. All of a file is
-read into memory before any of it is used, so that what was checked is what is used, whoever writes
-to the file meanwhile. The key id tells a block of another deployment from a forged one.
+The checksums in a block file are CRCs, which anybody who can write the file can make right. The MAC
+is BLAKE2b, keyed with the deployment's secret, so nobody without the key can make one. A file is
+read into memory as a whole before any of it is used: the bytes that are used are the bytes that
+were checked, even if somebody writes to the file meanwhile. The key id distinguishes a block of
+another deployment from a forged one.
 """
 
 from __future__ import annotations

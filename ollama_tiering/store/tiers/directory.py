@@ -1,12 +1,12 @@
-"""A directory as a tier: RAM when it lies on tmpfs, else SSD.
+"""A directory as a tier: RAM if it lies on tmpfs, else a disk.
 
     <directory>/v1/<namespace hex>/<first 2 hex digits of key>/<key hex>.kvb
 
-Written under a temporary name, made durable (not on tmpfs), renamed; then never modified. The
-directory is synced at once or, for many blocks, by `sync_names`. `.bad` is a quarantined block,
-`.tmp` one that was not finished. Nothing below the directory is followed if it is a link, nothing
-but regular files is opened. A directory goes with the last block in it. Thread-safe: there is no
-state but physical bytes of quarantined files and of what is no block, and names to be synced.
+A block is written under a temporary name, made durable (not on tmpfs), renamed, and then never
+modified. Its directory is synced at once or, for many blocks, by `sync_names`. `.bad` is a
+quarantined block, `.tmp` an unfinished one. Below the directory no link is followed, and only
+regular files are opened. A directory is removed with its last block. Thread-safe: the only state is
+the physical bytes of quarantined files and of what is no block, and the names to be synced.
 """
 
 from __future__ import annotations

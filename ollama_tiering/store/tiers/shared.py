@@ -5,9 +5,9 @@ Besides what FsTier keeps in a directory:
     <directory>/.sidecar-<owner>    generation and claimed bytes; the mtime is a heartbeat
     <key>.<owner>-<random>.tmp      a block while it is being written, and by whom
 
-A block's mtime is when any sidecar last used it, by the clock of the file server. Others' temporary
-files are left alone unless they are older than any write may take. What is relied on of NFS is in
-docs/design.md, "The remote tier". Calls may block for ever: see RemoteTier.
+A block's mtime is the time at which any sidecar last used it, by the clock of the file server.
+Temporary files of others are left alone unless they are older than any write may take. What this
+needs of NFS is in docs/design.md, "The remote tier". Calls may block for ever: see RemoteTier.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@
 
 With window blocks it is version 2, and they are in a list "windows" like "blocks".
 
-Written by exporting.py. `open_archive` trusts nothing: no name from the archive is ever used as
-a path; names are compared with those made from the manifest's keys, and in a directory opened below
-it without following links. Sizes are bounded before anything is allocated. In a tar only plain
-files are allowed: no links, devices, sparse files or extended headers.
+exporting.py writes it. `open_archive` trusts nothing in it. No name from the archive is used as a
+path: names are compared with those made from the manifest's keys, and files of a directory are
+opened below it without following links. Sizes are checked before anything is allocated. A tar may
+contain only plain files: no links, devices, sparse files or extended headers.
 """
 
 from __future__ import annotations
