@@ -24,7 +24,7 @@ from ollama_tiering.doctor.builds import builds_here
 _KINDS = {
     "forbidden": "of models that a rule says not to store",
     "model gone": "of models that are gone",
-    "other build": "of engines that are not on this machine any more",
+    "other build": "of builds that are not on this machine any more",
     "unreachable": "whose start is missing",
     "temporary": "of unfinished writes",
     "vacant": "without a block",

@@ -172,7 +172,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield f"misses: {misses}"
     if others := _other_builds_blocks(answer):
         yield (
-            f"{others} blocks were stored by engines that are not on this machine any more: "
+            f"{others} blocks were stored by builds that are not on this machine any more: "
             "nothing here finds them; `tiering gc` removes them (not from a shared directory)"
         )
     yield from status_rules.lines(answer)

@@ -44,4 +44,4 @@ def guarded(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
     except TieringError as error:
         return [fail(name, error.message, error.hint or "")]
     except OSError as error:
-        return [fail(name, f"cannot be looked at: {error}")]
+        return [fail(name, f"cannot be checked: {error}")]

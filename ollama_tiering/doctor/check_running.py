@@ -33,9 +33,9 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
     name = "sidecar"
     if answer is None:
         if socket.exists():
-            finding = f"{socket} is there, but none answers"
+            finding = f"{socket} exists, but no sidecar answers"
             return warn(name, finding, "start one (tiering up): it replaces a dead socket")
-        return ok(name, f"none runs on {socket}; `tiering up` starts one")
+        return ok(name, f"no sidecar runs on {socket}; `tiering up` starts one")
     pid = block_service.owner(socket)
     if answer.version != __version__:
         finding = f"process {pid} is version {answer.version}, this is {__version__}"
@@ -54,7 +54,9 @@ def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
         if tier.state == "resting":
             failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
             finding = f"{tier.directory} failed ({failures}), tried again by itself"
-            yield warn(name, finding, "look after the mount or the disk; the rest goes on without")
+            yield warn(
+                name, finding, "check the mount or the disk; everything else goes on without it"
+            )
         elif tier.tier == pb.TIER_REMOTE:
             yield ok(name, f"{tier.state}, {tier.blocks} blocks, {tier.sidecars} sidecars")
 

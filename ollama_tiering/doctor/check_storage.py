@@ -69,10 +69,10 @@ def _remote(settings: SidecarConfig) -> Iterator[Check]:
     try:
         yield from threads.call(lambda: list(_remote_checks(name, directory, settings)))
     except TimeoutError:
-        cure = "look after the mount; meanwhile its blocks are misses and nothing else waits"
+        cure = "check the mount; until then its blocks are misses, and nothing else waits"
         yield warn(name, f"{directory} does not answer within {seconds:g} s", cure)
     except OSError as error:
-        yield warn(name, f"{directory}: {error.strerror or error}", "look after the mount")
+        yield warn(name, f"{directory}: {error.strerror or error}", "check the mount")
     finally:
         threads.close()
 
@@ -135,11 +135,13 @@ def permissions(name: str, directory: Path) -> Check:
     if not stat.S_ISDIR(info.st_mode):
         return fail(name, f"{directory} is no directory", "remove it, or name another")
     if info.st_uid != os.geteuid():
-        return fail(name, f"{directory} belongs to user {info.st_uid}", "name one of your own")
+        return fail(
+            name, f"{directory} belongs to user {info.st_uid}", "name a directory of your own"
+        )
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.filemode(info.st_mode)
         return fail(name, f"{directory} is writable by others ({mode})", f"chmod 700 {directory}")
-    return ok(name, f"{directory} is yours alone to write")
+    return ok(name, f"only you can write to {directory}")
 
 
 def file_system(directory: Path) -> str:

@@ -73,7 +73,7 @@ def require_free(address: Address) -> None:
         )
     name = f", {found.detail}" if found.detail else ""
     raise ServiceError(
-        f"a process that is no Ollama listens on {address}{by}{name}",
+        f"a process that is not Ollama listens on {address}{by}{name}",
         hint=f"stop that process, or {beside}",
     )
 
