@@ -1,8 +1,8 @@
-"""Every failure a person can act on. One class, one exit code; the message says cause and place,
-the hint the cure.
+"""Every failure that a person can act on. Each class has one exit code. The message says what went
+wrong and where; the hint says what to do.
 
-Exit codes are part of the interface; docs/commands.md lists them, with the classes' docstrings.
-Code 2 is also what Click uses for bad usage.
+Exit codes are part of the interface; docs/commands.md lists them with the classes' docstrings.
+Click also uses code 2 for bad usage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class TieringError(Exception):
-    """Base of all expected failures. Alone: something is wrong that no other class names."""
+    """Base of all expected failures. Raised by itself for a failure that no other class names."""
 
     exit_code = 1
 
@@ -30,62 +30,64 @@ class TieringError(Exception):
 
 
 class ResultDiffers(TieringError):
-    """A check ran to its end and the result is not what it must be."""
+    """A check ran to its end, and its result is not what it must be."""
 
     exit_code = 1
 
 
 class UsageError(TieringError):
-    """Usage: no such command, option or name, a path that is not what it should be."""
+    """Usage: an unknown command, option or name, or a path of the wrong kind."""
 
     exit_code = 2
 
 
 class FetchError(TieringError):
-    """Fetch: no network, unknown tag, incomplete clone."""
+    """Fetch: no network, an unknown tag, or an incomplete clone."""
 
     exit_code = 3
 
 
 class UnsupportedUpstream(TieringError):
-    """Unsupported upstream: not a supported version, changed tree, moved tag."""
+    """Unsupported upstream: not a supported version of Ollama, a changed tree, or a moved tag."""
 
     exit_code = 4
 
 
 class PatchConflict(TieringError):
-    """Patch conflict: a hook does not apply, an overlay file collides, a patched file changed."""
+    """Patch conflict: a hook does not apply, an overlay file exists already, or a patched file was
+    changed.
+    """
 
     exit_code = 5
 
 
 class MissingTool(TieringError):
-    """A tool or an extra is missing: git, compiler, make, Python, CUDA, gguf, matplotlib."""
+    """Missing: a tool or a package (git, a compiler, make, Python, CUDA, gguf, matplotlib)."""
 
     exit_code = 6
 
 
 class BuildError(TieringError):
-    """Build: CMake, compiler or Go failed, no space left."""
+    """Build: CMake, the compiler or Go failed, or no space is left."""
 
     exit_code = 7
 
 
 class StoreDamaged(TieringError):
-    """Store damaged, or an archive to import that is."""
+    """Damage: a stored block, or an archive to import, is damaged."""
 
     exit_code = 8
 
 
 class ServiceError(TieringError):
-    """Service: port, socket or directory taken, sidecar unreachable; something planted where a
-    directory or file of the store belongs.
+    """Service: a port, socket or directory is taken, the sidecar cannot be reached, or a link or a
+    file of somebody else lies where the store keeps its own.
     """
 
     exit_code = 9
 
 
 class ConfigError(TieringError):
-    """Configuration: file, variable or flag holds an invalid value."""
+    """Configuration: an invalid value in the settings file, a variable or a flag."""
 
     exit_code = 10

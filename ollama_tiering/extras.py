@@ -1,8 +1,8 @@
 """Packages that only some commands need: the extras of pyproject.toml.
 
-`need` is called by a command before it starts to work, so that nobody waits for a measurement whose
-plot cannot be drawn. A checkout whose own `.venv` runs installs what is missing (`scripts/extra`,
-from a lock file); everywhere else the person is told the command.
+A command calls `need` before it starts to work, so that nobody waits for a measurement whose plot
+cannot be drawn. If this runs in a checkout's own `.venv`, what is missing is installed
+(`scripts/extra`, from a lock file). Everywhere else the error names the command to run.
 """
 
 from __future__ import annotations

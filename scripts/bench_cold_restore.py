@@ -38,7 +38,7 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
-from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.serving.session import BlockOffer
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -176,7 +176,7 @@ class Store:
         """Seconds to write them down, CPU included."""
         session = self.store.open_session(NAMESPACE, NS.fields(), ROWS)
         for key, parent, data in made:
-            (answer,) = session.reserve([Claim(key, parent, len(data))])
+            (answer,) = session.reserve([BlockOffer(key, parent, len(data))])
             assert answer.path is not None, answer
             answer.path.write_bytes(data)
             (result,) = session.commit([answer.reservation_id])

@@ -104,8 +104,8 @@ def client(address: str, what: str, seconds: float, results: Any) -> None:
     else:
         outgoing: queue.SimpleQueue[pb.PutRequest] = queue.SimpleQueue()
         answers = stub.Put(iter(outgoing.get, None))
-        claim = pb.BlockClaim(key=KEYS[0], parent=KEYS[1], file_bytes=7 << 20)
-        reserve = pb.PutRequest(reserve=pb.PutReserve(claims=[claim]))
+        offer = pb.BlockOffer(key=KEYS[0], parent=KEYS[1], file_bytes=7 << 20)
+        reserve = pb.PutRequest(reserve=pb.PutReserve(offers=[offer]))
         commit = pb.PutRequest(commit=pb.PutCommit(reservation_ids=[1]))
 
         def once() -> None:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ollama_tiering.kernels import gpu_model, nvrtc
-from ollama_tiering.kernels.gpu_model import Block
+from ollama_tiering.kernels.gpu_model import ThreadBlock
 from ollama_tiering.kernels.nvrtc import Instance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +55,7 @@ def table() -> str:
     """The model's table over the GPUs of its list."""
     document = json.loads(BLOCKS.read_text(encoding="utf-8"))
     of = {
-        (b["arch"], b["group"]): Block(b["threads"], b["registers"], b["shared_bytes"])
+        (b["arch"], b["group"]): ThreadBlock(b["threads"], b["registers"], b["shared_bytes"])
         for b in document["blocks"]
     }
     cells = " | ".join(f"{n // 1024}K" for n in CELLS)
@@ -64,7 +64,7 @@ def table() -> str:
         f" `{document['sources']}`),",
         "the rest predicted by `ollama_tiering/kernels/gpu_model.py`.",
         "",
-        "| GPU | CC | heads a K/V head | registers | shared KiB | blocks a multiprocessor |"
+        "| GPU | CC | heads per K/V head | registers | shared KiB | blocks per multiprocessor |"
         f" waits for | share of reading: {cells} cells |",
         "|---|---|---|---|---|---|---|" + "---|" * len(CELLS),
     ]

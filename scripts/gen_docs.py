@@ -48,7 +48,7 @@ _CODES = """\
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a bug, a check whose result differs, or a refusal: no room, too much pinned, `rm` of a pin |
+| 1 | a bug, a failed check, or a refusal: no room, too much to pin, `rm` of what is pinned |
 """
 
 

@@ -18,23 +18,26 @@ _INTRODUCTION = """\
 Made by `make docs` from `patches/architectures.toml`. The tables list every architecture that an
 accepted version of Ollama registers; `ollama show` names the architecture of a model. Ollama has
 two engines and chooses one by itself: the Go engine for the models that only that one can run, the
-llama.cpp engine for all others and for models with a separate projector file. The column "caches"
-says what a model keeps of its prompt: most have one cache of K/V rows, some have a second one whose
-layers see only a *window* of the last positions, and some have *states* in place of rows, which can
-be resumed only at a *checkpoint*, where Ollama copied them aside.
+llama.cpp engine for all others and for models with a separate projector file.
+
+A model is *tiered* if what it computes of a prompt is stored and restored. A *row* is the K or the
+V of one token in one layer. The column "caches" says what a model keeps of its prompt. Most models
+have one cache of rows. Some have a second one, whose layers see only a *window* of the last tokens.
+Some have *states* in place of rows; such a model can resume only at a *checkpoint*, a position at
+which Ollama copied its states aside.
 
 The column "tiered" has one of three values:
 
 - **yes**: every text conversation is stored and restored, with K/V in f16, and in q8_0 and q4_0
   where stock allows it. In the Go engine this includes the text after an image, if the same image
   is sent again; its encoder then does not run. In the llama.cpp engine, and where the table says
-  "text before an image", only the text before the first image of a prompt is stored.
+  "only the text before an image", what follows the first image of a prompt is not stored.
 - **part**: some conversations are, as the table says.
 - **no**: the model runs as in stock; `tiering status` and the log give the reason.
 
-"Shown by" names a test on the real engine. It compares tokens, log probabilities and the top 5 with
-stock's own in-memory hit. "As NAME" means that the same code serves this architecture as NAME, and
-that no test has a model of its own for it.
+"Shown by" names a test on the real engine. It compares tokens, log probabilities and the five most
+likely tokens with those that stock gives when it finds the prompt in memory. "As NAME" means that
+the same code serves this architecture as NAME, and that no test has a model of its own for it.
 """
 
 

@@ -1,4 +1,3 @@
-"""Benchmarks.
-
-Every number stands beside one that was measured in the same run on the same machine.
+"""Benchmarks. Every number is compared with one that was measured in the same run on the same
+machine.
 """

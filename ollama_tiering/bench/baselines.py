@@ -1,7 +1,7 @@
-"""What stock takes for the same prompt: as it runs the model out of the box, and at its best.
+"""What stock takes for the same prompt: as it runs the model by default, and at its best.
 
 Its best is the faster of its two ways, with and without flash attention. Each way has a server of
-its own, one at a time, so that no two share the cores; each prompt is computed once, from nothing.
+its own, one at a time, so that no two share the cores. Each prompt is computed once, cold.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import seconds
+
+if TYPE_CHECKING:
+    from ollama_tiering.launch.ollama import Generated
 
 OURS, BEST, DEFAULT = "ours", "best", "default"
 NAMES = (OURS, BEST, DEFAULT)
 
 
-class Generated(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-
-
-class Server(Protocol):
-    """Both are known when it has answered once."""
+class ColdServer(Protocol):
+    """`attention` and `flash` are known when it has answered once."""
 
     @property
     def attention(self) -> str:
@@ -32,18 +30,20 @@ class Server(Protocol):
 
     @property
     def flash(self) -> bool | None:
-        """Whether it computes with flash attention; None where it does not say."""
+        """Whether it computes with flash attention; None if it does not say."""
 
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
 
 # Starts one with flash attention on, off, or (None) as it likes; ends it when left.
-Start = Callable[[bool | None], AbstractContextManager[Server]]
+Start = Callable[[bool | None], AbstractContextManager[ColdServer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Seconds to the first token of a prompt of which nothing is known, and how it was computed."""
+    """Seconds to the first token of a prompt of which nothing was known, and
+    how it was computed.
+    """
 
     attention: str
     seconds: float
@@ -54,7 +54,7 @@ class Cold:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """None: not measured."""
+    """None means not measured."""
 
     best: Cold | None = None
     default: Cold | None = None
@@ -70,7 +70,7 @@ def measure(
     names: Sequence[str],
     say: Callable[[str], None],
 ) -> dict[int, Baselines]:
-    """By length. The way that the default took is not measured a second time for the best."""
+    """Results by length. The way that is the default is not measured a second time for the best."""
     by_default: dict[int, Cold] = {}
     ways: list[dict[int, Cold]] = []
     known: bool | None = None
@@ -111,7 +111,7 @@ def _one_server(
 
 
 def warm_up_tokens(lengths: Sequence[int]) -> int:
-    """Length of the prompt that has the weights read: of none that is measured, or that one would
-    be in memory already.
+    """Length of the first prompt, which makes the server read the weights. It differs from every
+    measured length, because a measured prompt would otherwise be in memory already.
     """
     return next(tokens for tokens in itertools.count(64) if tokens not in lengths)

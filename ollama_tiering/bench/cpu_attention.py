@@ -1,4 +1,5 @@
-"""What the exact attention is worth inside Ollama on a CPU: one prompt, with it and with stock's.
+"""What exact attention is worth inside Ollama on a CPU: one prompt, with it and with stock's
+attention.
 
 The engines are given; this module knows the order and the ratios. Each has a server of its own, one
 at a time, so that no two share the cores.
@@ -9,32 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.baselines import warm_up_tokens
 from ollama_tiering.bench.table import Table, ratio, seconds
+
+if TYPE_CHECKING:
+    from ollama_tiering.launch.ollama import Generated
 
 NEW_TOKENS = 64
 EXACT, FLASH, PLAIN = "exact", "stock", "stock without flash attention"
 ORDER = (EXACT, PLAIN, FLASH)  # the one that takes longest last
 
 
-class Generated(Protocol):
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def decode_tokens_per_second(self) -> float: ...
-
-
-class Engine(Protocol):
+class GeneratingEngine(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How many times as good as this setting the exact attention has to be."""
+    """How many times better than this setting the exact attention must be."""
 
     seconds: float
     rate: float
@@ -45,7 +40,7 @@ BOUNDS = {FLASH: Bound(6.5, 4.0), PLAIN: Bound(1.9, 1.6)}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AttentionCase:
     """One setting at one prompt length; decode follows the whole prompt."""
 
     attention: str
@@ -58,12 +53,14 @@ class Case:
 
 
 def measure(
-    engines: Mapping[str, Callable[[], AbstractContextManager[Engine]]],
+    engines: Mapping[str, Callable[[], AbstractContextManager[GeneratingEngine]]],
     prompt_of: Callable[[int], str],
     lengths: list[int],
     say: Callable[[str], None],
-) -> list[Case]:
-    """Every length with every setting. The weights have been read before the first is timed."""
+) -> list[AttentionCase]:
+    """Measures every length with every setting. The weights are read before the
+    first measurement.
+    """
     cases = []
     for attention in ORDER:
         if attention not in engines:
@@ -73,7 +70,7 @@ def measure(
             for length in lengths:
                 say(f"{length} tokens, {attention}")
                 done = engine.generate(prompt_of(length), NEW_TOKENS)
-                case = Case(
+                case = AttentionCase(
                     attention,
                     done.prompt_tokens,
                     done.seconds_to_first_token,
@@ -87,7 +84,7 @@ def measure(
     return cases
 
 
-def table(shape: str, cases: list[Case]) -> Table:
+def table(shape: str, cases: list[AttentionCase]) -> Table:
     exact = {case.prompt_tokens: case for case in cases if case.attention == EXACT}
     headings = ["prompt", "attention", "first token", "÷ exact", "decode", "exact ÷"]
     rows = []

@@ -1,7 +1,7 @@
-"""Whether the gate chooses well: forced to restore, forced to recompute, and left to itself.
+"""Whether the gate chooses well: forced to restore, forced to recompute, and left to decide.
 
-Prompts around the length where both take the same time are asked again and again, each time after
-another prompt has taken the slot, so that nothing of them is left in memory.
+Prompts around the length at which both take the same time are asked repeatedly. Before each,
+another prompt takes the slot, so that nothing of it is in memory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import Table
+
+if TYPE_CHECKING:
+    from ollama_tiering.engines.drivers import Answer
 
 RESTORE, RECOMPUTE, AUTO = "restore", "recompute", "auto"
 BOUND = 1.10
@@ -21,14 +24,7 @@ _WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
 _WARM_SEED = 10_000_000  # beyond the seeds of the prompts, which are their lengths
 
 
-class Answer(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def restored_tokens(self) -> int: ...
-
-
-class Engine(Protocol):
+class GatedEngine(Protocol):
     def ask(self, prompt: str, new_tokens: int) -> Answer: ...
 
     def with_gate(self, gate: str) -> None:
@@ -36,8 +32,8 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Medians of seconds to the first token. `restored` is how often the gate chose to."""
+class GateChoice:
+    """Medians of seconds to the first token. `restored` is how often the gate chose to restore."""
 
     tier: str
     tokens: int
@@ -50,7 +46,7 @@ class Choice:
 
     @property
     def ratio(self) -> float:
-        """To the better side."""
+        """Against the better side."""
         return self.auto_seconds / min(self.restore_seconds, self.recompute_seconds)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,15 +55,15 @@ class Choice:
 
 
 def measure(
-    engine: Engine,
+    engine: GatedEngine,
     make_prompt: Callable[[int, int], str],
     lengths: Sequence[int],
     say: Callable[[str], None],
     *,
     tier: str,
     repeat: int,
-) -> list[Choice]:
-    """`make_prompt(tokens, seed)` gives a text; two seeds share no beginning."""
+) -> list[GateChoice]:
+    """`make_prompt(tokens, seed)` gives a text. Texts of two seeds share no beginning."""
     seconds: dict[tuple[str, int], list[float]] = {}
     restored = dict.fromkeys(lengths, 0)
     warm_seeds = itertools.count(_WARM_SEED)  # nothing of these is stored yet
@@ -87,7 +83,7 @@ def measure(
     middle = {case: statistics.median(values) for case, values in seconds.items()}
     spread = {case: _spread(values) for case, values in seconds.items()}
     return [
-        Choice(
+        GateChoice(
             tier=tier,
             tokens=tokens,
             restore_seconds=middle[RESTORE, tokens],
@@ -102,20 +98,22 @@ def measure(
 
 
 def _rounds(repeat: int) -> list[int]:
-    """How often to ask in each: the sides take turns, because a machine's pace changes."""
+    """How often each way is asked in each round. The ways take turns, because a machine's speed
+    changes.
+    """
     rounds = min(_ROUNDS, repeat)
     return [repeat // rounds + (number < repeat % rounds) for number in range(rounds)]
 
 
 def _spread(values: list[float]) -> float:
-    """Half of the distance between the quartiles, of the median."""
+    """Half the distance between the quartiles ÷ the median."""
     if len(values) < 2:
         return 0.0
     first, middle, third = statistics.quantiles(values, n=4)
     return (third - first) / 2 / middle
 
 
-def table(shape: str, choices: Sequence[Choice], attention: str) -> Table:
+def table(shape: str, choices: Sequence[GateChoice], attention: str) -> Table:
     headings = [
         "from",
         "prompt",

@@ -1,4 +1,4 @@
-"""On what, when and with which code a number was measured."""
+"""The machine, the time and the code with which a number was measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Machine:
         return f"{self.load_at_start:.1f} at the start, {self.load_at_end:.1f} at the end"
 
     def lines(self, engine: str = "") -> list[str]:
-        """What every record begins with."""
+        """The first lines of every record."""
         by = f", {engine}" if engine else ""
         return [
             f"- Machine: {self}",
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What is to be noted before a measurement, which may take long."""
+    """What must be noted before a measurement, which may take long."""
 
     load: float
     code: str
@@ -64,7 +64,7 @@ def begin() -> Beginning:
 
 
 def load_average() -> float:
-    """Of the last minute."""
+    """The load average of the last minute."""
     return os.getloadavg()[0]
 
 
@@ -93,8 +93,8 @@ def _cpu() -> str:
 
 
 def _code(root: Path) -> str:
-    """Commit of the checkout this runs from, else the version. Records are no code: the first of a
-    series does not make the second one's tree a changed one.
+    """Commit of the checkout that this runs from, else the version. Records do not count as changes
+    of the tree, so the first record of a series does not mark the second one's tree as changed.
     """
     changes = ("status", "--porcelain", "--", ".", f":(exclude){RECORDS}")
     try:

@@ -1,15 +1,15 @@
 """What tiering costs when there is nothing to restore: the same requests to two servers of one
 binary.
 
-One server has tiering on, the other not. Every prompt is new, so nothing is found. Requests go in
-pairs, the order turning each time; a number is the median of the ratios of the pairs. Between two
-measured requests the tiered server has finished storing, or its work would be counted against the
-other one; what storing costs while requests go on is the business of the bursts. After each request
+One server has tiering on, the other one off. Every prompt is new, so nothing is found. Requests go
+in pairs, in alternating order; a number is the median of the ratios of the pairs. Before the next
+measured request the tiered server finishes storing, because its work would otherwise slow the
+other server. What storing costs while requests go on is measured by the bursts. After each request
 of a pair its prompt is asked again a few times: the in-memory hit, with and without tiering.
 
-Both servers are started anew several times. Where the pages of its weights happen to lie makes one
-process slower than another of the same binary for as long as it lives, and no number of pairs
-between the same two processes takes that out of their ratio.
+Both servers are started anew several times. One process can be slower than another of the same
+binary as long as it lives, because of where the pages of its weights happen to lie. No number of
+pairs between the same two processes removes that from their ratio.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import Table, seconds
 from ollama_tiering.errors import ResultDiffers
 
+if TYPE_CHECKING:
+    from ollama_tiering.launch.ollama import Generated
+
 HITS = 3  # of each request; their median counts
 
 
-class Generated(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def decode_tokens_per_second(self) -> float: ...
-
-
-class Counts(Protocol):
+class PromptCounts(Protocol):
     """Tokens of all prompts since the model was loaded."""
 
     @property
@@ -42,10 +38,10 @@ class Counts(Protocol):
     def recomputed_tokens(self) -> int: ...
 
 
-class Server(Protocol):
+class PausableServer(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> Counts:
+    def settle(self) -> PromptCounts:
         """Returns when nothing goes on in the background."""
 
     def stop(self) -> None: ...
@@ -54,7 +50,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class OnOff:
     """The same measure with tiering on and off."""
 
     on: float
@@ -70,7 +66,7 @@ class Measure:
     name: str
     unit: str
     better: str  # "lower" or "higher"
-    pairs: tuple[Pair, ...]
+    pairs: tuple[OnOff, ...]
 
     @property
     def median(self) -> float:
@@ -96,8 +92,8 @@ class Measure:
 
 
 def measure(
-    on: Server,
-    off: Server,
+    on: PausableServer,
+    off: PausableServer,
     prompts: Callable[[int], str],
     say: Callable[[str], None],
     *,
@@ -139,9 +135,9 @@ def measure(
             again[server is on] = _hits(server, text, new_tokens)
             if server is on:
                 _require_hits(before, server.settle())
-        firsts.append(Pair(*(found[side].seconds_to_first_token for side in (True, False))))
-        decodes.append(Pair(*(_decode([found[side], *again[side]]) for side in (True, False))))
-        hits.append(Pair(*(_first(again[side]) for side in (True, False))))
+        firsts.append(OnOff(*(found[side].seconds_to_first_token for side in (True, False))))
+        decodes.append(OnOff(*(_decode([found[side], *again[side]]) for side in (True, False))))
+        hits.append(OnOff(*(_first(again[side]) for side in (True, False))))
     walls = []
     for index in range(bursts):
         say(f"burst {index + 1} of {bursts}")
@@ -152,7 +148,7 @@ def measure(
                 server.generate(text, new_tokens)
             taken[server is on] = time.perf_counter() - started
             server.settle()
-        walls.append(Pair(taken[True], taken[False]))
+        walls.append(OnOff(taken[True], taken[False]))
     measures = [
         Measure("time to first token", "s", "lower", tuple(firsts)),
         Measure("decode, tokens/s", "tokens/s", "higher", tuple(decodes)),
@@ -164,12 +160,12 @@ def measure(
     return measures
 
 
-def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
+def _turning(on: PausableServer, off: PausableServer, index: int) -> Sequence[PausableServer]:
     return (on, off) if index % 2 == 0 else (off, on)
 
 
-def _hits(server: Server, prompt: str, new_tokens: int) -> list[Generated]:
-    """Of a prompt that was the last one this server computed."""
+def _hits(server: PausableServer, prompt: str, new_tokens: int) -> list[Generated]:
+    """In-memory hits of the prompt that this server computed last."""
     taken = []
     for _ in range(HITS):
         taken.append(server.generate(prompt, new_tokens))
@@ -185,8 +181,8 @@ def _decode(answers: Sequence[Generated]) -> float:
     return statistics.median(answer.decode_tokens_per_second for answer in answers)
 
 
-def _require_hits(before: Counts, after: Counts) -> None:
-    """All but the last token of each was in memory."""
+def _require_hits(before: PromptCounts, after: PromptCounts) -> None:
+    """ResultDiffers unless all but the last token of each was in memory."""
     computed = after.recomputed_tokens - before.recomputed_tokens
     if computed != HITS or after.restored_tokens != before.restored_tokens:
         raise ResultDiffers(

@@ -1,10 +1,10 @@
 """Ours beside stock and beside other programs that run the same model file: first token, tokens/s.
 
-The sides are given; this module knows the order of things. Each has a process of its own, one at a
-time, so that no two share the cores. They take turns, round by round, with the same prompt in a
-round and a new one in each; the order turns, too. Seconds are counted by the client, from the
-request on. That nobody measures a model that was loaded wrongly, every side's log probabilities of
-the first token are compared with ours.
+The sides are given; this module knows the order. Each side has a process of its own, one at a time,
+so that no two share the cores. They take turns, round by round, in alternating order. All get the
+same prompt in a round, and a new one in the next. The client measures the seconds from the request
+on. Every side's log probabilities of the first token are compared with ours, so that nobody
+measures a model that was loaded wrongly.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.baselines import warm_up_tokens
 from ollama_tiering.bench.table import seconds
 from ollama_tiering.errors import ResultDiffers, TieringError
+
+if TYPE_CHECKING:
+    from ollama_tiering.bench.overhead import PromptCounts
+    from ollama_tiering.launch.ollama import Generated
 
 NEW_TOKENS = 64
 OURS = "ours"
@@ -29,28 +33,8 @@ _WARM_ROUNDS = 1000  # beyond those of the measured prompts; ours has stored tho
 Best = Sequence[tuple[str, float]]  # tokens with log probabilities, the best first
 
 
-class Generated(Protocol):
-    """Seconds are those since the request was sent."""
-
-    @property
-    def tokens(self) -> Sequence[str]: ...
-    @property
-    def logprobs(self) -> Sequence[Best]: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def seconds_to_last_token(self) -> float: ...
-
-
-class Counts(Protocol):
-    @property
-    def restored_tokens(self) -> int: ...
-
-
-class Engine(Protocol):
-    """With the model loaded."""
+class SideEngine(Protocol):
+    """An engine with the model loaded."""
 
     @property
     def engine(self) -> str:
@@ -62,19 +46,19 @@ class Engine(Protocol):
 
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> Counts:
+    def settle(self) -> PromptCounts:
         """Returns when nothing goes on in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A program with one setting. What of `may_fail` fails is noted, and the rest goes on; `short`:
-    only with the shortest prompt.
+    """A program with one setting. If one with `may_fail` fails, this is noted, and the rest goes
+    on. `short`: only with the shortest prompt.
     """
 
     program: str
     setting: str
-    start: Callable[[], AbstractContextManager[Engine]]
+    start: Callable[[], AbstractContextManager[SideEngine]]
     may_fail: bool = False
     short: bool = False
 
@@ -84,8 +68,8 @@ class Side:
 
 
 @dataclass(slots=True)
-class Case:
-    """One side at one prompt length, a number for each round."""
+class SideCase:
+    """One side at one prompt length; one number for each round."""
 
     program: str
     setting: str
@@ -97,7 +81,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """That of its side."""
+        """The name of its side."""
         return f"{self.program}, {self.setting}"
 
     @property
@@ -118,7 +102,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NotMeasured:
     """What was not measured, and why."""
 
     name: str
@@ -129,7 +113,7 @@ class Failure:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third; of one value that value."""
+    """The first and the third quartile; of a single value, that value."""
     if len(values) < 2:
         return [values[0], values[0]]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -141,12 +125,12 @@ def measure(
     prompt_of: Callable[[int, int], str],
     repeats: Mapping[int, int],
     say: Callable[[str], None],
-) -> tuple[list[Case], list[Failure]]:
-    """`prompt_of(tokens, round)` gives a text, `repeats` the rounds of each length. ResultDiffers
-    where a side's first token is not roughly ours: ours has to be one of the sides.
+) -> tuple[list[SideCase], list[NotMeasured]]:
+    """`prompt_of(tokens, round)` gives a text; `repeats` are the rounds of each length.
+    ResultDiffers if a side's first token is not roughly ours; so ours must be one of the sides.
     """
-    cases: dict[tuple[str, int], Case] = {}
-    failures: dict[str, Failure] = {}
+    cases: dict[tuple[str, int], SideCase] = {}
+    failures: dict[str, NotMeasured] = {}
     for number in range(max(repeats.values())):
         now = [length for length, rounds in repeats.items() if number < rounds]
         firsts: dict[tuple[Side, int], Best] = {}
@@ -170,19 +154,21 @@ def measure(
                 if not side.may_fail:
                     raise
                 say(f"  failed: {error.message}")
-                failures[side.name] = Failure(side.name, _in_a_line(error.message))
+                failures[side.name] = NotMeasured(side.name, _in_a_line(error.message))
         _require_alike(firsts)
     return sorted(cases.values(), key=lambda case: case.prompt_tokens), list(failures.values())
 
 
 def _in_a_line(message: str) -> str:
-    """What happened, and the last line of the log where the message has some."""
+    """What happened, and the last line of the log if the message has one."""
     first, *log = message.splitlines()
     return f"{first} {log[-1].strip()}" if log else first
 
 
-def _one(engine: Engine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
-    """A request of which nothing may be known before, and whole."""
+def _one(engine: SideEngine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
+    """One request. ResultDiffers if a part of its prompt was restored or in memory, or if its
+    answer is incomplete.
+    """
     done = engine.generate(prompt, NEW_TOKENS)
     if restored := engine.settle().restored_tokens:
         raise ResultDiffers(f"{side.name}: {restored} tokens were restored, not computed")
@@ -200,16 +186,20 @@ def _rate(done: Generated) -> float:
 
 
 def _note(
-    cases: dict[tuple[str, int], Case], side: Side, engine: Engine, length: int, done: Generated
+    cases: dict[tuple[str, int], SideCase],
+    side: Side,
+    engine: SideEngine,
+    length: int,
+    done: Generated,
 ) -> None:
-    case = cases.setdefault((side.name, length), Case(side.program, side.setting, length))
+    case = cases.setdefault((side.name, length), SideCase(side.program, side.setting, length))
     case.engine, case.built_for = engine.engine, engine.built_for
     case.first_seconds.append(done.seconds_to_first_token)
     case.decode_rates.append(_rate(done))
 
 
 def _require_alike(firsts: Mapping[tuple[Side, int], Best]) -> None:
-    """Every side's best tokens after the same prompt are roughly ours."""
+    """ResultDiffers unless every side's best tokens after the same prompt are roughly ours."""
     ours = {length: best for (side, length), best in firsts.items() if side.program == OURS}
     for (side, length), best in firsts.items():
         if why := differs(ours[length], best):
@@ -217,7 +207,7 @@ def _require_alike(firsts: Mapping[tuple[Side, int], Best]) -> None:
 
 
 def differs(ours: Best, others: Best) -> str:
-    """How two lists of best tokens are more than rounding apart; empty where they are not."""
+    """How two lists of best tokens differ by more than rounding; empty if they do not."""
     own, found = dict(ours), dict(others)
     common = own.keys() & found.keys()
     if len(common) < LEAST_COMMON:

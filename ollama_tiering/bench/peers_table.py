@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ollama_tiering.bench.peers import NEW_TOKENS, OURS, Case, Failure, quartiles
+from ollama_tiering.bench.peers import NEW_TOKENS, OURS, NotMeasured, SideCase, quartiles
 from ollama_tiering.bench.table import Table, ratio, seconds
 
 PORTABLE = (
@@ -16,15 +16,15 @@ PORTABLE = (
 
 def table(
     shape: str,
-    cases: Sequence[Case],
-    failures: Sequence[Failure],
+    cases: Sequence[SideCase],
+    failures: Sequence[NotMeasured],
     *,
     threads: int,
     batch_tokens: int,
     stock: str,
 ) -> Table:
-    """The better setting of a program is bold, for each of the two figures by itself. `stock` says
-    what program stock is.
+    """The better setting of a program is bold, for each of the two figures separately. `stock` says
+    which program stock is.
     """
     headings = ["prompt", "program", "setting", "built for", "first token", "÷ ours", "decode",
                 "ours ÷", "runs"]  # fmt: skip
@@ -66,7 +66,7 @@ def table(
     return Table(f"Beside stock, llama.cpp and ik_llama.cpp, {shape}", headings, rows, notes)
 
 
-def verdicts(cases: Sequence[Case]) -> list[str]:
+def verdicts(cases: Sequence[SideCase]) -> list[str]:
     """Ours against the better setting of each other program, for each length and figure."""
     lines = []
     for length in dict.fromkeys(case.prompt_tokens for case in cases):
@@ -83,7 +83,7 @@ def verdicts(cases: Sequence[Case]) -> list[str]:
     return lines
 
 
-def _shortest_only(cases: Sequence[Case], failures: Sequence[Failure]) -> list[str]:
+def _shortest_only(cases: Sequence[SideCase], failures: Sequence[NotMeasured]) -> list[str]:
     """Sides that were not asked to run with every length."""
     failed = {one.name for one in failures}
     longest = max(case.prompt_tokens for case in cases)
@@ -98,16 +98,16 @@ def _ahead(times: float) -> str:
 
 
 def _spread(middle: str, quarters: Iterable[str]) -> str:
-    """Of one run there is none."""
+    """A single run has none."""
     low, high = quarters
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def _soonest(cases: Sequence[Case]) -> Case:
+def _soonest(cases: Sequence[SideCase]) -> SideCase:
     return min(cases, key=lambda case: case.first_median)
 
 
-def _fastest(cases: Sequence[Case]) -> Case:
+def _fastest(cases: Sequence[SideCase]) -> SideCase:
     return max(cases, key=lambda case: case.rate_median)
 
 

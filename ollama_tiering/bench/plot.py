@@ -55,7 +55,7 @@ def bars(path: Path, title: str, axis: str, ratios: Sequence[Ratio], *, log: boo
 
 
 def _near(value: float, bound: float, widest: float, log: bool) -> bool:
-    """Whether the bound lies so close beyond the end of the bar that a label would cover it."""
+    """Whether the bound is so close beyond the end of the bar that a label would cover it."""
     if log:
         return value <= bound < value * _NEAR_FACTOR
     return 0 <= bound - value < _NEAR * widest

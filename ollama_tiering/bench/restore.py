@@ -1,16 +1,16 @@
 """What a restore saves: time to the first token computed cold, and after a restart of both
 processes.
 
-The engine is given; this module only knows the order of things. Cold is measured once for a length
-(it takes long), restored several times. As many more restarts have the runner time a memcpy of the
-same bytes beside the restore: that costs time, so no time to first token is taken from them.
+The engine is given; this module only knows the order. The cold run, which takes long, is measured
+once per length, the restore several times. After as many further restarts the runner also times a
+memcpy of the same bytes. That costs time, so these restarts give no time to the first token.
 
 The reference is the in-memory hit: all of the prompt but its last token is in memory. A cache with
-windows has dropped by then what the same prompt again would need, so the hits are of a prompt that
-grows by one token from request to request, and cold computes it without these tokens.
+windows has then dropped what the same prompt would need, so the hits use a prompt that grows by one
+token from request to request, and the cold run computes it without these tokens.
 
-The gain is against a cold run with the attention that the restoring engine itself uses. What stock
-takes for the same prompt (`baselines`) stands beside it.
+The gain is against a cold run with the attention that the restoring engine itself uses. Beside it
+the table has the time that stock takes for the same prompt (`baselines`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.baselines import (
     BEST,
@@ -32,22 +32,10 @@ from ollama_tiering.bench.baselines import (
 from ollama_tiering.bench.table import seconds
 from ollama_tiering.errors import ResultDiffers
 
+if TYPE_CHECKING:
+    from ollama_tiering.engines.drivers import Answer
+
 NEW_TOKENS = 8
-
-
-class Answer(Protocol):
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def logprobs(self) -> tuple[tuple[tuple[str, float], ...], ...]: ...
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def memory_tokens(self) -> int: ...
-    @property
-    def restored_tokens(self) -> int: ...
 
 
 class Copying(Protocol):
@@ -67,7 +55,7 @@ class Copying(Protocol):
     def memcpy_all_seconds(self) -> float: ...
 
 
-class Engine(Protocol):
+class RestoringEngine(Protocol):
     """`again` restarts both processes; `reboot` also empties RAM; `measure` times a memcpy."""
 
     @property
@@ -82,8 +70,8 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One prompt length, from one tier."""
+class RestoreCase:
+    """One prompt length, restored from one tier."""
 
     attention: str
     tier: str
@@ -110,13 +98,13 @@ class Case:
 
     @property
     def colds(self) -> dict[str, Cold | None]:
-        """What the restore is compared with; None: not measured."""
+        """What the restore is compared with; None means not measured."""
         ours = Cold(self.attention, self.cold_seconds)
         return {OURS: ours, BEST: self.stock.best, DEFAULT: self.stock.default}
 
     @property
     def gain(self) -> float:
-        """The honest one: against the same engine."""
+        """Against the same engine."""
         return self.cold_seconds / self.restored_median
 
     @property
@@ -140,18 +128,17 @@ class Case:
 
 
 def measure(
-    engine: Engine,
+    engine: RestoringEngine,
     prompt_of: Callable[[int], str],
     lengths: Sequence[int],
     tiers: Sequence[str],
     say: Callable[[str], None],
     *,
     repeat: int,
-) -> list[Case]:
-    """Every length from every tier; the weights have been read before the first is timed.
-
-    A character of a prompt is a token. ResultDiffers where a restored answer is not that of the
-    in-memory hit, or begins elsewhere.
+) -> list[RestoreCase]:
+    """Measures every length from every tier. The weights are read before the first measurement. A
+    character of a prompt is a token. ResultDiffers if a restored answer differs from the in-memory
+    hit, or begins at another token.
     """
     engine.ask(prompt_of(warm_up_tokens(lengths)), 2)
     cases = []
@@ -169,9 +156,9 @@ def measure(
 
 
 def with_stock(
-    cases: Sequence[Case], lengths: Sequence[int], stock: Mapping[int, Baselines]
-) -> list[Case]:
-    """The cases of `measure`, each with what stock took for its prompt."""
+    cases: Sequence[RestoreCase], lengths: Sequence[int], stock: Mapping[int, Baselines]
+) -> list[RestoreCase]:
+    """The cases of `measure`, each with the time that stock took for its prompt."""
     tiers = len(cases) // len(lengths)
     return [replace(case, stock=stock[lengths[n // tiers]]) for n, case in enumerate(cases)]
 
@@ -183,13 +170,13 @@ class _Hit:
 
 
 def hits(repeat: int) -> int:
-    """How many there are, and so by how many tokens cold is shorter: one more than restarts, since
-    the last one's answer is the reference.
+    """How many in-memory hits there are, and so by how many tokens the cold prompt is shorter: one
+    more than restarts, because the last one's answer is the reference.
     """
     return repeat + 1
 
 
-def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
+def _in_memory(engine: RestoringEngine, prompt: str, repeat: int) -> _Hit:
     grows = range(1 - hits(repeat), 0)
     answers = [engine.ask(prompt[:left], 1) for left in grows]
     answers.append(engine.ask(prompt, NEW_TOKENS))
@@ -204,14 +191,14 @@ def _in_memory(engine: Engine, prompt: str, repeat: int) -> _Hit:
 
 
 def _from_tier(
-    engine: Engine,
+    engine: RestoringEngine,
     prompt: str,
     cold: Cold,
     hit: _Hit,
     tier: str,
     say: Callable[[str], None],
     repeat: int,
-) -> Case:
+) -> RestoreCase:
     restored: list[Answer] = []
     reports: list[Copying] = []
     for number in range(2 * repeat):
@@ -229,7 +216,7 @@ def _from_tier(
     def median(of: Callable[[Copying], float]) -> float:
         return statistics.median(map(of, reports))
 
-    return Case(
+    return RestoreCase(
         attention=cold.attention,
         tier=tier,
         prompt_tokens=hit.answer.prompt_tokens,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ollama_tiering.bench.baselines import BEST, DEFAULT
-from ollama_tiering.bench.restore import Case, hits
+from ollama_tiering.bench.restore import RestoreCase, hits
 from ollama_tiering.bench.table import Table, rate, ratio, seconds
 
 NOT_MEASURED = "not measured"
 
 
-def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
-    """`stock` says what program computed stock's columns."""
+def table(shape: str, cases: Sequence[RestoreCase], stock: str) -> Table:
+    """`stock` says which program computed stock's columns."""
     headings = ["prompt", "from", "restored", "cold, ours", "gain (ours ÷ restored)",
                 "stock's best ÷ restored", "stock's default ÷ restored",
                 "in-memory hit (restored ÷ hit)", "bytes", "look-up + fetch + copy",
@@ -59,14 +59,14 @@ def table(shape: str, cases: Sequence[Case], stock: str) -> Table:
     return Table(f"Restore instead of recompute, {shape}", headings, rows, notes)
 
 
-def _against(case: Case, name: str) -> str:
+def _against(case: RestoreCase, name: str) -> str:
     cold, gain = case.colds[name], case.gains[name]
     if cold is None or gain is None:
         return NOT_MEASURED
     return f"{ratio(gain)} ({seconds(cold.seconds)}, {cold.attention.removeprefix('stock ')})"
 
 
-def _of_memcpy(case: Case, spent: float) -> str:
+def _of_memcpy(case: RestoreCase, spent: float) -> str:
     if not spent or not case.memcpy_seconds:
         return NOT_MEASURED
     one, every = (100 * t / spent for t in (case.memcpy_seconds, case.memcpy_all_seconds))

@@ -1,4 +1,4 @@
-"""Results as Markdown: a heading, where they come from, one table. Pure."""
+"""Results as Markdown: a heading, their origin, one table. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ollama_tiering.bench.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are text already; `notes` say how it was measured."""
+    """Cells are text; `notes` say how they were measured."""
 
     title: str
     headings: Sequence[str]
@@ -29,7 +29,7 @@ class Table:
 def page(
     title: str, machine: Machine, command: str, tables: Sequence[tuple[Table, str | None]]
 ) -> str:
-    """Several tables of one run, each with the file of its plot if there is one."""
+    """Several tables of one run, each with its plot if there is one."""
     lines = [f"# {title}", "", *machine.lines(), f"- Command: `{command}`"]
     for table, plot in tables:
         lines += ["", f"## {table.title}", ""]

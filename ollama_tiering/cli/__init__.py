@@ -1,9 +1,9 @@
-"""The `tiering` command. Subcommands are imported when they run: a start costs Click and nothing
+"""The `tiering` command. Subcommands are imported when they run, so a start loads Click and nothing
 else.
 
-COMMANDS is the table of them. A command whose module does not exist is not listed. `main` turns a
-TieringError into `error: ...` and `hint: ...` on stderr and its exit code; anything else is a bug:
-exit 1, traceback with --debug.
+COMMANDS is the table of subcommands. A command whose module does not exist is not listed. `main`
+turns a TieringError into `error: ...` and `hint: ...` on stderr, and into its exit code. Anything
+else is a bug: exit code 1, and a traceback with --debug.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from ollama_tiering.system import own_process
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 COMMANDS = {
-    "up": ("ollama_tiering.cli.up:up", "Everything with one command: patch, sidecar, serve."),
+    "up": ("ollama_tiering.cli.up:up", "Build the patched Ollama if needed, and serve with it."),
     "demo": (
         "ollama_tiering.cli.demo:demo",
-        "Show a restart that keeps its KV cache, on this machine.",
+        "Show on this machine that the KV cache outlives a restart.",
     ),
-    "fetch": ("ollama_tiering.cli.fetch:fetch", "Put upstream source into the source cache."),
+    "fetch": ("ollama_tiering.cli.fetch:fetch", "Fetch Ollama's source into the cache."),
     "patch": (
         "ollama_tiering.cli.patch:patch",
-        "Check, apply, revert and build the patched Ollama.",
+        "Patch Ollama's source and build it.",
     ),
     "sidecar": (
         "ollama_tiering.cli.sidecar:sidecar",
-        "Run the block store service.",
+        "Run the sidecar, the service that keeps the stored blocks.",
     ),
     "status": (
         "ollama_tiering.cli.status:status",
-        "What the store holds and found, and which models use it.",
+        "Show what is stored, what it saved, and which models use it.",
     ),
-    "logs": ("ollama_tiering.cli.logs:logs", "The logs of `tiering up`."),
+    "logs": ("ollama_tiering.cli.logs:logs", "Show the logs of `tiering up`."),
     "config": (
         "ollama_tiering.cli.config:config",
-        "The settings in force, and where each comes from.",
+        "Show the settings in force, and where each comes from.",
     ),
-    "ls": ("ollama_tiering.cli.ls:ls", "What is stored, by conversation."),
+    "ls": ("ollama_tiering.cli.ls:ls", "List the stored conversations."),
     "rm": ("ollama_tiering.cli.rm:rm", "Remove conversations from the store."),
     "pin": ("ollama_tiering.cli.pin:pin", "Keep conversations from being evicted."),
-    "unpin": ("ollama_tiering.cli.pin:unpin", "Let them be evicted again."),
+    "unpin": ("ollama_tiering.cli.pin:unpin", "Let pinned conversations be evicted again."),
     "verify": ("ollama_tiering.cli.verify:verify", "Read and check every stored block."),
     "gc": ("ollama_tiering.cli.gc:gc", "Remove what nobody can use any more."),
     "export": (
@@ -60,25 +60,25 @@ COMMANDS = {
     "import": ("ollama_tiering.cli.archive:import_command", "Store an exported conversation."),
     "systemd": (
         "ollama_tiering.cli.systemd:systemd",
-        "Install sidecar and patched Ollama as services.",
+        "Install the sidecar and the patched Ollama as services.",
     ),
     "doctor": ("ollama_tiering.cli.doctor:doctor", "Check this machine and name what is missing."),
     "completion": (
         "ollama_tiering.cli.completion:completion",
-        "What a shell needs to complete commands.",
+        "Print the script that completes commands in a shell.",
     ),
-    "model": ("ollama_tiering.cli.model:model", "Make and register small test models."),
+    "model": ("ollama_tiering.cli.model:model", "Make small test models."),
     "kernel": ("ollama_tiering.cli.kernel:kernel", "Check this machine's attention kernels."),
     "bench": (
         "ollama_tiering.cli.bench:bench",
-        "Measure; every number against one of the same run.",
+        "Run a benchmark on this machine.",
     ),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in COMMANDS and imported on use; `--help` imports none of
-    them.
+    """A group whose commands are named in COMMANDS and imported when they are used; `--help`
+    imports none.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Click knows the names of a group's commands only where they are loaded."""
+        """Click itself knows the names of a group's commands only if they are loaded."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no such command {name!r}{did_you_mean(name, known)}", ctx)
@@ -116,10 +116,13 @@ def _exists(target: str) -> bool:
 @click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="tiering")
 @click.option(
-    "--debug", is_flag=True, envvar="OLLAMA_TIERING_DEBUG", help="Tracebacks instead of one line."
+    "--debug",
+    is_flag=True,
+    envvar="OLLAMA_TIERING_DEBUG",
+    help="Print a traceback with every error.",
 )
 def cli(debug: bool) -> None:
-    """Stock Ollama with a KV cache that outlives restarts."""
+    """Ollama with a KV cache that outlives restarts."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a second `tiering up` for a port says: of the one that runs, not of itself."""
+"""What a second `tiering up` for a port says about the one that runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.record import Record
+from ollama_tiering.launch.record import UpRecord
 from ollama_tiering.launch.service_unit import stop_command
-from ollama_tiering.launch.up import Request
+from ollama_tiering.launch.up import UpRequest
 
 
-def say_already(request: Request, record: Record | None) -> None:
-    """ServiceError when other models were asked for by name than those that are served."""
+def say_already(request: UpRequest, record: UpRecord | None) -> None:
+    """ServiceError if other models were asked for than those that are served."""
     if record is None or not record.pid:
         click.echo(f"already starting: another `tiering up` has port {request.address.port}")
         return
@@ -43,8 +43,8 @@ def say_already(request: Request, record: Record | None) -> None:
             click.echo(f"  {what:<6}  {line}")
 
 
-def logs_of(record: Record) -> list[str]:
-    """Those that are there."""
+def logs_of(record: UpRecord) -> list[str]:
+    """The log files that exist."""
     named = filter(None, (record.server_log, record.sidecar_log))
     return [log for log in named if Path(log).is_file()]
 
@@ -54,7 +54,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _moment(unix_seconds: float) -> str:
-    """The time of day, with the date where that is not today's."""
+    """The time of day; with the date if that is not today."""
     then = time.localtime(unix_seconds)
     today = time.localtime()[:3] == then[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", then)

@@ -31,7 +31,9 @@ _DIGITS = 12
 @click.command("export", context_settings=CONTEXT_SETTINGS)
 @click.argument("chain_id", metavar="ID")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--directory", "as_directory", is_flag=True, help="A directory instead of a tar.")
+@click.option(
+    "--directory", "as_directory", is_flag=True, help="Write a directory instead of a tar."
+)
 @dry_run_option
 @store_options
 def export_command(
@@ -43,11 +45,12 @@ def export_command(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a conversation to TARGET: a plain tar, or a directory.
+    """Write a conversation to TARGET, a plain tar or a directory.
 
-    It holds the tokens of the conversation in clear, as the store does. TARGET must not exist yet;
-    it appears only when all of it is written. A block that is damaged ends it; one of a sliding
-    window is left out, and whoever imports the rest computes those tokens.
+    TARGET contains the tokens of the conversation unencrypted, as the store does. It must not exist
+    yet, and appears only when all of it is written. A damaged block is an error, unless it belongs
+    to a sliding window: then it is left out, and the machine that imports the conversation computes
+    its tokens again.
     """
     from ollama_tiering.store.tools.chain_to_export import with_whole_windows
     from ollama_tiering.store.tools.exporting import export_chain
@@ -96,11 +99,11 @@ def export_command(
 def import_command(
     source: Path, dry_run: bool, socket: Path | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Store the conversation that SOURCE holds, as `tiering export` wrote it.
+    """Store the conversation in SOURCE, which `tiering export` wrote.
 
-    Everything is checked before anything is stored: sizes, headers, checksums, the chain. Whether
-    the tensors are right for their tokens only the one who made them knows: import what you trust.
-    What is stored already is left as it is.
+    Sizes, headers, checksums and the chain are checked before anything is stored. Nobody can check
+    that the tensors belong to their tokens, so import only what you trust. Blocks that are stored
+    already stay as they are.
     """
     from ollama_tiering.store.tools.archive import open_archive
     from ollama_tiering.store.tools.importing import Imported, check_archive, import_blocks
@@ -148,7 +151,7 @@ def _name(key: bytes, namespace: bytes, description: Fields) -> str:
 
 @contextlib.contextmanager
 def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -1,4 +1,6 @@
-"""`tiering bench`: measurements on the real patched engine, each against one of the same run."""
+"""`tiering bench`: measurements on the real patched engine, each beside another one of the same
+run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ _BURST_REQUESTS = 4
 
 @click.group(context_settings=CONTEXT_SETTINGS)
 def bench() -> None:
-    """Measure on this machine: everything private, as in `tiering demo`."""
+    """Run a benchmark on this machine.
+
+    A benchmark starts processes of its own, with a model and directories of its own, and does not
+    touch what is stored. It compares each figure with another one of the same run.
+    """
 
 
 bench.add_command(store)
@@ -47,22 +53,25 @@ bench.add_command(peers)
 @click.option(
     "--flash",
     type=click.Choice(["on", "off"]),
-    help="Flash attention.  [default: as Ollama likes it]",
+    help="Whether to use flash attention.  [default: as Ollama chooses]",
 )
 @click.option(
     "--baselines",
     default="ours,best,default",
     show_default=True,
-    help="What to compute cold; `best` and `default` are stock's, and take the longest.",
+    help="What a restore is compared with. `ours`: the same engine computes the prompt; `best`, "
+    "`default`: stock Ollama does, which takes the longest.",
 )
 @click.option(
     "--tier",
     type=click.Choice(["ram", "local", "both"]),
     default="both",
     show_default=True,
-    help="What is restored from; `local` is read as after a reboot.",
+    help="The tier to restore from; `local` is read as after a reboot.",
 )
-@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Restarts.")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=3, show_default=True, help="How often to restart."
+)
 @engine_bench
 def restore(
     run: Run,
@@ -73,7 +82,7 @@ def restore(
     tier: str,
     repeat: int,
 ) -> None:
-    """Time to the first token, cold against restored after a restart of both processes."""
+    """Measure the time to the first token: computed, and restored after a restart."""
     from ollama_tiering.bench import baselines as stock
     from ollama_tiering.bench import restore as measuring
     from ollama_tiering.bench.restore_table import table as restore_table
@@ -83,7 +92,9 @@ def restore(
 
     lengths, names = numbers(tokens), _baselines(baselines, stock.NAMES)
     if lengths[0] <= (least := measuring.hits(repeat)):
-        raise UsageError(f"--tokens {tokens}: {lengths[0]} is too few", hint=f"more than {least}")
+        raise UsageError(
+            f"--tokens {tokens}: {lengths[0]} is too few", hint=f"give more than {least}"
+        )
     tiers = ["ram", "local"] if tier == "both" else [tier]
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(max(lengths))
@@ -116,14 +127,14 @@ def restore(
     type=click.IntRange(2),
     default=15,
     show_default=True,
-    help="Requests, each with it on and off.",
+    help="Number of requests; each is sent with tiering on and with it off.",
 )
 @click.option(
     "--starts",
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="Times that both servers are started; at most once a pair.",
+    help="How often both servers are started anew; at most once per pair.",
 )
 @click.option(
     "--bursts",
@@ -137,14 +148,14 @@ def restore(
     type=click.IntRange(2),
     default=512,
     show_default=True,
-    help="Length of a prompt.",
+    help="Length of a prompt in tokens.",
 )
 @click.option(
     "--new-tokens",
     type=click.IntRange(2),
     default=64,
     show_default=True,
-    help="Length of an answer.",
+    help="Length of an answer in tokens.",
 )
 @attention_option
 @engine_bench
@@ -157,7 +168,7 @@ def overhead(
     new_tokens: int,
     attention: str | None,
 ) -> None:
-    """What tiering costs with nothing to restore: the same requests with it on and off."""
+    """Measure what tiering costs when there is nothing to restore."""
     from ollama_tiering.bench import overhead as measuring
     from ollama_tiering.engines.bench_driver import BenchDriver, Untiered
     from ollama_tiering.engines.demo import make_prompt
@@ -195,11 +206,15 @@ def overhead(
     "--only",
     type=click.Choice(["exact", "plain", "flash"]),
     multiple=True,
-    help="A setting; may be given more than once.  [default: all; flash takes the longest]",
+    help="Measure only this; may be given more than once. `plain`, `flash`: stock without and with "
+    "flash attention.  [default: all; flash takes the longest]",
 )
 @engine_bench
 def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
-    """Exact attention on the CPU against stock's: first token and tokens/s inside Ollama."""
+    """Compare our exact attention on the CPU with stock's, inside Ollama.
+
+    This measures the time to the first token and the tokens per second after it.
+    """
     from ollama_tiering.bench import cpu_attention as measuring
     from ollama_tiering.engines.demo import make_prompt
 
@@ -231,12 +246,15 @@ def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
     type=click.IntRange(1),
     default=9,
     show_default=True,
-    help="Runs of each length and way.",
+    help="How often to measure each length in each way.",
 )
 @attention_option
 @engine_bench
 def gate(run: Run, tokens: str, repeat: int, attention: str | None) -> None:
-    """Whether the gate chooses the better side: restore or recompute."""
+    """Measure whether the gate chooses well.
+
+    The gate decides for each prompt whether to restore its stored part or to compute it again.
+    """
     from ollama_tiering.bench import gate as measuring
     from ollama_tiering.engines.bench_driver import GateDriver
     from ollama_tiering.engines.demo import make_prompt

@@ -10,7 +10,7 @@ import click
 from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
 
 if TYPE_CHECKING:
-    from ollama_tiering.bench.attention.rig import Rig
+    from ollama_tiering.bench.attention.rig import AttentionRig
     from ollama_tiering.bench.tiers.results import Section
 
 _PARTS = ("accuracy", "prefill", "decode", "quant", "peaked")
@@ -18,31 +18,38 @@ _PARTS = ("accuracy", "prefill", "decode", "quant", "peaked")
 
 @click.command()
 @click.option(
-    "--only", default=",".join(_PARTS), show_default=True, help="Parts of it, with commas between."
+    "--only",
+    default=",".join(_PARTS),
+    show_default=True,
+    help="Parts to measure, separated by commas.",
 )
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads.  [default: as many as there are cores]"
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of threads.  [default: as many as there are cores]",
 )
 @click.option(
     "--isa",
     type=click.Choice(["auto", "avx512", "avx2", "neon", "scalar"]),
     default="auto",
     show_default=True,
-    help="Instruction set; ggml is built for the same.",
+    help="Instruction set of our kernels; ggml is built for the same one.",
 )
-@click.option("--keys", type=click.IntRange(1), help="At most so many, for a quick look.")
+@click.option("--keys", type=click.IntRange(1), help="At most this many keys, for a quick look.")
 @click.option(
     "--rounds",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Turns of ours and ggml's.",
+    help="How often our kernels and ggml's take turns.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every run's seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the seconds of every run.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here, plots beside it."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the record to this file, in Markdown, with plots beside it.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def attention(
     only: str,
     threads: int | None,
@@ -53,10 +60,11 @@ def attention(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """Attention on this CPU: error against f64, time against ggml's and the machine's peaks.
+    """Measure attention on this CPU: its error, and its time beside ggml's and the machine's peaks.
 
-    ggml is v0.16.3's, built from the cached source without our patches; without a cached source
-    its lines are left out. All sides take turns on the same data. Minutes.
+    The error is against f64. ggml is that of Ollama v0.16.3, built from the cached source without
+    our patches; without a cached source it is left out. All take turns on the same data. This
+    takes minutes.
     """
     from ollama_tiering.bench.machine import begin
 
@@ -68,13 +76,13 @@ def attention(
     publish(title, sections, began, as_json=as_json, out=out)
 
 
-def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> Rig:
+def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bool) -> AttentionRig:
     import psutil
 
     from ollama_tiering import config
     from ollama_tiering.bench.attention.native import ggml_program, peaks_library
     from ollama_tiering.bench.attention.peaks import Peaks
-    from ollama_tiering.bench.attention.rig import Rig, running_isa
+    from ollama_tiering.bench.attention.rig import AttentionRig, running_isa
     from ollama_tiering.patchset.report import Report
     from ollama_tiering.patchset.upstream import SourceCache
 
@@ -87,7 +95,7 @@ def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bo
     else:
         why = f"no source of {tag} is cached (tiering fetch)"
         report.warn(f"ggml is left out: {why}")
-    return Rig(
+    return AttentionRig(
         threads=threads,
         isa=isa,
         rounds=rounds,
@@ -99,7 +107,7 @@ def _rig(threads: int | None, isa: str, keys: int | None, rounds: int, quiet: bo
     )
 
 
-def _measure(part: str, rig: Rig) -> Section:
+def _measure(part: str, rig: AttentionRig) -> Section:
     if part == "accuracy":
         from ollama_tiering.bench.attention import accuracy
 

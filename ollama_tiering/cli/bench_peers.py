@@ -23,7 +23,7 @@ from ollama_tiering.cli.bench_run import (
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.bench.peers import Failure, Side
+    from ollama_tiering.bench.peers import NotMeasured, Side
     from ollama_tiering.engines.drivers import Scratch
     from ollama_tiering.patchset.report import Report
 
@@ -39,27 +39,27 @@ _BESIDE = (_DEFAULT, _BEST, "llama.cpp", "ik_llama.cpp")  # ours
     "--repeat",
     default="3,1",
     show_default=True,
-    help="Runs of each side, for each length; or one number for all.",
+    help="How often each side runs: a number for each length, or one for all.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Of each side.  [default: physical cores]")
 @click.option(
     "--only",
     type=click.Choice(_BESIDE),
     multiple=True,
-    help="What to put beside ours; may be given more than once.  [default: all; `default` and "
-    "`best` are stock's]",
+    help="Compare only with this; may be given more than once. `default`, `best`: stock as it "
+    "comes, and in its better way.  [default: all]",
 )
 @click.option(
     "--short",
     type=click.Choice(_BESIDE),
     multiple=True,
-    help="What to run with the shortest prompt only; may be given more than once.",
+    help="Run this with the shortest prompt only; may be given more than once.",
 )
 @click.option(
     "--peers",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Virtual environment of the peers; one that is there is taken as it is.  [default: one "
-    "below the cache, with pinned wheels]",
+    help="Virtual environment of the other programs; an existing one is used as it is.  "
+    "[default: one below the cache, with pinned wheels]",
 )
 @engine_bench
 def peers(
@@ -71,10 +71,11 @@ def peers(
     short: tuple[str, ...],
     peers: Path | None,
 ) -> None:
-    """First token and tokens/s beside stock, llama.cpp and ik_llama.cpp, in turns.
+    """Compare the patched Ollama with stock, llama.cpp and ik_llama.cpp on one model file.
 
-    llama.cpp and ik_llama.cpp come as wheels, with and without flash attention; one that cannot
-    be installed or does not load the model is left out, and the record says why.
+    This measures the time to the first token and the tokens per second after it; the programs take
+    turns. llama.cpp and ik_llama.cpp come as wheels and run with and without flash attention. One
+    that cannot be installed or does not load the model is left out, and the record says why.
     """
     import psutil
 
@@ -112,7 +113,9 @@ def peers(
 
 
 def prompt_of(tokens: int, number: int) -> str:
-    """That of a round. No two share a beginning, or an engine would have a part in memory."""
+    """The prompt of a round. No two prompts share a beginning, because an engine would have that
+    part in memory.
+    """
     from ollama_tiering.engines.demo import make_prompt
 
     return make_prompt(tokens, seed=_SEEDS * (number + 2) + tokens)
@@ -120,7 +123,7 @@ def prompt_of(tokens: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is alike for all sides."""
+    """What all sides have in common."""
 
     binary: Path
     ctx: int
@@ -140,14 +143,14 @@ class _Place:
 
 
 def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
-    """As `tiering up` serves it; what the runner says of its attention is added to the list."""
-    from ollama_tiering.bench.peers import OURS, Engine, Side
+    """As `tiering up` serves it. What the runner says of its attention is added to the list."""
+    from ollama_tiering.bench.peers import OURS, Side, SideEngine
     from ollama_tiering.engines.bench_driver import BenchDriver
 
     asked_for = attention_of_up()
 
     @contextlib.contextmanager
-    def start() -> Iterator[Engine]:
+    def start() -> Iterator[SideEngine]:
         driver = BenchDriver(
             place.binary, scratch, ctx=place.ctx, attention=asked_for, threads=place.threads
         )
@@ -160,10 +163,10 @@ def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
 
 
 def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[Side]:
-    """As it comes, and each other way it has: one of them is its best. `wanted` says of each side
-    whether it is to run with the shortest prompt only.
+    """As it comes, and in each other way it has; one of them is its best. `wanted` says of each
+    side whether it runs with the shortest prompt only.
     """
-    from ollama_tiering.bench.peers import Engine, Side
+    from ollama_tiering.bench.peers import Side, SideEngine
     from ollama_tiering.engines.bench_driver import Untiered
 
     @contextlib.contextmanager
@@ -181,7 +184,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
             yield driver
 
     def side(name: str, flash: bool | None, setting: str) -> Side:
-        begin: Callable[[], AbstractContextManager[Engine]] = functools.partial(start, flash)
+        begin: Callable[[], AbstractContextManager[SideEngine]] = functools.partial(start, flash)
         return Side("stock", setting, begin, short=wanted[name])
 
     if not {_DEFAULT, _BEST} & wanted.keys():
@@ -197,9 +200,9 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
 
 def _others(
     place: _Place, scratch: Scratch, wanted: Mapping[str, bool], folder: Path | None, report: Report
-) -> tuple[list[Side], list[Failure]]:
-    """The peers with and without flash attention, and those that can't be had."""
-    from ollama_tiering.bench.peers import Engine, Failure, Side
+) -> tuple[list[Side], list[NotMeasured]]:
+    """The peers with and without flash attention, and those that are not available."""
+    from ollama_tiering.bench.peers import NotMeasured, Side, SideEngine
     from ollama_tiering.engines.peers import environment
     from ollama_tiering.engines.peers.driver import PeerDriver, Settings
 
@@ -209,7 +212,7 @@ def _others(
     python, absent = environment.python_with(peers, folder, report)
 
     @contextlib.contextmanager
-    def start(settings: Settings) -> Iterator[Engine]:
+    def start(settings: Settings) -> Iterator[SideEngine]:
         driver = PeerDriver(python, scratch, settings)
         with contextlib.closing(driver):
             driver.start()
@@ -221,7 +224,7 @@ def _others(
             settings = Settings(peer.name, place.ctx, _BATCH_TOKENS, place.threads, flash)
             begin = functools.partial(start, settings)
             sides.append(Side(peer.name, _flash_words(flash), begin, True, wanted[peer.name]))
-    return sides, [Failure(name, reason) for name, reason in absent.items()]
+    return sides, [NotMeasured(name, reason) for name, reason in absent.items()]
 
 
 def _flash_words(flash: bool) -> str:
@@ -229,7 +232,7 @@ def _flash_words(flash: bool) -> str:
 
 
 def _repeats(tokens: str, repeat: str) -> dict[int, int]:
-    """Runs by length."""
+    """How often to run, by length."""
     lengths, runs = tokens.split(","), repeat.split(",")
     numbers(tokens)  # says what is wrong with them
     if not all(part.strip().isdecimal() and int(part) for part in runs):

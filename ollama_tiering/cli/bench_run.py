@@ -1,4 +1,4 @@
-"""What the benchmarks that start an engine have in common: options, a place to work, the record."""
+"""What the benchmarks that start an engine share: options, private directories, the record."""
 
 from __future__ import annotations
 
@@ -25,22 +25,32 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 _OPTIONS = (
-    click.option("--shape", default="qwen3-0.6b", show_default=True, help="See `model shapes`."),
+    click.option(
+        "--shape",
+        default="qwen3-0.6b",
+        show_default=True,
+        help="Model to make; `tiering model shapes` lists them.",
+    ),
     click.option("--tag", help="Version of Ollama." + flag_note("patch.tag")),
     click.option(
         "--cpu",
         type=click.Choice(["native", "variants"]),
-        help="CPU code of the build.  [default: what is built already, else native]",
+        help="Build for this processor only, or for every one.  "
+        "[default: what is built already, else native]",
     ),
-    click.option("--json", "as_json", is_flag=True, help="As JSON."),
-    click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here."),
-    click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where."),
-    click.option("-q", "--quiet", is_flag=True, help="No progress."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the record to this file, in Markdown.",
+    ),
+    click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where."),
+    click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
 )
 attention_option = click.option(
     "--attention",
     type=click.Choice(["exact", "stock"]),
-    help="Attention on the CPU.  [default: what `tiering up` uses here]",
+    help="How to compute attention on the CPU.  [default: as `tiering up` does here]",
 )
 
 
@@ -97,7 +107,7 @@ class Run:
 
     @contextlib.contextmanager
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
-        """With a model of the shape in it, and room for blocks of so many tokens."""
+        """A Scratch with a model of the shape, and with room for the blocks of that many tokens."""
         from ollama_tiering import extras
         from ollama_tiering.engines.drivers import Scratch
 
@@ -118,7 +128,7 @@ class Run:
     def publish(
         self, table: Table, results: list[dict[str, Any]], engine: str, attention: str
     ) -> None:
-        """Markdown or JSON to stdout, Markdown to --out; both say what the model is."""
+        """Writes Markdown or JSON to stdout, and Markdown to --out; both say what the model is."""
         from ollama_tiering.bench.machine import this_machine
         from ollama_tiering.models.shapes import make_shape
 
@@ -139,7 +149,9 @@ class Run:
 
 
 def attention_of_up() -> str:
-    """What `tiering up` would tell the server: flags apart, the same settings in the same order."""
+    """What `tiering up` would tell the server, by the same settings in the same order, without
+    flags.
+    """
     from ollama_tiering import config
 
     return config.load().server.cpu_attention

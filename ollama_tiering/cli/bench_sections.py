@@ -1,4 +1,4 @@
-"""What the benchmarks that consist of parts have in common: choosing them, showing the results."""
+"""What the benchmarks that consist of parts share: choosing the parts, showing the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def chosen(only: str, parts: Sequence[str]) -> list[str]:
-    """The parts that --only names, in their own order. UsageError for one that is not there."""
+    """The parts that --only names, in their own order. UsageError for an unknown one."""
     names = [name.strip() for name in only.split(",")]
     unknown = [name for name in names if name not in parts]
     if unknown:
@@ -28,7 +28,9 @@ def chosen(only: str, parts: Sequence[str]) -> list[str]:
 
 
 def need_plots(out: Path | None) -> None:
-    """Before anything is measured: what the plots beside the report are drawn with."""
+    """Called before anything is measured: installs what the plots beside the
+    report are drawn with.
+    """
     if out:
         from ollama_tiering import extras
 
@@ -43,7 +45,9 @@ def publish(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Text or JSON to stdout; with `out` a report, and a plot for every section beside it."""
+    """Writes text or JSON to stdout; with `out`, also a report, and a plot of every section beside
+    it.
+    """
     from ollama_tiering.bench.machine import this_machine
     from ollama_tiering.bench.table import page
 

@@ -1,4 +1,4 @@
-"""`tiering bench store`: the store by itself, against what this machine gives without it."""
+"""`tiering bench store`: the store by itself, beside what this machine can do without it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,58 @@ _PARTS = ("restore", "put", "lookup", "scale", "encoding", "weather")
 
 @click.command()
 @click.option(
-    "--only", default=",".join(_PARTS), show_default=True, help="Parts of it, with commas between."
+    "--only",
+    default=",".join(_PARTS),
+    show_default=True,
+    help="Parts to measure, separated by commas.",
 )
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="On the disk to be measured.  [default: where the local tier is]",
+    help="A directory on the disk to measure.  [default: where the local tier is]",
 )
-@click.option("--mb", type=click.IntRange(64), default=256, show_default=True, help="For each run.")
-@click.option("--block-mb", default="1,4,8,32", show_default=True, help="Sizes of blocks.")
+@click.option(
+    "--mb",
+    type=click.IntRange(64),
+    default=256,
+    show_default=True,
+    help="MiB to write or read in each run.",
+)
+@click.option("--block-mb", default="1,4,8,32", show_default=True, help="Sizes of blocks in MiB.")
 @click.option(
     "--records",
     type=click.IntRange(64),
     default=1_000_000,
     show_default=True,
-    help="Keys that are looked up among.",
+    help="How many blocks the store has when keys are looked up.",
 )
 @click.option(
     "--files",
     type=click.IntRange(64),
     default=100_000,
     show_default=True,
-    help="Files that a start finds.",
+    help="How many files a start has to count.",
 )
 @click.option(
     "--soak",
     type=click.FloatRange(0),
     default=0.0,
-    help="Minutes of load while the memory is watched.  [default: none]",
+    help="Also put the store under load for this many minutes, and watch its memory.  "
+    "[default: none]",
 )
 @click.option(
     "--trained",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="A model to take K/V from, of scripts/train_tiny.py.",
+    help="Model of scripts/train_tiny.py whose K/V is encoded.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Markdown here, plots beside it."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the record to this file, in Markdown, with plots beside it.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def store(
     only: str,
     directory: Path | None,
@@ -73,10 +85,11 @@ def store(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """The store by itself: restoring, storing, looking up, encodings, bad weather.
+    """Measure the store by itself: restoring, storing, looking up, encodings, failing disks.
 
-    Each number stands beside what this machine gives without the store, measured in between.
-    Whatever is written lies in directories of its own and is removed again.
+    Each figure is compared with what this machine can do without the store, measured in between.
+    What the benchmark writes lies in directories of its own and is removed at the end. The part
+    `weather` is a remote tier that hangs.
     """
     from ollama_tiering.bench.machine import begin
 

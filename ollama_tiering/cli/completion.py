@@ -1,4 +1,6 @@
-"""`tiering completion`: what a shell needs to complete commands, options and their values."""
+"""`tiering completion`: the script with which a shell completes commands,
+options and their values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ VARIABLE = "_TIERING_COMPLETE"  # what Click asks for in its own environment
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL.
+    """Print the script that completes commands in SHELL.
 
     \b
     bash:  eval "$(tiering completion bash)"            in ~/.bashrc

@@ -12,13 +12,15 @@ from ollama_tiering.cli import CONTEXT_SETTINGS
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--set", "only_set", is_flag=True, help="Only what is not the default.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--set", "only_set", is_flag=True, help="Show only settings that differ from the default."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(keys: tuple[str, ...], only_set: bool, as_json: bool) -> None:
-    """Show every setting with its value and where that comes from.
+    """Show every setting, its value, and where the value comes from.
 
-    KEY is `sidecar.ram_budget`, or a section such as `patch`. Changes nothing: write into the file
-    that the last line names.
+    KEY is a setting such as `sidecar.ram_budget`, or a section such as `patch`. The command changes
+    nothing: to change a setting, edit the file that the last line names.
     """
     from ollama_tiering.config import config_file
     from ollama_tiering.config.origins import in_force

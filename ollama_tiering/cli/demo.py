@@ -1,4 +1,4 @@
-"""`tiering demo`: a restart that keeps its KV cache, shown on this machine, with nothing of it left
+"""`tiering demo`: shows on this machine a restart that keeps its KV cache, and leaves nothing
 behind.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ollama_tiering.engines.choose import Choice
-    from ollama_tiering.engines.demo import Outcome
+    from ollama_tiering.engines.demo import DemoOutcome
     from ollama_tiering.engines.drivers import Driver, Scratch
 
 LAYERS = 8  # of the made model: enough that computing the prompt is felt
@@ -44,18 +44,17 @@ _COLD = {
     type=click.Choice(["auto", "ollama", "reference"]),
     default="auto",
     show_default=True,
-    help="The patched Ollama, or the small numpy engine.",
+    help="What computes: the patched Ollama, or a small engine in numpy that needs no build.",
 )
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--keep", is_flag=True, help="Leave model, blocks and logs, and say where.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -> None:
-    """Ask one prompt cold, again from memory, after an unload, and after a restart of both
-    processes.
+    """Answer one prompt four times: computed, from memory, after an unload, and after a restart.
 
-    Everything is private: a model made on the spot, temporary directories, a sidecar and a server
-    of its own. Exit code 1 if anything restored differs, or nothing was restored.
+    The demonstration makes a model of its own and starts a sidecar and a server of its own, in
+    temporary directories. Exit code 1 if a restored answer differs or nothing was restored.
     """
     from ollama_tiering import extras
     from ollama_tiering.engines import demo as demonstration
@@ -126,7 +125,7 @@ def _driver(choice: Choice, scratch: Scratch) -> Driver:
     return ReferenceDriver(scratch)
 
 
-def _print(outcome: Outcome, seconds: float) -> None:
+def _print(outcome: DemoOutcome, seconds: float) -> None:
     from rich.console import Console
 
     from ollama_tiering.engines import demo as demonstration
@@ -149,12 +148,12 @@ def _print(outcome: Outcome, seconds: float) -> None:
         )
 
 
-def _note(outcome: Outcome) -> str:
+def _note(outcome: DemoOutcome) -> str:
     tokens = len(outcome.rows[0].answer.tokens)
     return _NOTE.format(tokens=tokens, cold=_COLD[outcome.one_answer])
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: DemoOutcome) -> Table:
     from rich.table import Table
 
     prompt = outcome.rows[0].answer.prompt_tokens

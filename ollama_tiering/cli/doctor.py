@@ -18,11 +18,12 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> int:
-    """Check tools, source, builds, tiers, the port and what runs. Changes nothing.
+    """Check this machine: tools, source, builds, tiers, the port, and what runs.
 
-    Each line is ok, warn (works, but not as well as it could) or fail. Exit code 1 if any fails.
+    Nothing is changed. Each line says ok, warn (it works, but not as well as it could) or fail.
+    Exit code 1 if a check fails.
     """
     from ollama_tiering.doctor.examine import examine
 

@@ -1,4 +1,4 @@
-"""`tiering fetch`: upstream source into the source cache."""
+"""`tiering fetch`: Ollama's source into the source cache."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ollama_tiering.patchset.report import Report
 @click.option(
     "--list", "only_list", is_flag=True, help="List supported versions and which are cached."
 )
-@click.option("--json", "as_json", is_flag=True, help="With --list: as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("-v", "--verbose", is_flag=True, help="Show each command.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Show each command that runs.")
 def fetch(
     tags: tuple[str, ...],
     all_tags: bool,
@@ -40,10 +40,10 @@ def fetch(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Put upstream source into the source cache.
+    """Fetch Ollama's source into the cache directory.
 
-    Without --tag this is the default version. What is cached is not fetched again; after that no
-    network is needed.
+    Without --tag, the default version is fetched. A version that is cached is not fetched again,
+    and patching it needs no network.
     """
     if all_tags and tags:
         raise UsageError("--tag and --all-tags exclude each other")

@@ -1,7 +1,8 @@
-"""What a person recognises a stored conversation by: the words of the user's turn in which it parts
-from the other conversations of its model; where it parts in an answer, those of the turn before.
+"""The text by which a person recognises a stored conversation.
 
-Turns are told by the control tokens and role words of chat templates. What has none is one turn.
+It is what the user wrote in the turn in which the conversation first differs from the others of its
+model; if it differs in an answer, what the user wrote before that. Control tokens and role words of
+chat templates separate the turns. Without them all is one turn.
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ _Pieces = Sequence[bytes | None]  # of tokens; None for a control token
 
 
 class Words:
-    """Reads each model's vocabulary once, from the models directories that are given."""
+    """Reads the vocabulary of each model once, from the given models directories."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = directories
         self._known: dict[str, Vocabulary | None] = {}
 
     def of(self, model: str, tokens: bytes, before: int) -> str:
-        """One line of at most MAX_CHARACTERS; empty where no vocabulary of the model is found.
-
-        `model` is a blob's file name, `tokens` int32 ids, `before` of which precede the parting.
+        """One line of at most MAX_CHARACTERS; empty if the model's vocabulary is not found. `model`
+        is a blob's file name, `tokens` are int32 ids; `before` of them precede the difference.
         """
         if not tokens or len(tokens) % 4 or not is_blob(model):
             return ""
@@ -53,7 +53,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Tokens from `start` to `stop`; `role` is empty where no template says it."""
+    """Tokens from `start` to `stop`. `role` is empty if no template names it."""
 
     role: str
     start: int
@@ -83,7 +83,9 @@ def telling_words(vocabulary: Vocabulary, tokens: Sequence[int], before: int) ->
 
 
 def _users_turn(turns: Sequence[_Turn], at: int) -> _Turn:
-    """The one at the parting if the user wrote it, else the nearest before it, else after."""
+    """The turn with the difference if the user wrote it; else the nearest one of the user before
+    it, else after it.
+    """
     if turns[at].role in _USER:
         return turns[at]
     before = [] if turns[at].role in _SYSTEM else turns[:at][::-1]
@@ -92,7 +94,7 @@ def _users_turn(turns: Sequence[_Turn], at: int) -> _Turn:
 
 
 def _beginning(lead: bytes) -> int:
-    """Offset of its last line's start; without one, of its first whole word."""
+    """Offset at which its last line begins; without a line, its first whole word."""
     return (lead.rfind(b"\n") if b"\n" in lead else lead.find(b" ")) + 1
 
 
@@ -110,7 +112,7 @@ def _turns(pieces: _Pieces, marks: Sequence[str]) -> Iterator[_Turn]:
 
 
 def _runs(pieces: _Pieces, marks: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Stretches without control tokens, each with the name of the one before it."""
+    """Stretches without control tokens, each with the name of the control token before it."""
     mark, start = "", 0
     for index, piece in enumerate(pieces):
         if piece is None:
@@ -134,8 +136,8 @@ def _text(pieces: _Pieces, start: int, stop: int) -> bytes:
 
 
 def _one_line(raw: bytes, beginning: str) -> str:
-    """Control, format and private characters are blanks: none reaches a terminal. Bytes of a
-    character that was cut are left out.
+    """Control, format and private characters become blanks, so that none reaches a terminal. Bytes
+    of a character that was cut are left out.
     """
     text = raw[: 8 * MAX_CHARACTERS].decode(errors="ignore")[: 2 * MAX_CHARACTERS]
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())

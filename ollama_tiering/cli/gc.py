@@ -24,7 +24,7 @@ from ollama_tiering.doctor.builds import builds_here
 _KINDS = {
     "forbidden": "of models that a rule says not to store",
     "model gone": "of models that are gone",
-    "other build": "of engines that are not on this machine any more",
+    "other build": "of builds that are not on this machine any more",
     "unreachable": "whose start is missing",
     "temporary": "of unfinished writes",
     "vacant": "without a block",
@@ -32,11 +32,13 @@ _KINDS = {
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--older-than", type=Duration(), default=0.0, help="Also what was unused so long.")
+@click.option(
+    "--older-than", type=Duration(), default=0.0, help="Also remove blocks not used for this time."
+)
 @click.option(
     "--models",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Ollama's models directory: also blocks of models that are not there any more.",
+    help="Also remove blocks of models that are not in this models directory.",
 )
 @dry_run_option
 @store_options
@@ -48,11 +50,13 @@ def gc(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Remove leftovers, quarantined blocks, blocks whose start is missing, models without blocks.
+    """Remove what nobody can use any more.
 
-    Also what builds of Ollama stored that are not on this machine any more: no other build finds
-    it. What lies in a shared directory stays. With --older-than and --models also what expired and
-    what belongs to removed models. What is pinned or being read stays.
+    That is: leftovers of unfinished writes, damaged files that were put aside, blocks whose chain
+    has lost its beginning, blocks of models that a rule says not to store, and directories of
+    models without a block. It is also what builds of Ollama stored that are no longer on this
+    machine, because no other build can find it; in a directory that machines share, that stays.
+    Blocks that are pinned or being read stay.
     """
     present = present_models(models) if models else None
     builds = builds_here() or None

@@ -12,24 +12,26 @@ from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.errors import ResultDiffers, TieringError
 
 if TYPE_CHECKING:
-    from ollama_tiering.kernels.check import Row
+    from ollama_tiering.kernels.check import CheckRow
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
 def kernel() -> None:
-    """The attention kernels of this machine."""
+    """Check the attention kernels that this machine can run."""
 
 
 @kernel.command()
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads.  [default: as many as there are cores]"
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of threads.  [default: as many as there are cores]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(threads: int | None, as_json: bool) -> None:
-    """Compute with every kernel that this CPU and GPU can run, and compare with f64.
+    """Run every kernel that this CPU and GPU can run, and compare the results with f64.
 
-    Exit code 1 when an error is above its bound or a kernel fails. A shape that a kernel does not
-    serve is named, and is no error. A GPU that is there and cannot be used is one.
+    Exit code 1 if an error is above its bound, if a kernel fails, or if there is a GPU that cannot
+    be used. A shape that a kernel does not serve is named, and is no failure.
     """
     import psutil
 
@@ -46,7 +48,7 @@ def check(threads: int | None, as_json: bool) -> None:
         *checking.cpu_devices(threads or psutil.cpu_count(logical=False) or 1),
         *gpus,
     ]
-    rows: list[Row] = []
+    rows: list[CheckRow] = []
     for row in checking.check(devices):
         rows.append(row)
         if not as_json:
@@ -59,15 +61,15 @@ def check(threads: int | None, as_json: bool) -> None:
     wrong = [f"{row.shape} on {row.device}" for row in rows if not row.ok]
     if wrong:
         raise ResultDiffers(
-            f"not as exact as it must be: {'; '.join(wrong)}",
+            f"error above its bound: {'; '.join(wrong)}",
             hint="do not use these kernels; report the table and the CPU's name",
         )
     if fault:
         raise fault
 
 
-def _line(row: Row) -> str:
-    """One row, printed as soon as it is there: a fault in the next one must not take it along."""
+def _line(row: CheckRow) -> str:
+    """One row, printed as soon as it is known, so that a fault in the next one does not lose it."""
     begin = f"{row.shape:<24} {row.device:<14}"
     if row.failed:
         return f"{begin} FAILED: {row.failed}"
@@ -82,16 +84,23 @@ def _line(row: Row) -> str:
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every line as JSON here, as it comes.",
+    help="Also write every line to this file, as JSON.",
 )
-@click.option("--quick", is_flag=True, help="Without bandwidths: minutes less.")
-@click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@click.option("--quick", is_flag=True, help="Leave out the bandwidths, which take minutes.")
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this case; may be given more than once.",
+)
 def report(out: Path | None, quick: bool, cases: tuple[str, ...]) -> None:
-    """What the GPU kernels do on this machine's GPU, for whoever runs them there first.
+    """Examine the attention kernels on this machine's GPU.
 
-    Each case is a process of its own, and its line is printed as it ends, so that a fault in one
-    leaves the others: the GPU, its driver and compiler, registers and blocks of the kernels, errors
-    against f64, bandwidths as ratios. Exit code 0 only when every case ran and is within its bound.
+    The report names the GPU, its driver and compiler, and the kernels' registers and blocks. It
+    measures errors against f64, and bandwidths as ratios. Each case runs in a process of its own,
+    so a fault in one does not end the others; its line is printed when it ends. Exit code 0 only if
+    every case ran and is within its bound.
     """
     from ollama_tiering.kernels import gpu_report
 
@@ -109,6 +118,6 @@ def report(out: Path | None, quick: bool, cases: tuple[str, ...]) -> None:
     click.echo(f"Under the sanitizer: {gpu_report.sanitizer_command(wrong)}")
     if wrong:
         raise ResultDiffers(
-            f"failed, or not as good as it must be: {'; '.join(wrong)}",
-            hint="`--case NAME` runs one again",
+            f"failed, or outside its bound: {'; '.join(wrong)}",
+            hint="`--case NAME` runs a single case again",
         )

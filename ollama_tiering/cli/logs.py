@@ -1,4 +1,4 @@
-"""`tiering logs`: what the server and the sidecar of `tiering up` have written."""
+"""`tiering logs`: what the server and the sidecar of `tiering up` wrote."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ _READ_BYTES = 1 << 20
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("which", type=click.Choice(["server", "sidecar", "all"]), default="all")
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each log."
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Lines of each log.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Of one `up`.  [default: the newest]")
-@click.option("--paths", is_flag=True, help="Only where the files are.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they come, until Ctrl-C.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the server.  [default: the newest]"
+)
+@click.option("--paths", is_flag=True, help="Print only the paths of the files.")
 def logs(which: str, lines: int, follow: bool, port: int | None, paths: bool) -> None:
-    """Show the end of the logs of `tiering up`, running or not.
+    """Show the end of the logs of `tiering up`, whether it runs or not.
 
     A service writes to the journal instead: journalctl -u ollama-tiering -u ollama-tiered.
     """
@@ -44,7 +51,7 @@ def logs(which: str, lines: int, follow: bool, port: int | None, paths: bool) ->
 
 
 def _files(which: str, port: int | None) -> list[Path]:
-    """The newest log of each kind. ServiceError where there is none."""
+    """The newest log of each kind. ServiceError if there is none."""
     from ollama_tiering import config
 
     folder = config.state_dir() / "logs"
@@ -65,7 +72,7 @@ def _files(which: str, port: int | None) -> list[Path]:
 
 
 def _end(file: Path, lines: int) -> tuple[str, int]:
-    """The last lines, and the size they end at; of a file so large that only its end is read."""
+    """The last lines, and the size at which they end. Of a large file only the end is read."""
     with file.open("rb") as log:
         size = log.seek(0, 2)
         log.seek(max(0, size - _READ_BYTES))
@@ -75,7 +82,9 @@ def _end(file: Path, lines: int) -> tuple[str, int]:
 
 
 def _follow(places: dict[Path, int], show: Callable[[Path, str], None]) -> None:
-    """Shows what came since; `places` are offsets. A file that was begun anew is read from 0."""
+    """Shows what was added since; `places` are offsets. A file that was begun
+    anew is read from 0.
+    """
     for file, at in places.items():
         try:
             size = file.stat().st_size

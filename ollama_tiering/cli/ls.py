@@ -35,7 +35,7 @@ _SORTS: Final[dict[str, Callable[[Any], Any]]] = {  # biggest, longest, latest f
     "tokens": lambda line: -line.tokens,
     "hits": lambda line: -line.hits,
 }
-_PIPE_WIDTH: Final = 1000  # nothing is cut where no terminal has an edge
+_PIPE_WIDTH: Final = 1000  # without a terminal, nothing is cut
 _MODEL_WIDTH: Final = 12  # at least: the only column that may be cut
 _TEXT_WIDTH: Final = 16  # at least
 _PIPE_TEXT_WIDTH: Final = 80
@@ -48,19 +48,19 @@ Texts = Mapping[Any, str]  # by the key of a conversation's last block
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--blocks", is_flag=True, help="Single blocks instead of conversations.")
+@click.option("--blocks", is_flag=True, help="List single blocks instead of conversations.")
 @selection_options
-@click.option("--pinned", is_flag=True, help="Only what is pinned.")
+@click.option("--pinned", is_flag=True, help="List only what is pinned.")
 @click.option(
     "--sort",
     type=click.Choice([*_SORTS, "model"]),
     default="used",
     show_default=True,
-    help="What goes first.",
+    help="What to sort by.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
-@click.option("--no-text", is_flag=True, help="Without the words of conversations.")
+@click.option("--reverse", is_flag=True, help="Sort the other way round.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many lines.")
+@click.option("--no-text", is_flag=True, help="Leave out the column TEXT.")
 @store_options
 def ls(
     ids: tuple[str, ...],
@@ -75,12 +75,13 @@ def ls(
     as_json: bool,
     **conditions: Any,
 ) -> None:
-    """List stored conversations, latest first.
+    """List the stored conversations, the last used first.
 
-    A line is a chain of blocks from the first token to the end of one conversation. OWN is what
-    only it uses: what `tiering rm ID` would free. TEXT is what the user wrote where it parts from
-    the other conversations of its model. An ID may be cut as long as it is unique. With --blocks
-    and IDs: the blocks of these conversations, in their order.
+    Each line is a conversation: a chain of blocks from its first token to its end. SIZE is what the
+    chain takes. OWN is the part that no other conversation uses, so `tiering rm ID` would free it.
+    TEXT is what the user wrote where this conversation first differs from the others of its model.
+    An ID may be shortened as long as it is unique. With --blocks, each line is a block; with IDs,
+    the blocks of these conversations, in their order.
     """
     selection = make_selection(ids, pinned=pinned, **conditions)
     with administration(socket, config_file, purpose="look") as admin:
@@ -186,7 +187,7 @@ def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[
 
 
 def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Without the columns that a narrow terminal has no place for, the least needed first."""
+    """Without the columns for which a narrow terminal has no room, the least needed first."""
     for heading in _DISPENSABLE:
         widths = {name: _width(name, cells) for name, cells in columns.items()}
         widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)
@@ -205,7 +206,7 @@ def _width(heading: str, cells: list[str]) -> int:
 
 
 def _tiers(line: Line) -> str:
-    """`ram 3/24 local`: a tier alone has all of it."""
+    """`ram 3/24 local`: a tier without a number has all of it."""
     blocks = getattr(line, "blocks", 1)
     return " ".join(
         use.tier.label if use.blocks == blocks else f"{use.tier.label} {use.blocks}/{blocks}"

@@ -15,7 +15,7 @@ _EPILOG = "`tiering model shapes` lists the shapes; the options change one part 
 
 @click.group()
 def model() -> None:
-    """Make small test models: real architectures, seeded random weights, no download.
+    """Make small test models: real architectures, random weights from a seed, no download.
 
     One printable character is one token, so a prompt of 3000 characters has 3000 tokens.
     """
@@ -25,20 +25,26 @@ def model() -> None:
 @click.argument("shape")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random weights."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the random weights.",
 )
-@click.option("--layers", type=int, help="Transformer blocks.")
-@click.option("--heads", type=int, help="Query heads.")
-@click.option("--kv-heads", type=int, help="K and V heads; --heads is a multiple of it.")
+@click.option("--layers", type=int, help="Number of layers.")
+@click.option("--heads", type=int, help="Number of query heads.")
+@click.option("--kv-heads", type=int, help="Number of K/V heads; --heads is a multiple of it.")
 @click.option("--head-dim", type=int, help="Elements of one head.")
 @click.option("--embd", type=int, help="Width of the residual stream.")
 @click.option("--ffn", type=int, help="Width of the feed-forward layer.")
-@click.option("--ctx", type=int, help="Context length the model claims.")
+@click.option("--ctx", type=int, help="Context length that the file states.")
 @click.option(
-    "--dtype", type=click.Choice(["f16", "bf16", "q8_0", "q4_k_m", "f32"]), help="Of weights."
+    "--dtype",
+    type=click.Choice(["f16", "bf16", "q8_0", "q4_k_m", "f32"]),
+    help="Type of the weights.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--dry-run", is_flag=True, help="Check, say what would be written, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 def make(
     shape: str,
     file: Path,
@@ -56,7 +62,7 @@ def make(
 ) -> None:
     """Write a model of SHAPE with random weights to FILE.
 
-    The same shape, options and seed give the same bytes. FILE appears whole or not at all.
+    The same shape, options and seed give the same bytes. FILE appears only when it is complete.
     """
     from ollama_tiering.models.shapes import make_shape
 
@@ -95,9 +101,9 @@ def make(
 
 
 @model.command()
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def shapes(as_json: bool) -> None:
-    """List the shapes and what a token costs in each."""
+    """List the shapes, and how many bytes of K/V a token takes in each."""
     from ollama_tiering.models.shapes import SHAPES
 
     if as_json:

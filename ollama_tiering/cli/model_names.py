@@ -1,4 +1,4 @@
-"""Names people know models by: which models are there, and what to call one in a table."""
+"""Names of models for people: which models exist, and what to call one in a table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _FEW: Final = 3  # named in a sentence
 
 
 def present_models(models: Path) -> frozenset[str]:
-    """File names of the blobs that are there. UsageError when that is no models directory.
-
-    None at all would make every model look gone: a disk that is not mounted, the wrong directory.
+    """File names of the blobs that exist. UsageError if that is no models directory, or has no
+    model: then every model would look gone, for instance because a disk is not mounted.
     """
     blobs = models / "blobs"
     if not blobs.is_dir():
@@ -32,12 +31,12 @@ def present_models(models: Path) -> frozenset[str]:
 
 
 def known_names() -> dict[str, str]:
-    """Blob file name -> name, of every models directory that is known on this machine."""
+    """Blob file name -> name, from every models directory that is known on this machine."""
     return first_names(models_dirs())
 
 
 def models_called(text: str) -> tuple[str, ...]:
-    """File names of the models that have `text` in one of their names."""
+    """File names of the models with `text` in one of their names."""
     wanted = text.lower()
     found = all_names(models_dirs()) if wanted else {}
     return tuple(

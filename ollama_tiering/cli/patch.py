@@ -1,5 +1,5 @@
-"""`tiering patch`: check, apply, revert, build and look at the patched Ollama; without a subcommand
-all of it.
+"""`tiering patch`: checks, applies, reverts, builds and shows the patched Ollama; without a
+subcommand it does all that a build needs.
 """
 
 from __future__ import annotations
@@ -26,30 +26,37 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _TAG = click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 _TREE = click.option(
-    "--tree", type=click.Path(path_type=Path), help="A plain source tree instead of our own."
+    "--tree",
+    type=click.Path(path_type=Path),
+    help="Use this plain source tree instead of the one in the cache.",
 )
 _SOURCE = click.option(
     "--source",
-    help="URL or local clone, where the version is not cached yet." + flag_note("patch.source"),
+    help="URL or local clone to fetch from if the version is not cached yet."
+    + flag_note("patch.source"),
 )
 _UNTESTED = click.option(
-    "--allow-untested", is_flag=True, help="Also on a tree that is not a supported version."
+    "--allow-untested", is_flag=True, help="Try it even if the tree is not a supported version."
 )
 _CPU = click.option(
-    "--cpu", type=click.Choice(["native", "variants"]), help="CPU code." + flag_note("patch.cpu")
+    "--cpu",
+    type=click.Choice(["native", "variants"]),
+    help="Build for this processor only, or for every one." + flag_note("patch.cpu"),
 )
 _CUDA = click.option(
-    "--cuda", type=click.Choice(["auto", "on", "off"]), help="GPU code." + flag_note("patch.cuda")
+    "--cuda",
+    type=click.Choice(["auto", "on", "off"]),
+    help="Whether to build the code for GPUs." + flag_note("patch.cuda"),
 )
 _ARCH = click.option("--cuda-arch", help="CUDA architectures for CMake, such as 90 or native.")
 _JOBS = click.option(
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
-    help="Parallel compilations.  [default: as many as there are cores]",
+    help="How many files to compile at a time.  [default: as many as there are cores]",
 )
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
-_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Show each command.")
+_QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Show each command that runs.")
 
 
 def _options(*options: Callable[..., Any]) -> Decorator:
@@ -68,10 +75,10 @@ _BUILD = _options(_TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED, _QUIET, _
 @_BUILD
 @click.pass_context
 def patch(ctx: click.Context, /, **given: Any) -> None:
-    """Check, apply, revert and build the patched Ollama.
+    """Patch Ollama's source and build it.
 
-    Without a subcommand: fetch if needed, apply, build. The last line on stdout is the path of the
-    binary.
+    Without a subcommand, this fetches the source if needed, applies the patch set and builds. The
+    last line on stdout is the path of the binary.
     """
     if ctx.invoked_subcommand is None:
         _build(**given)
@@ -83,22 +90,25 @@ def patch(ctx: click.Context, /, **given: Any) -> None:
 
 @patch.command()
 @_BUILD
-@click.option("--stock", is_flag=True, help="Without the patch set, to compare with.")
-@click.option("--go-tags", multiple=True, help="Go build tag; such a binary lies beside the other.")
+@click.option("--stock", is_flag=True, help="Build without the patch set, for comparisons.")
+@click.option(
+    "--go-tags", multiple=True, help="Go build tag; the binary gets a directory of its own."
+)
 def build(**given: Any) -> None:
-    """Fetch if needed, apply and compile; prints the path of the binary last."""
+    """Fetch the source if needed, apply the patch set and compile.
+
+    The last line on stdout is the path of the binary.
+    """
     _build(**given)
 
 
 @patch.command()
 @_options(_TAG, _TREE, _UNTESTED)
-@click.option(
-    "--all-tags", is_flag=True, help="Every supported version that is in the source cache."
-)
+@click.option("--all-tags", is_flag=True, help="Check every supported version that is cached.")
 def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bool) -> None:
-    """Would the patch set apply? Changes nothing.
+    """Say whether the patch set would apply, and change nothing.
 
-    Without --tree this looks at the source cache, with it at that tree.
+    This looks at the cached source or, with --tree, at that tree.
     """
     patchset, cache = manifest.load(), upstream.SourceCache()
     if tree is not None:
@@ -139,7 +149,10 @@ def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bo
 @_options(_TAG, _TREE, _SOURCE, _CPU, _CUDA, _UNTESTED, _QUIET, _VERBOSE)
 @click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
 def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
-    """Apply the patch set to a tree; all or nothing, again is a no-op. Prints the tree."""
+    """Apply the patch set to a source tree, and print the tree's path.
+
+    Either all of it is applied or nothing. If it is applied already, nothing happens.
+    """
     patchset, cache = manifest.load(), upstream.SourceCache()
     report = Report(quiet=given.pop("quiet"), verbose=given.pop("verbose"))
     if tree is None:
@@ -168,7 +181,7 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
 def revert(
     tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool
 ) -> None:
-    """Put upstream's own bytes back. Prints the tree."""
+    """Put Ollama's own bytes back into a patched tree, and print the tree's path."""
     root = tree or building.plan(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
         record = Tree(root).record()
@@ -184,9 +197,9 @@ def revert(
 
 @patch.command()
 @_options(_TREE)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(tree: Path | None, as_json: bool) -> None:
-    """What is patched and built; without --tree all build trees of the cache."""
+    """Show what is patched and built: in one tree, or in all trees of the cache."""
     patchset = manifest.load()
     roots = [tree] if tree else sorted((config.cache_dir() / "trees").glob("*/src"))
     built = set(building.built_binaries())
@@ -220,7 +233,7 @@ def _build(*, quiet: bool, verbose: bool, **given: Any) -> None:
 
 
 def _go(patchset: manifest.Patchset, tree: Path) -> Path | None:
-    """The Go that edits go.mod; none where nothing is to be edited or the tree has no go.mod."""
+    """The Go that edits go.mod; None if nothing is to be edited or the tree has no go.mod."""
     go_mod = tree / gomod.GO_MOD
     if not patchset.go_requires or not go_mod.is_file():
         return None

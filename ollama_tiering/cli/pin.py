@@ -38,10 +38,11 @@ def pin(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Keep conversations: their blocks are never evicted, until `tiering unpin`.
+    """Pin conversations: their blocks are not evicted until `tiering unpin`.
 
-    The ID of a block inside a conversation keeps what leads to it, a system prompt for instance.
-    Pins survive restarts. They may take sidecar.pin_share of the budget at most.
+    The ID of a block inside a conversation pins the blocks up to that one, for instance a system
+    prompt. Pins survive restarts. They may take at most the share `sidecar.pin_share` of the local
+    budget.
     """
     _change(ids, dry_run, socket, config_file, as_json, unpin=False)
 
@@ -57,7 +58,10 @@ def unpin(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Let pinned conversations be evicted again. What another pin keeps stays kept."""
+    """Let pinned conversations be evicted again.
+
+    Blocks that another pinned conversation shares stay pinned.
+    """
     _change(ids, dry_run, socket, config_file, as_json, unpin=True)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @selection_options
-@click.option("--all", "everything", is_flag=True, help="Every conversation.")
+@click.option("--all", "everything", is_flag=True, help="Remove every conversation.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @dry_run_option
 @store_options
@@ -47,20 +47,23 @@ def rm(
     as_json: bool,
     **conditions: Any,
 ) -> None:
-    """Remove conversations.
+    """Remove conversations from the store.
 
-    Chosen by ID or by the conditions, which must all hold. What another conversation needs too, is
-    pinned, or is being read stays, and that is said. If an ID is that of a pinned conversation,
-    nothing is removed: exit code 1. Asks first, unless --yes.
+    Name them by ID, or by conditions that must all hold. Blocks stay, and are counted, if another
+    conversation needs them, if they are pinned, or if they are being read. If you name the ID of a
+    pinned conversation, nothing is removed, and the exit code is 1. The command asks first, unless
+    you give --yes.
     """
     chosen = bool(ids) or any(conditions.values())
     if chosen == everything:
         raise UsageError(
-            "nothing says what to remove" if everything is False else "--all takes no conditions",
-            hint="name IDs (`tiering ls`), conditions, or --all",
+            "--all takes no IDs and no conditions" if everything else "say what to remove",
+            hint="give IDs (`tiering ls`), conditions, or --all",
         )
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-        raise UsageError("there is nobody to ask", hint="add --yes, or --dry-run to look first")
+        raise UsageError(
+            "cannot ask: this is no terminal", hint="add --yes, or --dry-run to look first"
+        )
     selection = make_selection(ids, **conditions)
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
         listing = admin.listing(selection)
@@ -85,21 +88,23 @@ def rm(
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What a removal is of: ` of qwen3:0.6b`, and how many pinned conversations it leaves."""
+    """What a removal is of (` of qwen3:0.6b`), and how many pinned conversations it leaves."""
 
     models: str
     pinned_chains: int
 
 
 def _models(listing: Listing) -> set[str]:
-    """Names of the models of what goes."""
+    """Names of the models whose conversations go."""
     names = known_names()
     going = {chain.namespace for chain in listing.chains if not chain.pinned}
     return {label(listing.descriptions.get(ns, ()), ns, names) for ns in going}
 
 
 def _pinned(admin: Admin, pinned: list[ChainLine], digits: int) -> TieringError:
-    """The way out: a pin lies on the conversation itself, or on one that goes on from it."""
+    """The error with the way out: a pin lies on the conversation itself, or on one that continues
+    it.
+    """
     names = [short(chain.key, digits) for chain in pinned]
     own = all(admin.unpin(chain.key.hex(), dry_run=True).changed for chain in pinned)
     way = f"tiering unpin {' '.join(names)}" if own else "tiering ls --pinned shows what keeps it"

@@ -1,4 +1,6 @@
-"""`tiering sidecar`: the block store service, in the foreground until SIGTERM or SIGINT."""
+"""`tiering sidecar`: the service that keeps the blocks, in the foreground until
+SIGTERM or SIGINT.
+"""
 
 from __future__ import annotations
 
@@ -43,33 +45,36 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--remote",
     type=click.Path(path_type=Path),
-    help="Directory of the remote tier, shared, as on NFS." + flag_note("sidecar.remote_dir"),
+    help="Directory of the remote tier, which several machines may share (NFS)."
+    + flag_note("sidecar.remote_dir"),
 )
 @click.option(
     "--remote-gb",
     type=float,
-    help="Budget of the whole remote directory in GiB." + flag_note("sidecar.remote_budget"),
+    help="Budget of the remote directory in GiB, for all machines together."
+    + flag_note("sidecar.remote_budget"),
 )
 @click.option(
     "--log-level",
     type=click.Choice(_LEVELS),
-    help="How much to say on stderr." + flag_note("sidecar.log_level"),
+    help="How much to log on stderr." + flag_note("sidecar.log_level"),
 )
 @click.option(
     "--log-format",
     type=click.Choice(("text", "json")),
-    help="Lines, or JSON objects." + flag_note("sidecar.log_format"),
+    help="Log lines of text, or one JSON object per line." + flag_note("sidecar.log_format"),
 )
 @click.option(
     "--metrics-port",
     type=int,
-    help="Prometheus metrics on loopback; 0 for none." + flag_note("sidecar.metrics_port"),
+    help="Port for Prometheus metrics, on loopback; 0 for none."
+    + flag_note("sidecar.metrics_port"),
 )
 @click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="Settings file instead of the usual one.",
+    help="Read this settings file instead of the usual one.",
 )
 def sidecar(
     socket: Path | None,
@@ -84,11 +89,12 @@ def sidecar(
     metrics_port: int | None,
     config_file: Path | None,
 ) -> None:
-    """Keep KV blocks in RAM and on disk for the patched Ollama.
+    """Run the sidecar, the service that keeps blocks in RAM and on disk for the patched Ollama.
 
-    Runs in the foreground. One line on stdout says when it is ready; a service manager that set
-    NOTIFY_SOCKET is told too. SIGTERM or Ctrl-C writes down what is in RAM only (up to 10 s), then
-    ends. SIGHUP rereads the settings; docs/configuration.md says what changes at once.
+    It runs in the foreground. One line on stdout says when it is ready; a service manager that sets
+    NOTIFY_SOCKET is told, too. On SIGTERM or Ctrl-C it copies to the disk what is in RAM only, for
+    at most 10 s, and ends. On SIGHUP it reads its settings again; docs/configuration.md says which
+    of them change at once.
     """
     overrides: dict[str, Any] = {
         "sidecar.socket": socket,

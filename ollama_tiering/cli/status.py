@@ -1,4 +1,4 @@
-"""`tiering status`: what the sidecar holds, what it found, and which runners use it."""
+"""`tiering status`: what the sidecar has stored and found, and which runners use it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(socket: Path | None, as_json: bool) -> None:
-    """Show tiers, hits, runners, and what was done for each model, by the running sidecar.
+    """Show what the running sidecar knows: tiers, hits, loaded models, and what each model saved.
 
-    Exit code 9 when none runs.
+    Exit code 9 if no sidecar runs.
     """
     path = config.load_sidecar({"sidecar.socket": socket}).socket_path
     try:
@@ -172,7 +172,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         yield f"misses: {misses}"
     if others := _other_builds_blocks(answer):
         yield (
-            f"{others} blocks were stored by engines that are not on this machine any more: "
+            f"{others} blocks were stored by builds that are not on this machine any more: "
             "nothing here finds them; `tiering gc` removes them (not from a shared directory)"
         )
     yield from status_rules.lines(answer)
@@ -189,8 +189,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
 
 
 def _other_builds_blocks(answer: pb.StatResponse) -> int:
-    """Blocks that no build on this machine and no runner that is alive can find; 0 where no build
-    of ours is here to compare with.
+    """Blocks that neither a build on this machine nor a living runner can find; 0 if there is no
+    build of ours to compare with.
     """
     from ollama_tiering.doctor.builds import builds_here
     from ollama_tiering.store.tools.listing import build_of, of_other_build
@@ -254,7 +254,7 @@ def _damaged(tier: pb.TierStat) -> str:
 
 
 def _state(tier: pb.TierStat) -> str:
-    """Nothing for a tier that is well and one's own."""
+    """Empty for a tier that works and is not shared."""
     said = []
     if tier.state == "resting":
         failures = ", ".join(f"{count} {name}" for name, count in sorted(tier.failures.items()))
@@ -267,7 +267,7 @@ def _state(tier: pb.TierStat) -> str:
 
 
 def _encoding(tier: pb.TierStat) -> str:
-    """Said where blocks are, or will be, stored encoded."""
+    """Empty unless blocks are stored encoded, or will be."""
     encoded = tier.encoding_ratio > 1.02
     if tier.encoding in ("", "none") and not encoded:
         return ""

@@ -1,4 +1,4 @@
-"""What `tiering status` says of models that are kept otherwise than all others."""
+"""What `tiering status` says of models that a rule treats differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGEST_DIGITS: Final = 12
 
 
 def refusal(answer: pb.StatResponse, namespace: bytes) -> str:
-    """Why nothing of a runner's model is stored; empty where it is."""
+    """Why nothing of a runner's model is stored; empty if it is stored."""
     found = (one.refusal for one in answer.model_terms if namespace in one.namespaces)
     return next(found, "")
 

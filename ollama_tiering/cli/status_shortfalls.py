@@ -1,5 +1,5 @@
-"""What `tiering status` says of a runner's last request, of why less of prompts came back than all
-but the last token, and of what is still to be stored.
+"""What `tiering status` says of a runner's last request, of why prompts were computed, and of what
+is still to be stored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AT: Final = (
 
 
 def lines(runner: pb.RunnerReport) -> Iterator[str]:
-    """Nothing of what a runner of an older version does not say."""
+    """Leaves out what a runner of an older version does not report."""
     if runner.shortfalls:
         yield "  recomputed, by reason:"
         for one in sorted(runner.shortfalls, key=lambda one: -one.tokens):
@@ -76,7 +76,7 @@ def documents(counts: Iterable[pb.ShortfallCount]) -> list[dict[str, Any]]:
 
 
 def last_document(runner: pb.RunnerReport) -> dict[str, Any] | None:
-    """None where no request has ended. `reason` and `why` are null when nothing was missing."""
+    """None if no request has ended. `reason` and `why` are null if nothing was missing."""
     if not runner.HasField("last_request"):
         return None
     last, why = runner.last_request, _why(runner)

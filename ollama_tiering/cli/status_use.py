@@ -1,4 +1,4 @@
-"""What `tiering status` says was done for each model, loaded or not, and what it has saved."""
+"""What `tiering status` says was done for each model, loaded or not, and what it saved."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def names(answer: pb.StatResponse) -> dict[str, str]:
-    """File name of a model -> as people know it: what the sidecar says, else what this user's own
-    manifests do (the service's are not this user's).
+    """File name of a model -> its name: the one that the sidecar gives, else the one in this user's
+    own manifests (which are not the service's).
     """
     found = {one.model: one.name for one in answer.model_uses if one.name}
     seen = {one.model for one in answer.model_uses} | {one.model for one in answer.runners}
@@ -60,7 +60,7 @@ def _lines_of(uses: list[pb.ModelUse]) -> Iterator[str]:
 
 
 def documents(answer: pb.StatResponse, known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One for each namespace; numbers that were not measured are null."""
+    """One document for each namespace. Numbers that were not measured are null."""
     return [
         {
             "namespace": use.namespace.hex(),
@@ -85,7 +85,7 @@ def documents(answer: pb.StatResponse, known: Mapping[str, str]) -> list[dict[st
 
 
 def _date(unix_seconds: float) -> str:
-    """Of this machine's zone; a time that no calendar has is said as it is."""
+    """In this machine's time zone. A time outside of any calendar is shown as it is."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_seconds))
     except (OverflowError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the commands on the store share: their options, values and how they reach the store."""
+"""What the commands on the store share: options, values, and how they reach the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
     from ollama_tiering.store import OpenBlock
-    from ollama_tiering.store.tools.archive import Manifest
+    from ollama_tiering.store.tools.archive import ArchiveManifest
     from ollama_tiering.store.tools.chain_to_export import ChainToExport
     from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present
     from ollama_tiering.store.values import (
@@ -59,7 +59,7 @@ class Admin(Protocol):
     def chain(self, chain_id: str) -> ChainToExport: ...
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]: ...
     def present(self, checked: CheckedChain) -> Present: ...
-    def sink(self, manifest: Manifest) -> AbstractContextManager[BlockSink]: ...
+    def sink(self, manifest: ArchiveManifest) -> AbstractContextManager[BlockSink]: ...
 
 
 class Duration(click.ParamType[float]):
@@ -87,34 +87,58 @@ class Size(click.ParamType[int]):
 
 
 def store_options(command: F) -> F:
-    """--socket, --config, --json: how every command on the store is reached and answers."""
+    """Adds --socket, --config and --json, which every command on the store has."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable (docs/cli.md)."),
-        click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings."),
-        click.option("--socket", type=click.Path(path_type=Path), help="Socket of the sidecar."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/cli.md lists it)."),
+        click.option(
+            "--config", "config_file", type=click.Path(path_type=Path), help="Settings file."
+        ),
+        click.option(
+            "--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar."
+        ),
     ):
         command = option(command)
     return command
 
 
 def selection_options(command: F) -> F:
-    """Which chains: --model, --older-than, --min-tokens, --min-size, --tier."""
+    """Adds the options that select chains: --model, --older-than, --min-tokens,
+    --min-size, --tier.
+    """
     for option in (
         click.option(
-            "--tier", type=click.Choice(["ram", "local", "remote"]), help="With a block there."
+            "--tier",
+            type=click.Choice(["ram", "local", "remote"]),
+            help="Only what has a block in this tier.",
         ),
-        click.option("--min-size", type=Size(), default=0, help="Own blocks take so much."),
-        click.option("--min-tokens", type=click.IntRange(0), default=0, help="At least so long."),
         click.option(
-            "--older-than", type=Duration(), default=0.0, help="Not used for so long, e.g. 30d."
+            "--min-size", type=Size(), default=0, help="Only if its own blocks take at least this."
         ),
-        click.option("--model", default="", help="Part of the model's name, or its namespace."),
+        click.option(
+            "--min-tokens",
+            type=click.IntRange(0),
+            default=0,
+            help="Only with at least this many tokens.",
+        ),
+        click.option(
+            "--older-than",
+            type=Duration(),
+            default=0.0,
+            help="Only if not used for this time, such as 30d.",
+        ),
+        click.option(
+            "--model",
+            default="",
+            help="Only of this model: a part of its name, or the beginning of its namespace.",
+        ),
     ):
         command = option(command)
     return command
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done; do nothing.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done, and change nothing."
+)
 
 
 def make_selection(
@@ -147,7 +171,8 @@ def make_selection(
 def administration(
     socket: Path | None, config_file: Path | None, *, purpose: Literal["look", "change", "store"]
 ) -> Iterator[Admin]:
-    """Through the sidecar when one listens; else on the files, with their directories locked.
+    """Works through the sidecar if one listens; otherwise on the files, with their directories
+    locked.
 
     A socket that was named must answer: ServiceError.
     """

@@ -13,24 +13,27 @@ import click
 from ollama_tiering.cli import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
-    from ollama_tiering.systemd.plan import Plan, Request
-    from ollama_tiering.systemd.service import Outcome
+    from ollama_tiering.systemd.plan import InstallPlan, InstallRequest
+    from ollama_tiering.systemd.service import InstallOutcome
 
 _PATH = click.Path(path_type=Path)
 
 
 def _place(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable."),
-        click.option("--root", type=_PATH, help="Everything below DIR, as if it were /."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--root", type=_PATH, help="Install below this directory, as if it were /."),
         click.option(
             "--prefix",
             type=_PATH,
-            help="Where the binary goes.  [default: /opt/ollama-tiering, with --user "
+            help="Where to put the binary.  [default: /opt/ollama-tiering, with --user "
             "~/.local/lib/ollama-tiering]",
         ),
         click.option(
-            "--user", "user_mode", is_flag=True, help="Your own service manager, not the system's."
+            "--user",
+            "user_mode",
+            is_flag=True,
+            help="Use your own service manager, not the system's.",
         ),
     ):
         command = option(command)
@@ -41,23 +44,24 @@ def _place(command: Callable[..., Any]) -> Callable[..., Any]:
 def systemd() -> None:
     """Install the sidecar and the patched Ollama as services of systemd.
 
-    A stock Ollama's binary and unit are not touched; their hashes are shown before and after.
+    The binary and the unit of a stock Ollama are not touched. Their SHA-256 is shown before and
+    after.
     """
 
 
 @systemd.command()
 @_place
-@click.option("--run-as", metavar="USER", help="User of both services.  [default: ollama]")
+@click.option("--run-as", metavar="USER", help="User that runs both services.  [default: ollama]")
 @click.option("--binary", type=_PATH, help="The patched Ollama.  [default: the newest built]")
 @click.option(
     "--host",
-    help="Where it listens.  [default: 127.0.0.1:11434, or 11435 "
+    help="Where the server listens.  [default: 127.0.0.1:11434, or 11435 "
     "where ollama.service is installed]",
 )
-@click.option("--models", type=_PATH, help="Models directory.  [default: Ollama's own]")
-@click.option("--sidecar-only", is_flag=True, help="No server, only the block store service.")
-@click.option("--now", is_flag=True, help="Also enable and start them.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
+@click.option("--models", type=_PATH, help="Directory of the models.  [default: Ollama's own]")
+@click.option("--sidecar-only", is_flag=True, help="Install the sidecar only, and no server.")
+@click.option("--now", is_flag=True, help="Also enable and start the services.")
+@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 def install(
     user_mode: bool,
     prefix: Path | None,
@@ -71,10 +75,10 @@ def install(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write units for the sidecar and the patched server, and copy that server into its prefix.
+    """Write units for the sidecar and the patched server, and copy the server's binary.
 
-    A second time it replaces what it wrote. A file that a person changed is never overwritten:
-    exit code 9 names it, and nothing is written.
+    A second run replaces what the first one wrote. A file that somebody changed is never
+    overwritten: the error names it, nothing is written, and the exit code is 9.
     """
     from ollama_tiering.launch.address import parse_address
     from ollama_tiering.systemd import service
@@ -104,13 +108,13 @@ def install(
 
 @systemd.command()
 @_place
-@click.option("--dry-run", is_flag=True, help="Say what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 def uninstall(
     user_mode: bool, prefix: Path | None, root: Path | None, dry_run: bool, as_json: bool
 ) -> None:
     """Stop the services and remove exactly what install wrote.
 
-    A file that a person changed is kept and named. Stored blocks stay.
+    A file that somebody changed is kept and named. Stored blocks stay.
     """
     from ollama_tiering.systemd import service
     from ollama_tiering.systemd.manager import Manager
@@ -136,7 +140,7 @@ def uninstall(
 @systemd.command()
 @_place
 def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: bool) -> None:
-    """Show what is installed, whether it is as it was written, and what runs."""
+    """Show what is installed, whether it was changed since, and what runs."""
     from ollama_tiering.systemd import service
     from ollama_tiering.systemd.manager import Manager
 
@@ -157,10 +161,12 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
         click.echo(f"{'stock':<12} {path} sha256 {file['sha256']}{note}")
 
 
-def _request(user_mode: bool, prefix: Path | None, root: Path | None, **more: Any) -> Request:
-    from ollama_tiering.systemd.plan import Request
+def _request(
+    user_mode: bool, prefix: Path | None, root: Path | None, **more: Any
+) -> InstallRequest:
+    from ollama_tiering.systemd.plan import InstallRequest
 
-    return Request(
+    return InstallRequest(
         user_mode=user_mode,
         prefix=prefix.absolute() if prefix else None,
         root=root.absolute() if root else None,
@@ -182,12 +188,12 @@ def _newest_binary() -> Path:
     return found
 
 
-def _document(outcome: Outcome, dry_run: bool) -> dict[str, Any]:
+def _document(outcome: InstallOutcome, dry_run: bool) -> dict[str, Any]:
     return {"installed": True, "dry_run": dry_run, **asdict(outcome)}
 
 
 def _changes(
-    outcome: Outcome, dry_run: bool, *, written: str = "wrote", removed: str = "removed"
+    outcome: InstallOutcome, dry_run: bool, *, written: str = "wrote", removed: str = "removed"
 ) -> Iterator[str]:
     changes = outcome.changes
     for word, paths in (
@@ -201,7 +207,7 @@ def _changes(
             yield f"{word:<12} {path}"
 
 
-def _stock(outcome: Outcome) -> Iterator[str]:
+def _stock(outcome: InstallOutcome) -> Iterator[str]:
     if not outcome.stock_before:
         yield f"{'stock':<12} no stock Ollama found"
     for path, before in outcome.stock_before.items():
@@ -211,7 +217,7 @@ def _stock(outcome: Outcome) -> Iterator[str]:
         yield f"{'':<12}   after  {after}"
 
 
-def _next(plan: Plan, manager: Any, *, now: bool) -> Iterator[str]:
+def _next(plan: InstallPlan, manager: Any, *, now: bool) -> Iterator[str]:
     service = plan.service
     if service.binary:
         yield f"{'server':<12} http://{service.address}"

@@ -14,24 +14,25 @@ from ollama_tiering.config.words import flag_note
 if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.address import Address
-    from ollama_tiering.launch.record import Record
-    from ollama_tiering.launch.up import Request
+    from ollama_tiering.launch.record import UpRecord
+    from ollama_tiering.launch.up import UpRequest
     from ollama_tiering.patchset.report import Report
 
-_EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none yet
+_EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 @click.option(
     "--source",
-    help="URL or local clone, where the version is not cached yet." + flag_note("patch.source"),
+    help="URL or local clone to fetch from if the version is not cached yet."
+    + flag_note("patch.source"),
 )
 @click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
 @click.option(
     "--models",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Models directory.  [env OLLAMA_MODELS; default: Ollama's own]",
+    help="Directory of the models.  [env OLLAMA_MODELS; default: Ollama's own]",
 )
 @click.option(
     "--socket",
@@ -41,19 +42,21 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none ye
 @click.option(
     "--cpu-attention",
     type=click.Choice(["exact", "stock"]),
-    help="Attention of models on the CPU." + flag_note("server.cpu_attention"),
+    help="How models on the CPU compute attention: by our exact kernels, or as stock Ollama."
+    + flag_note("server.cpu_attention"),
 )
 @click.option(
     "--cpu",
     type=click.Choice(["native", "variants"]),
-    help="CPU code of the build.  [default: what is built already, else native]",
+    help="Build for this processor only, or for every one.  "
+    "[default: what is built already, else native]",
 )
 @click.option(
     "--cuda",
     type=click.Choice(["auto", "on", "off"]),
-    help="GPU code of the build." + flag_note("patch.cuda"),
+    help="Whether to build the code for GPUs." + flag_note("patch.cuda"),
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
 def up(
     host: str | None,
@@ -66,16 +69,17 @@ def up(
 ) -> None:
     """Build the patched Ollama if needed, start the sidecar, serve.
 
-    Runs until Ctrl-C or SIGTERM: Ollama stores what its models hold, then the sidecar writes it
-    down. Every OLLAMA_* variable is passed on. An installed Ollama is not touched. If it is up
-    already, this says so and ends with exit code 0; if something else has the port, or it is up
-    with another models directory than --models names, with 9. If the sidecar cannot start, one
-    line says why and Ollama serves as stock.
+    Runs until Ctrl-C or SIGTERM. Then Ollama stores what its models hold, and the sidecar copies
+    it to the disk. Every OLLAMA_* variable is passed on. An installed Ollama is not touched.
+
+    If `tiering up` runs already, this command says so and ends with exit code 0. It ends with 9 if
+    another program has the port, or if the running one has another models directory than --models
+    names. If the sidecar cannot start, one line says why, and Ollama serves as stock.
     """
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
-    from ollama_tiering.launch.record import AlreadyUp, claim
+    from ollama_tiering.launch.record import AlreadyUp, hold
     from ollama_tiering.patchset.binary import patched_binary
     from ollama_tiering.patchset.report import Report
 
@@ -85,7 +89,7 @@ def up(
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
     request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
-        with claim(address) as held:
+        with hold(address) as held:
             launching.require_free(address)
             held.write(launching.first_record(request))
             binary = _built_binary(unreadable) if unreadable else patched_binary(report, **build)
@@ -98,13 +102,13 @@ def up(
 
 def _request(
     address: Address, models: Path | None, flags: dict[str, Any]
-) -> tuple[Request, ConfigError | None]:
-    """Settings in a file or variable that cannot be used cost the cache, not the server. A flag
-    that cannot is a ConfigError.
+) -> tuple[UpRequest, ConfigError | None]:
+    """Bad settings in the file or in a variable cost the cache, not the server. A bad flag is a
+    ConfigError.
     """
     from ollama_tiering import config
     from ollama_tiering.errors import ConfigError
-    from ollama_tiering.launch.up import Request
+    from ollama_tiering.launch.up import UpRequest
 
     try:
         settings = config.load(flags)
@@ -113,9 +117,9 @@ def _request(
         why = f"{error.message} ({error.hint})"
         attention = flags["server.cpu_attention"]
         socket = config.default_socket_path()
-        return Request(address, socket, models, attention, why_stock=why), error
+        return UpRequest(address, socket, models, attention, why_stock=why), error
     attention = settings.server.cpu_attention
-    return Request(address, settings.sidecar.socket_path, models, attention), None
+    return UpRequest(address, settings.sidecar.socket_path, models, attention), None
 
 
 def _require_good_flags(flags: dict[str, Any]) -> None:
@@ -128,11 +132,11 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
                 setting.parse(value)
             except (ValueError, TypeError) as error:
                 name = setting.key.partition(".")[2].replace("_", "-")
-                raise ConfigError(f"flag --{name}: {error}", hint="name another") from None
+                raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
 
 
 def _built_binary(unreadable: ConfigError) -> Path:
-    """Nothing is built by settings that cannot be read: what is there serves."""
+    """If the settings cannot be read, nothing is built: the binary that exists serves."""
     from ollama_tiering.patchset.binary import ready_binary
 
     binary = ready_binary()
@@ -141,7 +145,7 @@ def _built_binary(unreadable: ConfigError) -> Path:
     return binary
 
 
-def _ready(request: Request, record: Record, report: Report) -> None:
+def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
     from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names

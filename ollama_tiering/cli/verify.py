@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--repair", is_flag=True, help="Quarantine damage, remove leftovers, new index.")
+@click.option(
+    "--repair", is_flag=True, help="Rename damaged files, remove leftovers, rewrite the index."
+)
 @store_options
 def verify(repair: bool, socket: Path | None, config_file: Path | None, as_json: bool) -> None:
-    """Read every block of every tier; check header, place and checksums.
+    """Read every block of every tier, and check its header, place and checksums.
 
-    Changes nothing without --repair. Exit code 8 when a block was damaged or could not be read,
-    also when it was repaired: damage is quarantined, so a second run finds none.
+    Without --repair nothing is changed. Exit code 8 if a block was damaged or could not be read,
+    even if --repair dealt with it. After --repair a second run finds no damage, because damaged
+    files are renamed and no longer used.
     """
     findings: list[Finding] = []
     last: VerifyStep | None = None
@@ -60,7 +63,7 @@ class _Show(Protocol):
 
 @contextlib.contextmanager
 def _progress(models: _Models, *, quiet: bool) -> Iterator[_Show]:
-    """A bar on stderr where that is a terminal; findings on stdout as they come."""
+    """A progress bar on stderr, if that is a terminal; findings on stdout as they come."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
@@ -82,7 +85,7 @@ def _progress(models: _Models, *, quiet: bool) -> Iterator[_Show]:
 
 
 class _Models:
-    """Names of the models that paths below a tier's directory belong to; asked for when needed."""
+    """Names of the models to which paths below a tier's directory belong; looked up when needed."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin

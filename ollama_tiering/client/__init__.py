@@ -1,4 +1,6 @@
-"""What the author of an engine imports; beside it, the administration through a sidecar."""
+"""For authors of engines: a client of the block store. `admin_client` is the administration of a
+running sidecar.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The store's administration through a running sidecar: the same calls as tools/admin.py has."""
+"""The administration of a store through a running sidecar: the same calls as
+store/tools/admin.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.tools.archive import Manifest
+from ollama_tiering.store.tools.archive import ArchiveManifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
 from ollama_tiering.store.values import (
@@ -44,7 +46,9 @@ _LEASE_AGAIN_SECONDS: Final = 5.0
 
 
 class SidecarAdministration:
-    """One connection; a context manager. ServiceError when the sidecar does not answer."""
+    """One connection to a sidecar; a context manager. ServiceError if the
+    sidecar does not answer.
+    """
 
     def __init__(self, socket_path: Path) -> None:
         self._channel = grpc.insecure_channel(
@@ -118,7 +122,9 @@ class SidecarAdministration:
         return chain_to_export(self.listing(Selection(ids=(chain_id,)), blocks=True))
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its files. What is still to be read is leased, again and again."""
+        """Opens the files of the chain, one after the other. Blocks still to be read are leased,
+        and the lease is renewed.
+        """
         lease = _Lease(self._stub, chain)
         try:
             for index in range(len(chain.files)):
@@ -147,7 +153,7 @@ class SidecarAdministration:
         return what_is_present(checked, found)
 
     @contextmanager
-    def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
+    def sink(self, manifest: ArchiveManifest) -> Iterator[BlockSink]:
         with Exchange(self._stub.Put, _LONG_SECONDS) as exchange:
             description = pb.Namespace(
                 fields=[pb.NamespaceField(name=n, value=v) for n, v in manifest.description]
@@ -168,7 +174,7 @@ class SidecarAdministration:
 
 
 class _Lease:
-    """Paths of a chain's blocks, held by a lease that is renewed while they are read."""
+    """The paths of a chain's blocks, kept by a lease that is renewed while the blocks are read."""
 
     def __init__(self, stub: Any, chain: ChainToExport) -> None:
         self._stub = stub

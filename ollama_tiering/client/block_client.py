@@ -1,4 +1,4 @@
-"""What the author of an engine imports: prefix match, restore and save against the sidecar.
+"""The client of the block store: finds, restores and stores the blocks of a prompt.
 
     client = BlockClient("/run/user/1000/ollama-tiering/sidecar.sock")
     found = client.match(namespace, prompt)          # found.rows positions need not be computed
@@ -8,9 +8,9 @@
             cache[block.first_position : block.first_position + block.rows] = k[: block.rows]
     client.put(namespace, tokens, lambda i: {(layer, kind): rows of block i ...})
 
-Every call has a deadline. With `fail_open` (the default) nothing is raised for a sidecar that is
-down, slow or full, nor for a damaged block: the answer is a miss, and `failures` counts it. What
-`get` hands out has matched its checksums and the prompt's tokens. Thread-safe.
+Every call has a deadline. With `fail_open` (the default) nothing is raised if the sidecar is down,
+slow or full, or if a block is damaged: the answer is a miss, and `failures` counts it. The blocks
+that `get` returns have matched their checksums and the prompt's tokens. Thread-safe.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BATCH_BYTES: Final = 64 << 20  # payload reserved, filled and committed at a ti
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """`rows` from position 0 on are in the store now; `reason` says why not all of them."""
+    """Rows 0 to `rows` - 1 are in the store now. `reason` says why not all rows are."""
 
     rows: int
     stored_blocks: int
@@ -65,7 +65,7 @@ class PutResult:
 
 
 class BlockClient:
-    """One connection to a sidecar. Closing it ends it; a context manager."""
+    """One connection to a sidecar; a context manager that closes it."""
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class BlockClient:
         lookup_seconds: float = 1.0,
         transfer_seconds: float = 30.0,
     ) -> None:
-        """`inline` moves bytes over the connection: for a client that cannot open the files."""
+        """With `inline` the bytes go through the connection. A client that cannot open the files
+        needs this.
+        """
         self.failures: dict[str, int] = {}  # by what failed
         self._fail_open = fail_open
         self._inline = inline
@@ -112,14 +114,18 @@ class BlockClient:
     def match(
         self, ns: Namespace, tokens: Sequence[int], *, extras: Sequence[BlockExtra] = ()
     ) -> Match:
-        """The longest stored prefix. `extras` are images and the like, by position."""
+        """Finds the longest stored prefix. `extras` says, by position, what stands there besides
+        tokens, such as images.
+        """
         data = tokens_to_bytes(tokens)
         with self._failing_open("match"):
             return self._match(ns, data, extras)
         return Match(data)
 
     def get(self, ns: Namespace, match: Match) -> Blocks:
-        """The blocks of a match. Fewer if some are gone or damaged: always a run from the first."""
+        """Gets the blocks of a match. If some are gone or damaged, the result is the run before the
+        first of these.
+        """
         blocks: list[Block] = []
         lease: list[int] = []
         with self._failing_open("get"):
@@ -135,11 +141,13 @@ class BlockClient:
         *,
         extras: Sequence[BlockExtra] = (),
     ) -> PutResult:
-        """Stores what is not stored yet: whole blocks and the tail, first to last.
+        """Stores those blocks of the tokens that are not stored yet, first to last, and the tail
+        block.
 
-        `segments_of(i)` gives the rows of block i, those from i * block_tokens on: a mapping from
-        (layer, kind) or (child, layer, kind) to a C-contiguous array (rows, elements of a row). It
-        is called only for blocks that are missing; the arrays are read before `put` returns.
+        `segments_of(i)` gives the rows of block i, which begin at position i * block_tokens. It
+        maps (layer, kind) or (child, layer, kind) to a C-contiguous array (rows, elements of a
+        row). It is called only for blocks that are missing, and its arrays are read before `put`
+        returns.
         """
         data = tokens_to_bytes(tokens)
         with self._failing_open("put"):
@@ -149,7 +157,7 @@ class BlockClient:
     def remove_seq(
         self, ns: Namespace, tokens: Sequence[int], *, extras: Sequence[BlockExtra] = ()
     ) -> int:
-        """Drops the blocks only this sequence uses; how many."""
+        """Removes the blocks that only this sequence uses. Returns how many."""
         data = tokens_to_bytes(tokens)
         keys = [link.key for link in saving.chain(ns, data, extras)]
         with self._failing_open("remove"):
@@ -159,7 +167,9 @@ class BlockClient:
         return 0
 
     def stat(self) -> pb.StatResponse:
-        """Budgets, counters, runners. Not failing open: ServiceError when there is no sidecar."""
+        """Budgets, counters, runners. It does not fail open: ServiceError if
+        there is no sidecar.
+        """
         try:
             answer: pb.StatResponse = self._stub.Stat(
                 pb.StatRequest(), timeout=self._lookup_seconds
@@ -182,7 +192,7 @@ class BlockClient:
         for index, info in enumerate(answer.blocks):
             rows = info.rows
             if index >= len(keys) or info.key != keys[index]:
-                # Matched by tokens alone: what else stands in the prompt is not in them.
+                # Matched by tokens alone, which do not show what else stands in the prompt.
                 beyond = [e.row for e in extras if e.row >= first]
                 rows = min([rows, *(row - first for row in beyond)])
             if rows <= 0:
@@ -266,14 +276,16 @@ class BlockClient:
         return PutResult(rows, stored)
 
     def _write_files(self, exchange: Exchange, batch: list[saving.Filling]) -> tuple[int, str]:
-        """Blocks of the batch, from the first on, that the store has; why not more."""
-        claims = [
-            pb.BlockClaim(
+        """How many blocks of the batch, from the first on, the store has now, and why it has no
+        more.
+        """
+        offers = [
+            pb.BlockOffer(
                 key=f.plan.key, parent=f.parent, file_bytes=f.plan.file_bytes, tail=f.tail
             )
             for f in batch
         ]
-        answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+        answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(offers=offers)))
         reason = ""
         ids: list[int] = []
         usable = 0

@@ -1,4 +1,4 @@
-"""Restored blocks as a client holds them: matched, leased, loaded, checked."""
+"""Restored blocks as a client holds them: found, leased, read and checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES: Final[Mapping[str, type[np.generic]]] = {"f16": np.float16, "f32": np.f
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """One block of a match: `rows` of its `block_rows` rows are the prompt's."""
+    """One block of a match. The first `rows` of its `block_rows` rows belong to the prompt."""
 
     key: BlockKey
     first_position: int
@@ -47,7 +47,7 @@ class BlockRef:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is stored of a prompt: positions 0 to rows - 1, without holes."""
+    """What is stored of a prompt: positions 0 to `rows` - 1, without holes."""
 
     tokens: bytes  # the prompt's, int32 little endian
     blocks: tuple[BlockRef, ...] = ()
@@ -62,7 +62,9 @@ class Match:
 
 
 class Block:
-    """One restored block: checked, read-only, valid as long as anything refers to its arrays."""
+    """One restored block, checked and read-only. It stays valid as long as something refers to its
+    arrays.
+    """
 
     def __init__(self, ref: BlockRef, meta: BlockMeta, data: Buffer) -> None:
         self.key = ref.key
@@ -75,23 +77,27 @@ class Block:
 
     @property
     def tokens(self) -> list[int]:
-        """Ids of the matching rows."""
+        """Token ids of the rows that match."""
         return [int(t) for t in np.frombuffer(self.meta.tokens, "<i4")[: self.rows]]
 
     def segment(self, layer: int, kind: str, child: int = 0) -> memoryview:
-        """Bytes of one segment: [block_rows][kv_heads][head_dim]. KeyError if there is none."""
+        """The bytes of one segment: [block_rows][kv_heads][head_dim]. KeyError if there is none."""
         segment = self._segments[child, layer, KINDS[kind]]
         return self._data[segment.file_offset : segment.file_offset + segment.stored_bytes]
 
     def array(self, layer: int, kind: str, child: int = 0) -> NDArray[Any]:
-        """(block_rows, elements of a row); bytes for a dtype numpy does not have."""
+        """The segment as an array (block_rows, elements of a row); of bytes if numpy lacks the
+        dtype.
+        """
         segment = self._segments[child, layer, KINDS[kind]]
         flat = np.frombuffer(self.segment(layer, kind, child), _DTYPES.get(segment.dtype, np.uint8))
         return flat.reshape(self.block_rows, -1)
 
 
 class Blocks(Sequence[Block]):
-    """The blocks of one `get`, first to last. Holds their lease until `close` or the end of it."""
+    """The blocks of one `get`, first to last. They are leased until `close`, or until the lease
+    ends.
+    """
 
     def __init__(self, blocks: list[Block], release: Callable[[], None]) -> None:
         self._blocks = blocks
@@ -112,7 +118,9 @@ class Blocks(Sequence[Block]):
         return sum(block.rows for block in self._blocks)
 
     def close(self) -> None:
-        """Gives the lease back. Arrays taken before stay valid: files are never modified."""
+        """Ends the lease. Arrays that were taken before stay valid, because files are never
+        modified.
+        """
         release, self._release = self._release, lambda: None
         release()
 
@@ -132,10 +140,12 @@ class Blocks(Sequence[Block]):
 
 
 def load(answer: pb.GetResponse) -> Buffer:
-    """The file's bytes, in memory of our own: what is checked is what is then used.
+    """Reads the file into memory of this process, so that the bytes that are checked are the bytes
+    that are used.
 
-    Never mapped: where somebody truncates a mapped file, or a disk fails below it, touching it is
-    SIGBUS and the end of this process; what somebody writes to it would pass unchecked.
+    Files are never mapped. If somebody truncates a mapped file, or its disk fails, touching it
+    raises SIGBUS, which ends the process; and what somebody writes to it later would not be
+    checked.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(answer.path, flags)

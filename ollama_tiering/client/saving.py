@@ -1,4 +1,6 @@
-"""Blocks as a client writes them: laid out, checksummed, put into the file the sidecar named."""
+"""Blocks as a client writes them: laid out, checksummed, and written to the file that the sidecar
+named.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Filling:
     payload: list[memoryview]
 
     def write_to(self, path: Path) -> None:
-        """Fills the file a reservation named."""
+        """Fills the file that a reservation named."""
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for (offset, _), part in zip(self.plan.spans, self.payload, strict=True):
@@ -78,7 +80,7 @@ class Filling:
 
 
 def plan(ns: Namespace, index: int, link: Link, segments: Mapping[Any, Any]) -> Filling:
-    """Lays out block `index` from its rows by ([child,] layer, "k" or "v")."""
+    """Lays out block `index`. Its rows are keyed by ([child,] layer, "k" or "v")."""
     block_tokens = int(ns.block_tokens)
     rows = len(link.tokens) // TOKEN_BYTES
     places = {(key if len(key) == 3 else (0, *key)): data for key, data in segments.items()}

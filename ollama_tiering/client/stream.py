@@ -1,4 +1,4 @@
-"""A bidirectional gRPC stream as request and answer, for synchronous clients."""
+"""A bidirectional gRPC stream as requests and answers, for synchronous clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 
 
 class Exchange:
-    """One Put stream. Leaving the `with` block ends it; what was not committed is released."""
+    """One Put stream. Leaving the `with` block ends it and releases what was not committed."""
 
     def __init__(self, put: Any, timeout_seconds: float) -> None:
         self._outgoing: queue.SimpleQueue[pb.PutRequest | None] = queue.SimpleQueue()

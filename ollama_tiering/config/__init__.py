@@ -1,4 +1,4 @@
-"""Settings, places and sizes: what every other part may ask for."""
+"""Settings, places and sizes, which every other part may use."""
 
 from ollama_tiering.config.environment import (
     ENV_CACHE,

@@ -1,4 +1,4 @@
-"""Names of the environment variables, one place for all. No policy."""
+"""The names of all environment variables. No policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Settings: flag > environment > TOML file > default. Sizes are parsed once, here, into bytes.
 
-The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each line of SETTINGS is one key of it. An
+The file is $XDG_CONFIG_HOME/ollama-tiering/config.toml; each entry of SETTINGS is one key of it. An
 invalid value is a ConfigError that names where it came from (file and line, variable, or flag).
 """
 
@@ -37,8 +37,8 @@ _SHOWN_CHARACTERS: Final = 200  # of what the file says, in a message: it may sa
 
 
 def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Config:
-    """All settings. `overrides` are flags by their file key (`sidecar.ram_budget`); None means not
-    given.
+    """All settings. `overrides` are flags by the setting's key (`sidecar.ram_budget`); None means
+    that the flag was not given.
     """
     file = path or config_file()
     document, text = _read_file(file, required=path is not None)
@@ -104,7 +104,7 @@ def _lookup(
     file: Path,
     text: str,
 ) -> _Found | None:
-    """The value that counts, its parser, where it came from, and what to do when it is wrong."""
+    """The value in force, its parser, where it came from, and the hint for a bad value."""
     if setting.key in flags:
         flag = setting.flag or "--" + name.replace("_", "-")
         return (
@@ -182,7 +182,7 @@ def _shown(text: str) -> str:
 
 
 def _line_of(text: str, key: str) -> int:
-    """Line of `section.name` or `section` in a TOML text that has parsed; 1 where the spelling is
+    """The line of `section.name` or `section` in a TOML text that was parsed; 1 if its spelling is
     unusual.
     """
     section, _, name = key.partition(".")

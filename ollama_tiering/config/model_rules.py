@@ -1,8 +1,8 @@
 """Rules for models by name: `[models."qwen3:*"]` with `store`, `ttl_days`, `budget`. Pure.
 
-Of the rules that match a name the most specific one that sets a value counts: the one with the most
-characters that are no wildcards. Of several names for one model, and of two rules that are equally
-specific, the strictest value counts: store = false, the shortest time, the smallest budget.
+Of the rules that match a name and set a value, the most specific one decides: the one with the most
+characters that are not wildcards. If two rules are equally specific, or a model has several names,
+the strictest value decides: store = false, the shortest time, the smallest budget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """`pattern` as in the file; None where the rule says nothing."""
+    """`pattern` is as in the file. A field is None if the rule does not set it."""
 
     pattern: str
     store: bool | None = None
@@ -39,7 +39,7 @@ class ModelRule:
 
     @property
     def glob(self) -> str:
-        """What names are compared with: a tag that is left out is any tag."""
+        """The pattern that names are compared with. Without a tag it matches any tag."""
         text = self.pattern.lower()
         for prefix in _PREFIXES:
             text = text.removeprefix(prefix)
@@ -60,7 +60,9 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What the rules come to for one model. `by`: the rule that decided about `store`, if any."""
+    """What the rules say of one model. `by` is the rule that decided about `store`, if there is
+    one.
+    """
 
     store: bool = True
     ttl_days: float = 0.0
@@ -69,8 +71,8 @@ class Ruling:
 
 
 def ruling(names: Sequence[str], rules: Iterable[ModelRule], ttl_days: float) -> Ruling:
-    """For a model with these names; with none only `"*"` speaks of it. `ttl_days` where no rule
-    says another.
+    """The ruling for a model with these names. Without a name only `"*"` applies. `ttl_days` counts
+    if no rule sets another time.
     """
     rules = list(rules)
     of_names = [[rule for rule in rules if rule.matches(name)] for name in names]
@@ -103,14 +105,14 @@ def _of_one(rules: Sequence[ModelRule], ttl_days: float) -> Ruling:
 
 
 def _most_specific(rules: Sequence[ModelRule], field: str) -> list[ModelRule]:
-    """Those that set the field; several only if they are equally specific."""
+    """The most specific rules that set the field; several only if they are equally specific."""
     said = [rule for rule in rules if getattr(rule, field) is not None]
     most = max((rule.specific for rule in said), default=0)
     return [rule for rule in said if rule.specific == most]
 
 
 def read_rules(section: Any, file: Path, text: str) -> tuple[ModelRule, ...]:
-    """From the `models` table of a settings file. ConfigError names the line."""
+    """The rules of the `models` table of a settings file. ConfigError names the line."""
     if not isinstance(section, Mapping):
         raise ConfigError(
             f"{file}:{_line(text, (SECTION,))}: models is no table of rules",
@@ -130,7 +132,7 @@ def _read(pattern: str, content: Any, file: Path, text: str) -> ModelRule:
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"{place}: {_shown(pattern)} in [{SECTION}] is no rule",
-            hint=f'a rule has a header of its own; for every model: [{SECTION}."{EVERY}"]',
+            hint=f'give each rule its own header; a rule for every model is [{SECTION}."{EVERY}"]',
         )
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -169,7 +171,7 @@ def _value(key: str, value: Any) -> bool | float | int:
 
 
 def _line(text: str, path: tuple[str, ...], key: str = "") -> int:
-    """Line of a table's header, or of a key below it; 1 where the spelling is unusual."""
+    """The line of a table's header, or of a key below it; 1 if the spelling is unusual."""
     at = 0
     name = key or path[-1]
     for number, line in enumerate(text.splitlines(), start=1):
@@ -184,7 +186,7 @@ def _line(text: str, path: tuple[str, ...], key: str = "") -> int:
 
 
 def _opens(line: str, path: tuple[str, ...]) -> bool:
-    """Whether the header opens that table, or one below it."""
+    """Whether the header opens that table or one below it."""
     try:
         table: Any = tomllib.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Every setting with the value that is in force and where it comes from. Read-only."""
+"""Every setting with its value in force and the origin of that value. Read-only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InForce:
 
 
 def in_force(path: Path | None = None) -> list[InForce]:
-    """In the order of SETTINGS. ConfigError where a value is not valid, as `load` says it."""
+    """In the order of SETTINGS. ConfigError for an invalid value, as in `load`."""
     file = path or config_file()
     settings = load(path=path)
     document, text = _read_file(file, required=path is not None)

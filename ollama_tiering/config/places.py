@@ -1,4 +1,4 @@
-"""Where this program keeps what: XDG on Linux, the right place elsewhere."""
+"""The directories of this program: XDG on Linux, the usual places elsewhere."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Logs and what a running service leaves behind."""
+    """Logs, and what a running service keeps."""
     return _user_dir("state")
 
 
 def data_dir() -> Path:
-    """The block store and made models."""
+    """The block store, and models that were made."""
     return _user_dir("data")
 
 
 def run_dir() -> Path:
-    """Sockets and pid files; gone after a reboot where the system offers such a place."""
+    """Sockets and pid files; emptied by a reboot if the system has such a place."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / APP_NAME if runtime else state_dir() / "run"
 

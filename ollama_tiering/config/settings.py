@@ -1,4 +1,6 @@
-"""Every setting: its type, default, key in the file, variable, and how its value is read."""
+"""Every setting: its type, its default, its key in the file, its variable, and how its value is
+parsed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _NETWORK_ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SidecarConfig:
-    """What the sidecar and its store are told. Budgets are physical bytes and hold."""
+    """Settings of the sidecar and its store. Budgets are physical bytes and are never exceeded."""
 
     socket_path: Path
     ram_dir: Path | None  # None: the sidecar chooses (sidecar.ram_place)
@@ -61,10 +63,10 @@ class SidecarConfig:
     min_free_percent: float = 10.0  # of the local tier's file system, left to others
     write_queue_bytes: int = 4 * GIB  # may wait to be written down, at most half of the RAM tier
     write_queue_seconds: float = 60.0  # ... at the measured speed; 0 means no limit
-    tail_seconds: float = 10.0  # a partly filled block waits so long for a longer one
-    ttl_days: float = 30.0  # unused for so long, a block is dropped; 0 means never
+    tail_seconds: float = 10.0  # how long a tail block waits for a longer one
+    ttl_days: float = 30.0  # a block is dropped after this time without use; 0: never
     model_rules: tuple[ModelRule, ...] = ()  # [models."name"]: store, ttl_days, budget
-    models_dir: Path | None = None  # Ollama's, for the names of models; None: where Ollama has it
+    models_dir: Path | None = None  # Ollama's, for names of models; None: its default place
     local_encoding: str = "none"  # none | zstd: how blocks are written to the local tier
     remote_encoding: str = "none"  # ... and to the remote one
     zstd_level: int = 1
@@ -85,7 +87,9 @@ class PatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What `tiering up` and the service tell the patched server, which reads its environment."""
+    """What `tiering up` and the service set for the patched server, which reads only its
+    environment.
+    """
 
     cpu_attention: str = "exact"  # exact | stock: how attention on the CPU is computed
 
@@ -98,7 +102,9 @@ class Config:
 
 
 def _gigabytes(value: Any) -> int:
-    """Variables named *_GB: a bare number counts GiB, a number with a unit is taken as written."""
+    """For variables named *_GB: a bare number counts GiB, a number with a unit
+    is taken as written.
+    """
     text = str(value).strip()
     return int(float(text) * GIB) if re.fullmatch(r"\d+(\.\d+)?", text) else parse_size(text)
 
@@ -113,7 +119,9 @@ def _path(value: Any) -> Path:
 
 
 def _socket(value: Any) -> Path:
-    """A path. Anybody on the network could call a TCP port, and read what is stored."""
+    """A path. TCP is refused, because anybody on the network could then call and read what is
+    stored.
+    """
     if isinstance(value, str | Path):
         text = str(value)
         if _NETWORK_ADDRESS.fullmatch(text):
@@ -169,14 +177,14 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of the file, its variable, and how its value is read."""
+    """One key of the file, its variable, and how its value is parsed."""
 
     key: str  # section.key in the file
     field: str  # field of the section's dataclass
     parse: Callable[[Any], Any]
     env: str | None = None
     env_parse: Callable[[Any], Any] | None = None
-    flag: str | None = None  # of `tiering sidecar`, where it is not the key's name
+    flag: str | None = None  # of `tiering sidecar`, if it is not the key's name
 
 
 SETTINGS = (

@@ -19,7 +19,7 @@ MAX_SIZE_BYTES = 1 << 62  # what fits into every signed 64-bit number it is kept
 
 
 def parse_size(value: str | int) -> int:
-    """Bytes of `8GiB`, `500MB`, `1.5g` or a plain number. ValueError says what is wrong."""
+    """The bytes of `8GiB`, `500MB`, `1.5g` or a plain number. ValueError says what is wrong."""
     size_bytes = _parse(value)
     if size_bytes > MAX_SIZE_BYTES:
         raise ValueError(f"{value!r} is more than any size")
@@ -41,7 +41,7 @@ def _parse(value: str | int) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The same in words a person reads: `1.5 GiB`."""
+    """A size for people: `1.5 GiB`."""
     for unit, factor in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"

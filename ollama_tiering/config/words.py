@@ -1,4 +1,4 @@
-"""What each setting means and its default, in words: for documentation and the help of flags."""
+"""What each setting means, and its default in words: for documentation and the help of flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
 # Defaults that depend on the machine or the user.
 _DEFAULTS: Final = {
     "sidecar.socket": "sidecar.sock in the runtime directory",
-    "sidecar.ram_dir": "a place nobody else can take, on a memory file system",
+    "sidecar.ram_dir": "a directory on tmpfs that no other user can take first",
     "sidecar.ram_budget": "a quarter of the memory, at most 8 GiB",
     "sidecar.local_dir": "blocks in the data directory",
     "sidecar.remote_dir": "none",
@@ -34,72 +34,79 @@ _DEFAULTS: Final = {
 }
 
 MEANINGS: Final = {
-    "sidecar.socket": "the sidecar's Unix socket; the patched server reads the variable",
+    "sidecar.socket": "Unix socket of the sidecar. The patched server reads the variable",
     "sidecar.ram_dir": "directory of the RAM tier, on tmpfs",
     "sidecar.ram_budget": "budget of the RAM tier, in physical bytes; 0: no RAM tier",
     "sidecar.local_dir": "directory of the local tier",
     "sidecar.local_budget": "budget of the local tier, in physical bytes; 0: no local tier",
-    "sidecar.remote_dir": "directory of the remote tier, typically on NFS, shared with other "
-    "sidecars; it must exist, 0700, the same user on every host. None: no remote tier",
-    "sidecar.remote_budget": "budget of the whole remote directory, whoever wrote it; the same for "
-    "all its sidecars",
-    "sidecar.remote_deadline_seconds": "deadline of every operation on the remote tier, and of the "
-    "wait for a block that has to be staged, from it or decoded",
-    "sidecar.remote_rescan_seconds": "how often the remote directory is looked at for what other "
-    "sidecars did",
-    "sidecar.remote_mac": "every file of the remote tier carries a MAC of the deployment's key, "
-    "and one without it is a miss; `false`: whoever can write there can forge blocks",
-    "sidecar.remote_key_file": "that key, 64 hex digits, 0600, made at first use; the same file "
-    "on every machine of a remote directory",
-    "sidecar.high_watermark": "a tier fuller than this share of its budget is emptied …",
-    "sidecar.low_watermark": "… down to this share, into the tier below it",
-    "sidecar.lease_seconds": "how long what a client reads is kept, should it go away",
-    "sidecar.reserve_seconds": "the same for what a client writes",
+    "sidecar.remote_dir": "directory of the remote tier, typically on NFS, which several machines "
+    "may share. It must exist with mode 0700, and the sidecars of all machines must run as the "
+    "same user. None: no remote tier",
+    "sidecar.remote_budget": "budget of the remote directory, for all machines together. Give all "
+    "of them the same value",
+    "sidecar.remote_deadline_seconds": "longest time for an operation on the remote tier, and for "
+    "staging a block",
+    "sidecar.remote_rescan_seconds": "how often the remote directory is scanned for what other "
+    "sidecars stored and removed",
+    "sidecar.remote_mac": "every file of the remote tier carries a MAC (a checksum that needs a "
+    "key), and a file without a valid one is a miss. `false`: no MACs, so whoever can write to the "
+    "directory can forge blocks",
+    "sidecar.remote_key_file": "file with the key of the MACs: 64 hex digits, mode 0600, made at "
+    "first use. All machines that share the remote directory need the same file",
+    "sidecar.high_watermark": "a tier that is fuller than this share of its budget moves blocks to "
+    "the tier below it (the remote tier evicts them), until it is down to `low_watermark`",
+    "sidecar.low_watermark": "share of its budget at which a tier stops moving blocks down",
+    "sidecar.lease_seconds": "longest time for which blocks are kept for a client that reads them",
+    "sidecar.reserve_seconds": "longest time for which room is kept for a client that writes "
+    "blocks",
     "sidecar.pin_share": "share of the local tier's budget that `tiering pin` may take",
-    "sidecar.min_tokens": "a chain of fewer tokens is not written down; the patched server reads "
-    "the variable, and neither stores nor restores fewer",
-    "sidecar.admission": "when a block goes from RAM to the disk: `eager` as soon as the queue "
-    "allows, `second-touch` when it is asked for a second time, `pressure` when RAM must evict it",
-    "sidecar.daily_write": "bytes written to the local tier per UTC day; beyond it blocks stay in "
-    "RAM only. 0: no limit. The count survives restarts",
-    "sidecar.min_free_percent": "share of the local tier's file system that the cache leaves free, "
-    "whatever its budget",
-    "sidecar.write_queue": "what may wait to be written down, never more than half of the RAM "
-    "tier; beyond it the least valuable blocks stay in RAM only. 0: no limit",
-    "sidecar.write_queue_seconds": "the same in seconds of the disk's measured speed",
-    "sidecar.tail_seconds": "a partly filled block waits so long before it is written down: often "
-    "a longer one replaces it",
-    "sidecar.ttl_days": "a block nobody used for so long is dropped from every tier; 0: never. "
-    "Rules for models may say another time",
-    "sidecar.models_dir": "Ollama's models directory, where the names of models are that rules go "
-    "by; `--models` of `tiering up` and of the service sets it, too",
-    "sidecar.local_encoding": "`zstd`: blocks are written to the local tier compressed, without "
-    "loss; one that would save less than 5 % stays raw. Needs a RAM tier, where they are decoded",
-    "sidecar.remote_encoding": "the same for the remote tier, whatever its other sidecars write",
-    "sidecar.zstd_level": "level of both",
-    "sidecar.metrics_port": "Prometheus metrics at `http://127.0.0.1:PORT/metrics`, also "
-    "`/healthz` and `/readyz`; loopback only. 0: none",
+    "sidecar.min_tokens": "shorter chains are not written down. The patched server reads the "
+    "variable; it neither stores nor restores less than this",
+    "sidecar.admission": "when a block is written from RAM to the disk: `eager`: as soon as the "
+    "queue allows; `second-touch`: when it is asked for a second time; `pressure`: when RAM must "
+    "evict it",
+    "sidecar.daily_write": "most bytes to write to the local tier per UTC day; after that, new "
+    "blocks stay in RAM only. 0: no limit. The count survives restarts",
+    "sidecar.min_free_percent": "share of the local tier's file system that is left free, whatever "
+    "the budget says",
+    "sidecar.write_queue": "most bytes that may wait to be written down, but never more than half "
+    "of the RAM tier; beyond it the least valuable blocks stay in RAM only. 0: no limit",
+    "sidecar.write_queue_seconds": "the same limit in seconds, at the disk's measured speed",
+    "sidecar.tail_seconds": "how long a block that is not full waits before it is written down, "
+    "because a longer one often replaces it",
+    "sidecar.ttl_days": "a block that nobody used for this time is removed from every tier. 0: "
+    "never. A rule for a model may set another time",
+    "sidecar.models_dir": "Ollama's models directory. The sidecar reads there which names a model "
+    "has, because rules go by names. `--models` of `tiering up` and of the service sets it, too",
+    "sidecar.local_encoding": "`zstd`: blocks are compressed, without loss, when they are written "
+    "to the local tier; a block that would save less than 5 % stays raw. This needs a RAM tier, "
+    "because blocks are decoded there",
+    "sidecar.remote_encoding": "the same for blocks that this sidecar writes to the remote tier",
+    "sidecar.zstd_level": "zstd's level of compression, for both tiers",
+    "sidecar.metrics_port": "port of `http://127.0.0.1:PORT/metrics` (Prometheus), `/healthz` and "
+    "`/readyz`, on loopback only. 0: none",
     "sidecar.log_level": "`debug`, `info`, `warning`, `error`",
     "sidecar.log_format": "`text`, or `json`: one object per line with `time`, `level`, `logger`, "
     "`message` and every `name=value` as a field",
-    "server.cpu_attention": "`exact`: attention on the CPU by the kernels of `csrc/`, with flash "
-    "attention for every model that runs there; `stock`: by GGML's. The binary alone, without "
-    "`tiering up` or the service, reads the variable only, and does without: `stock`",
-    "patch.source": "where Ollama's source is fetched from: URL or local clone",
+    "server.cpu_attention": "how attention is computed on the CPU. `exact`: by the project's own "
+    "kernels, with flash attention for every model that runs on the CPU; `stock`: by GGML's. A "
+    "patched binary that is started by hand reads only the variable, and its default is `stock`",
+    "patch.source": "where to fetch Ollama's source from: a URL or a local clone",
     "patch.tag": "version of Ollama",
-    "patch.cpu": "`native`: for this machine's processor; `variants`: for every one",
-    "patch.cuda": "GPU code of the build: `auto` where there is a toolkit, `on`, `off`",
+    "patch.cpu": "`native`: build for this machine's processor only; `variants`: for every one",
+    "patch.cuda": "whether to build the code for GPUs: `auto` (if there is a CUDA toolkit), `on`, "
+    "`off`",
 }
 
 
 def default_in_words(key: str) -> str:
-    """KeyError where there is no such setting."""
+    """KeyError if there is no such setting."""
     setting = _OF_KEY[key]
     return _DEFAULTS.get(key) or _value_in_words(_default(setting))
 
 
 def flag_note(key: str) -> str:
-    """What ends the help of a flag that overrides a setting: `  [env NAME; default: VALUE]`."""
+    """The end of the help of a flag that overrides a setting: `  [env NAME; default: VALUE]`."""
     setting = _OF_KEY[key]
     variable = f"env {setting.env}; " if setting.env else ""
     return f"  [{variable}default: {default_in_words(key)}]"
@@ -120,7 +127,7 @@ def _value_in_words(value: Any) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    """Exactly, unlike format_size."""
+    """The exact size, unlike format_size."""
     for unit, factor in (("GiB", GIB), ("GB", 10**9), ("MiB", MIB)):
         if size_bytes >= factor and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"

@@ -1,1 +1,1 @@
-"""What `tiering doctor` looks at on this machine."""
+"""The checks of this machine that `tiering doctor` makes."""

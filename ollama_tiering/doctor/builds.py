@@ -1,4 +1,6 @@
-"""Which builds of the engine are on this machine: what others stored nobody here finds."""
+"""Which builds of the engine are on this machine. What other builds stored,
+nobody here can find.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,16 @@ from pathlib import Path
 from ollama_tiering.launch import record
 from ollama_tiering.patchset import identity
 from ollama_tiering.patchset.binary import ENV_BINARY
-from ollama_tiering.systemd.plan import Request
+from ollama_tiering.systemd.plan import InstallRequest
 
 SERVER = "bin/ollama"  # in a service's prefix
 
 
 def builds_here() -> frozenset[str]:
-    """Those in the cache, those that are installed as a service in the usual places, and those
-    that `tiering up` serves or would serve.
+    """The builds in the cache, those installed as a service in the usual places, and those that a
+    `tiering up` runs or would run.
     """
-    binaries = [Request(user_mode=user_mode).place / SERVER for user_mode in (False, True)]
+    binaries = [InstallRequest(user_mode=user_mode).place / SERVER for user_mode in (False, True)]
     binaries += record.binaries()
     if named := os.environ.get(ENV_BINARY):
         binaries.append(Path(named).expanduser())

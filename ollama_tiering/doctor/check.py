@@ -1,4 +1,6 @@
-"""One line of `tiering doctor`: what was looked at, how it is, the cure where it is not well."""
+"""One line of `tiering doctor`: what was checked, the result, and the cure if
+something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from ollama_tiering.errors import TieringError
 
 
-class State(enum.StrEnum):
+class CheckState(enum.StrEnum):
     OK = "ok"
     WARN = "warn"  # works, but not as well as it could
     FAIL = "fail"  # something a person asked for cannot work
@@ -18,28 +20,28 @@ class State(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    state: State
+    state: CheckState
     finding: str
     cure: str = ""
 
 
 def ok(name: str, finding: str) -> Check:
-    return Check(name, State.OK, finding)
+    return Check(name, CheckState.OK, finding)
 
 
 def warn(name: str, finding: str, cure: str = "") -> Check:
-    return Check(name, State.WARN, finding, cure)
+    return Check(name, CheckState.WARN, finding, cure)
 
 
 def fail(name: str, finding: str, cure: str = "") -> Check:
-    return Check(name, State.FAIL, finding, cure)
+    return Check(name, CheckState.FAIL, finding, cure)
 
 
 def guarded(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
-    """A check that cannot be made is a failed one; the others go on."""
+    """A check that cannot be made counts as failed; the others go on."""
     try:
         return list(look())
     except TieringError as error:
         return [fail(name, error.message, error.hint or "")]
     except OSError as error:
-        return [fail(name, f"cannot be looked at: {error}")]
+        return [fail(name, f"cannot be checked: {error}")]

@@ -1,4 +1,4 @@
-"""What building the patched Ollama needs, and what of it is done. Installs and changes nothing."""
+"""What building the patched Ollama needs, and what of it is there. Installs and changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ollama_tiering import config
-from ollama_tiering.doctor.check import Check, State, fail, ok, warn
+from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset import build, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
@@ -24,10 +24,10 @@ def checks() -> Iterator[Check]:
     yield _python()
     done = list(_binaries())
     # without a compiler what is built already goes on working
-    built = any(check.state is State.OK for check in done)
+    built = any(check.state is CheckState.OK for check in done)
     for check in (_git(), *_compiler(), _go(), _cmake(), _cuda()):
-        lenient = built and check.state is State.FAIL
-        yield replace(check, state=State.WARN) if lenient else check
+        lenient = built and check.state is CheckState.FAIL
+        yield replace(check, state=CheckState.WARN) if lenient else check
     yield _source()
     yield from done
 

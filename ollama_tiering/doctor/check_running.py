@@ -1,4 +1,4 @@
-"""What runs now: the sidecar, whoever has Ollama's port, and what the runners report."""
+"""What runs now: the sidecar, the process that has Ollama's port, and what the runners report."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
     name = "sidecar"
     if answer is None:
         if socket.exists():
-            finding = f"{socket} is there, but none answers"
+            finding = f"{socket} exists, but no sidecar answers"
             return warn(name, finding, "start one (tiering up): it replaces a dead socket")
-        return ok(name, f"none runs on {socket}; `tiering up` starts one")
+        return ok(name, f"no sidecar runs on {socket}; `tiering up` starts one")
     pid = block_service.owner(socket)
     if answer.version != __version__:
         finding = f"process {pid} is version {answer.version}, this is {__version__}"
@@ -48,13 +48,15 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
 
 
 def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
-    """Those that rest: what they hold is a miss meanwhile."""
+    """Tiers that rest: what they hold is a miss meanwhile."""
     for tier in answer.tiers:
         name = f"{tier_name(tier.tier)} tier in use"
         if tier.state == "resting":
             failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
             finding = f"{tier.directory} failed ({failures}), tried again by itself"
-            yield warn(name, finding, "look after the mount or the disk; the rest goes on without")
+            yield warn(
+                name, finding, "check the mount or the disk; everything else goes on without it"
+            )
         elif tier.tier == pb.TIER_REMOTE:
             yield ok(name, f"{tier.state}, {tier.blocks} blocks, {tier.sidecars} sidecars")
 
@@ -71,7 +73,7 @@ def _port(address: Address) -> Check:
 
 
 def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]:
-    """Is its model tiered, and if so, does that do anything?"""
+    """Whether its model is tiered and, if so, whether that has any effect."""
     yield from _attention(report)
     name = f"runner {report.pid}"
     model = f"{shown(report.model, names)} ({report.engine})"
@@ -94,7 +96,9 @@ def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]
 
 
 def _attention(report: pb.RunnerReport) -> Iterator[Check]:
-    """Asked for but not served is slow and inexact, and works: nobody would see it otherwise."""
+    """Exact attention that was asked for but does not serve the model is slow and inexact, and
+    nobody would notice.
+    """
     name = f"attention of runner {report.pid}"
     if " but stock where " in report.cpu_attention:
         yield warn(name, report.cpu_attention, "shapes that are served: docs/operations.md")

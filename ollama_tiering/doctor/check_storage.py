@@ -1,4 +1,6 @@
-"""The tiers' directories: on what they lie, who may write to them, whether budgets fit."""
+"""The tiers' directories: the type of their file system, who may write to them, and whether budgets
+fit.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def _local(name: str, directory: Path, kind: str) -> Check:
 
 
 def _remote(settings: SidecarConfig) -> Iterator[Check]:
-    """In a thread: a mount that hangs must not hang the doctor."""
+    """Runs in a thread, so that a mount that hangs does not hang the doctor."""
     directory, name = settings.remote_dir, "remote tier"
     if directory is None or not settings.remote_budget_bytes:
         yield ok(name, "off (set OLLAMA_KV_TIER_REMOTE to a directory on NFS)")
@@ -67,10 +69,10 @@ def _remote(settings: SidecarConfig) -> Iterator[Check]:
     try:
         yield from threads.call(lambda: list(_remote_checks(name, directory, settings)))
     except TimeoutError:
-        cure = "look after the mount; meanwhile its blocks are misses and nothing else waits"
+        cure = "check the mount; until then its blocks are misses, and nothing else waits"
         yield warn(name, f"{directory} does not answer within {seconds:g} s", cure)
     except OSError as error:
-        yield warn(name, f"{directory}: {error.strerror or error}", "look after the mount")
+        yield warn(name, f"{directory}: {error.strerror or error}", "check the mount")
     finally:
         threads.close()
 
@@ -122,7 +124,7 @@ def _memory(settings: SidecarConfig, ram_dir: Path) -> Check:
 
 
 def permissions(name: str, directory: Path) -> Check:
-    """The sidecar refuses what others could write to, so the doctor says it first."""
+    """The sidecar refuses a directory that others can write to, so the doctor says it first."""
     try:
         info = directory.lstat()
     except FileNotFoundError:
@@ -133,15 +135,17 @@ def permissions(name: str, directory: Path) -> Check:
     if not stat.S_ISDIR(info.st_mode):
         return fail(name, f"{directory} is no directory", "remove it, or name another")
     if info.st_uid != os.geteuid():
-        return fail(name, f"{directory} belongs to user {info.st_uid}", "name one of your own")
+        return fail(
+            name, f"{directory} belongs to user {info.st_uid}", "name a directory of your own"
+        )
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.filemode(info.st_mode)
         return fail(name, f"{directory} is writable by others ({mode})", f"chmod 700 {directory}")
-    return ok(name, f"{directory} is yours alone to write")
+    return ok(name, f"only you can write to {directory}")
 
 
 def file_system(directory: Path) -> str:
-    """Type of the mounted file system that holds it; empty where that is unknown."""
+    """The type of the mounted file system that has this path; empty if it is not known."""
     place = _existing(directory).resolve()
     mounts = [(Path(mount.mountpoint), mount.fstype) for mount in psutil.disk_partitions(all=True)]
     holding = [(m, kind) for m, kind in mounts if place == m or m in place.parents]
@@ -152,7 +156,7 @@ def file_system(directory: Path) -> str:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Physical bytes of the blocks in it."""
+    """Physical bytes of the blocks in the directory."""
     total = 0
     for folder, _, files in os.walk(directory):
         for name in files:

@@ -1,4 +1,6 @@
-"""All checks of this machine, in the order a person meets them: build, storage, what runs."""
+"""All checks of this machine, in the order in which a person meets their subjects: build, storage,
+what runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The patched Ollama as benchmarks want it: reboots, a memcpy beside a restore, a twin without."""
+"""The patched Ollama as benchmarks need it: reboots, a memcpy beside a restore, a twin without
+tiering.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 _MEASURE = "OLLAMA_KV_TIER_MEASURE"
 _GATE = "OLLAMA_KV_TIER_GATE"
 _FLASH = "OLLAMA_FLASH_ATTENTION"
-# The runner's load request; where that leaves it to llama.cpp, what llama.cpp then says.
+# The runner's load request; if that leaves the choice to llama.cpp, what llama.cpp then logs.
 _FLASH_IN_LOG = re.compile(
     rb"FlashAttention:(Enabled|Disabled)\b|Flash Attention was auto, set to (enabled|disabled)\b"
 )
@@ -25,9 +27,8 @@ _ENGINES = {"ollama-go": "Go engine", "llama.cpp": "llama.cpp engine"}  # as a r
 
 
 class BenchDriver(OllamaDriver):
-    """Always restores what can be restored: what the gate would say is not the question.
-
-    `attention` is `exact` or `stock`, as in `tiering up`; `flash` None: as Ollama likes it.
+    """Always restores what can be restored, whatever the gate would say. `attention` is `exact` or
+    `stock`, as for `tiering up`. `flash` None means as Ollama chooses.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class BenchDriver(OllamaDriver):
 
     @property
     def flash(self) -> bool | None:
-        """What the runner was loaded with, by the server's log, else what it was told to use."""
+        """Whether the runner was loaded with flash attention, by the server's log; else what it was
+        told to use.
+        """
         with self._log.open("rb") as log:
             log.seek(self._log_before)
             found = _FLASH_IN_LOG.findall(log.read())
@@ -114,8 +117,8 @@ def _drop_from_page_cache(directory: Path) -> None:
 
 
 class GateDriver(BenchDriver):
-    """Restores or recomputes as it is told, or as the gate says. With `ram` off blocks are on the
-    disk only, where every restore reads past the page cache.
+    """Restores or recomputes as it is told, or as the gate decides. With `ram` off, blocks are only
+    on the disk, and every restore reads past the page cache.
     """
 
     def __init__(
@@ -133,9 +136,7 @@ class GateDriver(BenchDriver):
 
 
 class Untiered(BenchDriver):
-    """A binary with tiering off, the same one or a stock one. It has no sidecar, and nothing to
-    settle.
-    """
+    """A binary with tiering off, or a stock one. It has no sidecar, and nothing to wait for."""
 
     def __init__(
         self,

@@ -28,9 +28,8 @@ class Choice:
 
 
 def stock_beside(binary: Path) -> Path | None:
-    """The finished build of the same version and kind without our patches, if there is one.
-
-    It lies in `<cache>/trees/<name>-stock/src/` where a binary of ours is in `<name>/src/`.
+    """The finished build of the same version and kind without our patches, if there is one. It lies
+    in `<cache>/trees/<name>-stock/src/`, if our binary is in `<name>/src/`.
     """
     source = binary.parent
     if source.name != "src":
@@ -42,9 +41,8 @@ def stock_beside(binary: Path) -> Path | None:
 
 
 def choose(wanted: str, *, source_cached: Callable[[], bool], build: Callable[[], Path]) -> Choice:
-    """`build` gives the binary, at once when it is up to date.
-
-    With `auto` its failure is an answer, not an error.
+    """`build` gives the binary, at once if it is up to date. With `auto`, a failure of it leads to
+    the numpy engine and is no error.
     """
     if wanted == REFERENCE:
         return Choice(None, "asked for")

@@ -1,8 +1,9 @@
-"""The demonstration: one prompt four times, and what must be true of it. The same for every engine.
+"""The demonstration: one prompt four times, and what must be true of the answers. The same for
+every engine.
 
-The reference of every comparison is the hit in the engine's own memory, which resumes at the same
-position as a restore. A cold run computes the prompt in other batches: with stock's attention its
-last bits may differ in an untouched engine too, with ours they may not.
+Every answer is compared with the hit in the engine's own memory, which resumes at the same position
+as a restore. A cold run computes the prompt in other batches. With stock's attention its last bits
+may therefore differ, even in an unpatched engine; with ours they may not.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ COLD, HIT, UNLOADED, RESTARTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One request beside the reference; `restored`: it must be identical and from a tier.
-    `must_agree`: it must be identical.
+class DemoRow:
+    """One request, compared with the reference. `restored`: it must be identical and come from a
+    tier. `must_agree`: it must be identical.
     """
 
     label: str
@@ -54,24 +55,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     engine: str
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     one_answer: bool
 
     def sooner(self, label: str) -> float:
-        """How many times sooner the first token came than when it was computed."""
+        """How many times sooner the first token came than when the prompt was computed."""
         seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
         return seconds[COLD] / max(seconds[label], 1e-6)
 
     def saved_seconds(self, label: str) -> float:
-        """How much sooner the first token came than when it was computed."""
+        """How many seconds sooner the first token came than when the prompt was computed."""
         seconds = {row.label: row.answer.seconds_to_first_token for row in self.rows}
         return seconds[COLD] - seconds[label]
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it must be; empty when the demonstration succeeded."""
+        """What is not as it must be; empty if the demonstration succeeded."""
         found = []
         for row in self.rows:
             if row.must_agree and not row.identical:
@@ -110,8 +111,8 @@ class Outcome:
 
 def show(
     driver: Driver, prompt: str, say: Callable[[str], None], *, new_tokens: int = NEW_TOKENS
-) -> Outcome:
-    """Runs it from start to end. The driver is started here; whoever made it closes it."""
+) -> DemoOutcome:
+    """Runs the demonstration. It starts the driver; whoever made the driver closes it."""
     say("starting a private sidecar and the engine")
     driver.start()
     say(f"asking with a prompt of {len(prompt)} tokens, then once more")
@@ -125,7 +126,7 @@ def show(
     restarted = driver.ask(prompt, new_tokens)
     answers = {COLD: cold, HIT: hit, UNLOADED: unloaded, RESTARTED: restarted}
     rows = tuple(
-        Row(
+        DemoRow(
             label,
             answer,
             same_tokens=answer.tokens == hit.tokens and bool(answer.tokens),
@@ -135,11 +136,11 @@ def show(
         )
         for label, answer in answers.items()
     )
-    return Outcome(driver.name, rows, driver.one_answer)
+    return DemoOutcome(driver.name, rows, driver.one_answer)
 
 
 def make_prompt(tokens: int = PROMPT_TOKENS, seed: int = 1) -> str:
-    """Text of lower-case words; in the made models each character is one token."""
+    """Text of lower-case words; in the models that are made here, each character is one token."""
     source = random.Random(seed)
     words = (
         "".join(source.choices("etaoinshrdlucmfw", k=source.randint(2, 9))) for _ in range(tokens)

@@ -1,4 +1,4 @@
-"""What a demonstration or a benchmark asks of an engine, and the private place it works in.
+"""What a demonstration or a benchmark needs of an engine, and the private directories it works in.
 
 No engine is named here.
 """
@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, what its first token took, and where the rows of its prompt came from."""
+    """An answer, the time to its first token, and where the rows of its prompt came from."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[tuple[tuple[str, float], ...], ...]  # the best few at each step
@@ -36,33 +36,31 @@ class Answer:
 class Driver(Protocol):
     """One engine with one model and a sidecar of its own.
 
-    Not thread-safe; `close` ends all it started.
+    Not thread-safe; `close` ends everything that it started.
     """
 
     name: str
     one_answer: bool  # a cold run must give the bits of a hit
 
     def start(self) -> None:
-        """Sidecar and engine run, the model is loaded."""
+        """Starts sidecar and engine, and loads the model."""
 
     def ask(self, prompt: str, new_tokens: int) -> Answer:
-        """Greedy; returns when the engine has also stored what it will store of it."""
+        """Greedy. Returns when the engine has also stored what it will store."""
         ...
 
     def unload(self) -> None:
-        """Takes the model out of memory and loads it again; both processes stay."""
+        """Removes the model from memory and loads it again; both processes go on."""
 
     def restart(self) -> None:
-        """Ends engine and sidecar the way a person does, then starts both again and loads the
-        model.
-        """
+        """Ends engine and sidecar in an orderly way, starts both again and loads the model."""
 
     def close(self) -> None: ...
 
 
 class Scratch:
-    """Private directories for one run: files below the temporary directory, the RAM tier on tmpfs
-    where there is one.
+    """Private directories for one run: files below the temporary directory, and the RAM tier on
+    tmpfs if there is one.
     """
 
     def __init__(self, purpose: str, *, keep: bool = False) -> None:
@@ -89,7 +87,7 @@ class Scratch:
         return self.root / "blocks"
 
     def need_bytes(self, size_bytes: int) -> None:
-        """TieringError where the disk has less room."""
+        """TieringError if the disk has less room."""
         free_bytes = shutil.disk_usage(self.root).free
         if free_bytes < size_bytes:
             raise TieringError(
@@ -99,8 +97,8 @@ class Scratch:
             )
 
     def environment(self) -> dict[str, str | None]:
-        """No setting of the person's own Ollama or sidecar leaks in, nothing of ours goes to their
-        home.
+        """Variables that keep out the settings of the person's own Ollama and sidecar, and keep our
+        files out of their home.
         """
         own: dict[str, str | None] = {
             name: None for name in os.environ if name.startswith(("OLLAMA_", "XDG_"))

@@ -1,6 +1,6 @@
 """The patched Ollama as a Driver.
 
-Counts of tokens are what the runner reported to the sidecar, not guesses of ours.
+Counts of tokens are what the runner reported to the sidecar; none is estimated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.01
 
 
 class OllamaDriver:
-    """Server and sidecar in a Scratch, with the GGUF file of it as the model."""
+    """Server and sidecar in a Scratch, with the Scratch's GGUF file as the model."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class OllamaDriver:
         return self.api.generate(MODEL, prompt, num_predict=new_tokens, **self._options)
 
     def settle(self) -> pb.RunnerReport:
-        """A runner reports when it has stored what it computed; that is the moment to go on."""
+        """Waits for the runner's report, which comes when it has stored what it computed."""
         deadline = time.monotonic() + _REPORT_SECONDS
         while True:
             storing = False
@@ -134,7 +134,7 @@ class OllamaDriver:
         self.stop()
 
     def stop(self) -> None:
-        """Server first: it flushes into the sidecar."""
+        """Stops the server first, because it stores into the sidecar."""
         if self._server:
             self._server.stop(seconds=ollama.STOP_SECONDS)
             self._server = None
@@ -146,7 +146,7 @@ class OllamaDriver:
         self._load()
 
     def _load(self) -> None:
-        """A new runner: it counts from 0."""
+        """The runner is new, and counts from 0."""
         self.api.load(MODEL, **self._options)
         self._asked, self.last_report = 0, None
 

@@ -1,4 +1,4 @@
-"""The numpy reference engine as a Driver: for a machine on which Ollama cannot be built.
+"""The numpy reference engine as a Driver, for a machine on which Ollama cannot be built.
 
 The sidecar is the real one.
 """
@@ -19,7 +19,7 @@ _STOP_SECONDS = 10.0
 
 
 class ReferenceDriver:
-    """Engine and sidecar in a Scratch, with the GGUF file of it as the model."""
+    """Engine and sidecar in a Scratch, with the Scratch's GGUF file as the model."""
 
     name = "reference engine (numpy)"
     one_answer = False

@@ -1,12 +1,12 @@
 """A small numpy engine that keeps its KV cache in a block store: an example, not a product.
 
 It reads the GGUF files of `tiering model make` (qwen3 family, one token per byte), computes in
-f32, caches K and V rows as f16 and samples greedily. What it shows is the order of things any
-engine follows: match, compare with what memory already has, get, copy rows in, resume at the
-first row nobody has, and put the whole blocks and the tail afterwards. It is not thread-safe.
+f32, caches K and V rows as f16 and samples greedily. It shows the steps of any engine: match,
+compare with what memory already has, get, copy rows in, resume at the first row that is missing,
+and afterwards put the whole blocks and the tail block. It is not thread-safe.
 
-Restored rows land in the same arrays an in-memory hit reads, so both run the same code on the
-same bytes: resumed at the same position, their logits are equal bit for bit.
+Restored rows go into the same arrays that an in-memory hit reads, so both run the same code on the
+same bytes. Resumed at the same position, their logits are equal bit for bit.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ SegmentsOf = Callable[[int], Mapping[tuple[int, str], Rows]]
 
 
 class Store(Protocol):
-    """What the engine asks of a block store; `ollama_tiering.client.BlockClient` is one."""
+    """What the engine needs of a block store; `ollama_tiering.client.BlockClient` has it."""
 
     def match(self, ns: Namespace, tokens: Sequence[int]) -> Any: ...
 
@@ -50,7 +50,7 @@ class Store(Protocol):
 
 @dataclass
 class Result:
-    """One answer and where its rows came from; logprobs hold the best few of each step."""
+    """One answer, and where its rows came from. `logprobs` has the most likely few of each step."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Result:
 
 
 class _Weights:
-    """The tensors of a qwen3 GGUF, dequantised to f32, and the geometry its metadata states."""
+    """The tensors of a qwen3 GGUF, dequantised to f32, and the geometry in its metadata."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
@@ -73,7 +73,7 @@ class _Weights:
         arch = self._values["general.architecture"]
         if arch != "qwen3" or tuple(self._values["tokenizer.ggml.tokens"]) != vocab.TOKENS:
             raise UsageError(
-                f"{path}: a {arch} model that the reference engine cannot run",
+                f"{path}: the reference engine cannot run this model ({arch})",
                 hint="make one with `tiering model make qwen3-tiny FILE.gguf`",
             )
         self.layers: int = self._get("block_count")
@@ -95,7 +95,7 @@ class _Weights:
 
 
 class ReferenceEngine:
-    """One model and one sequence in memory; `store` is where its rows outlive it."""
+    """One model with one sequence in memory; `store` is where its rows outlive it."""
 
     def __init__(self, gguf_path: Path, store: Store | None = None, *, ctx: int = 4096) -> None:
         self.weights = _Weights(gguf_path)
@@ -107,7 +107,7 @@ class ReferenceEngine:
         self._cache: dict[str, Rows] = {kind: np.zeros(shape, np.float16) for kind in "kv"}
 
     def generate(self, prompt: str, n: int, *, resume: bool = True) -> Result:
-        """Answers greedily with n tokens; without `resume` every row is computed anew."""
+        """Answers greedily with n tokens. Without `resume` every row is computed."""
         started = time.perf_counter()
         ids, result = vocab.encode(prompt), Result()
         if not ids or n < 1 or len(ids) + n > self.ctx:
@@ -137,11 +137,11 @@ class ReferenceEngine:
         return result
 
     def forget(self) -> None:
-        """Empties the memory, as an unload does; the store keeps what it has."""
+        """Empties the memory, as an unload does; what is stored stays."""
         self._tokens = []
 
     def _restore(self, store: Store, usable: list[int]) -> None:
-        """Copies stored rows behind the ones in memory, block by block."""
+        """Copies stored rows, block by block, behind those in memory."""
         had = len(self._tokens)
         match = store.match(self.namespace, usable)
         if match.rows <= had:
@@ -231,7 +231,7 @@ def _namespace(path: Path, w: _Weights) -> Namespace:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Length of the common beginning."""
     same = [*(x == y for x, y in zip(a, b, strict=False)), False]
     return same.index(False)
 

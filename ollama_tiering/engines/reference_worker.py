@@ -1,5 +1,5 @@
-"""The reference engine in a process of its own: a JSON request a line on stdin, a JSON answer a
-line on stdout.
+"""The reference engine in a process of its own: JSON requests on stdin, JSON answers on stdout, one
+per line.
 
     {"prompt": "…", "new_tokens": 16}   ->  tokens, logprobs, counts, seconds
     {"forget": true}                    ->  {}          (what an unload does)

@@ -111,7 +111,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the functions of a loaded library their types. OSError when it is another ABI."""
+    """Gives the functions of a loaded library their types. OSError if it has another ABI."""
     for name, (result, arguments) in _PROTOTYPES.items():
         try:
             function = getattr(library, name)
@@ -125,14 +125,14 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def check(library: ctypes.CDLL, status: int) -> None:
-    """Raise what a call answered; `pa_last_error` is this thread's."""
+    """Raises what a call answered; `pa_last_error` is that of this thread."""
     if status != PaStatus.OK:
         text = (library.pa_last_error() or b"").decode(errors="replace")
         raise PaError(PaStatus(status), text)
 
 
 def address(values: NDArray[Any] | None) -> int | None:
-    """Where an array lies; None for none. An empty array has no address either."""
+    """Where an array lies; None if there is no array, or if it is empty."""
     return values.ctypes.data if values is not None and values.size else None
 
 

@@ -50,7 +50,7 @@ PROBLEMS: Final = {
 
 
 class Device(Protocol):
-    """`bound`: the largest relative L2 error that is right."""
+    """`bound` is the largest relative L2 error that counts as right."""
 
     @property
     def name(self) -> str: ...
@@ -58,13 +58,16 @@ class Device(Protocol):
     def bound(self) -> float: ...
 
     def compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
-        """The output, and the best seconds of a few runs. PaError where it does not serve it."""
+        """The output, and the best seconds of a few runs. PaError if the device does not serve the
+        shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One shape on one device. `error` None: it does not serve the shape, `why` says why, or it
-    `failed` to compute it."""
+class CheckRow:
+    """One shape on one device. If `error` is None, the device does not serve the shape, and `why`
+    says why; or it `failed` to compute it.
+    """
 
     device: str
     shape: str
@@ -76,7 +79,9 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """A shape that no kernel serves is said, not wrong: the caller falls back."""
+        """A shape that no kernel serves is reported but is no failure, because the caller falls
+        back.
+        """
         if self.failed:
             return False
         return self.error is None or self.error <= self.bound  # not so for nan
@@ -132,9 +137,11 @@ def cpu_devices(threads: int) -> list[Cpu]:
     return found
 
 
-def check(devices: Sequence[Device]) -> Iterator[Row]:
-    """Every shape on every device, against one reference for each shape, each row as it is there. A
-    device that has failed is not asked again: after a fault a GPU answers every call with it."""
+def check(devices: Sequence[Device]) -> Iterator[CheckRow]:
+    """Compares every shape on every device with one reference per shape, and yields each row when
+    it is known. A device that has failed is not used again: after a fault a GPU answers every call
+    with it.
+    """
     broken: set[str] = set()
     for shape, problem in PROBLEMS.items():
         sample = make(problem)
@@ -142,7 +149,7 @@ def check(devices: Sequence[Device]) -> Iterator[Row]:
         for device in devices:
             if device.name in broken:
                 failed = "not run: the device failed before"
-                yield Row(device.name, shape, device.bound, failed=failed)
+                yield CheckRow(device.name, shape, device.bound, failed=failed)
                 continue
             row = compare(device, shape, sample, right)
             if row.failed:
@@ -150,11 +157,11 @@ def check(devices: Sequence[Device]) -> Iterator[Row]:
             yield row
 
 
-def compare(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> Row:
+def compare(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> CheckRow:
     try:
         out, seconds = device.compute(sample)
     except TieringError as error:
         if isinstance(error, PaError) and error.status is PaStatus.UNSUPPORTED:
-            return Row(device.name, shape, device.bound, why=error.message)
-        return Row(device.name, shape, device.bound, failed=error.message)
-    return Row(device.name, shape, device.bound, relative_error(out, right), seconds)
+            return CheckRow(device.name, shape, device.bound, why=error.message)
+        return CheckRow(device.name, shape, device.bound, failed=error.message)
+    return CheckRow(device.name, shape, device.bound, relative_error(out, right), seconds)

@@ -26,14 +26,15 @@ class Gpu:
     bound = GPU_BOUND
 
     def __init__(self, device: GpuDevice | None = None) -> None:
-        """PaError where there is none to be had (NO_DEVICE) or it does not start; MissingTool where
-        the compiler of its kernels is missing."""
+        """PaError if there is no GPU (NO_DEVICE) or it does not start; MissingTool if the compiler
+        of its kernels is missing.
+        """
         self.device = device or GpuDevice()
         nvrtc.compiler()
         self.name = f"GPU, CC {self.device.arch / 10:.1f}"
 
     def compute(self, sample: Sample) -> tuple[NDArray[np.float32], float]:
-        """PaError (UNSUPPORTED) where no kernel serves the shape."""
+        """PaError (UNSUPPORTED) if no kernel serves the shape."""
         problem, device = sample.problem, self.device
         k, v = on_gpu(device, sample.k), on_gpu(device, sample.v)
         sinks = None if sample.sinks is None else device.upload(sample.sinks)
@@ -79,8 +80,9 @@ def on_gpu(device: GpuDevice, rows: Rows) -> GpuRows:
 
 
 def gpu_devices() -> tuple[list[Gpu], str]:
-    """The GPUs, and why there is none where there is none. PaError or MissingTool where there is a
-    driver, and the GPU cannot be used all the same."""
+    """The GPUs, or why there is none. PaError or MissingTool if there is a driver but the GPU
+    cannot be used.
+    """
     try:
         device = GpuDevice()
     except PaError as error:

@@ -92,7 +92,7 @@ class CpuAttention:
         return State(m, l, o)
 
     def close(self) -> None:
-        """End the threads and free the memory. Harmless when done twice."""
+        """Ends the threads and frees the memory. May be called twice."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ def reference(
     mask: Mask | None = None,
     sinks: F32 | None = None,
 ) -> NDArray[np.float64]:
-    """The same in f64, one cell after another: slow, what everything is compared with."""
+    """The same in f64, one cell after another: slow, and what everything is compared with."""
     library = load()
     args = _arguments(shape, q, k, v, n_cells, mask, sinks)
     out = np.empty((q.shape[0], shape.n_head, shape.d_v), np.float64)
@@ -134,7 +134,7 @@ def reference(
 
 
 def merge(a: State, b: State) -> State:
-    """The state over the cells of both, which have none in common."""
+    """The state over the cells of both states, which must have none in common."""
     library = load()
     d_v = _check_state(a, "state a", a.o.shape)
     _check_state(b, "state b", a.o.shape)
@@ -150,7 +150,7 @@ def merge(a: State, b: State) -> State:
 
 
 def finish(state: State, sinks: F32 | None = None) -> F32:
-    """o / l, and 0 where nothing was seen. `sinks` [n_head] join first."""
+    """o / l, and 0 if nothing was seen. `sinks` [n_head] join first."""
     library = load()
     _check_state(state, "the state", state.o.shape)
     m, l, o = (np.ascontiguousarray(part) for part in state)  # noqa: E741
@@ -223,7 +223,7 @@ def _writable(values: F32) -> F32:
 
 
 def _check_state(state: State, name: str, axes: tuple[int, ...]) -> int:
-    """d_v. PaError unless o has these axes, and m and l all but the last of them."""
+    """Returns d_v. PaError unless o has these axes, and m and l have all but the last of them."""
     if not axes:
         raise PaError(PaStatus.BAD_ARGUMENT, f"o of {name} has no axes")
     for part, values, its_axes in (

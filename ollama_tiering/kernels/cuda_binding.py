@@ -63,7 +63,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, these functions typed too. MissingTool or BuildError where it cannot be had."""
+    """The library, with the types of these functions, too. MissingTool or BuildError if it cannot
+    be made.
+    """
     loaded = library.load()
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(loaded, name)
@@ -72,7 +74,7 @@ def load() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """A function that answers a status; PaError with its sentence unless it is OK."""
+    """Calls a function that returns a status; PaError with its sentence unless that is OK."""
     status = PaStatus(getattr(load(), name)(*arguments))
     if status is not PaStatus.OK:
         raise PaError(status, load().pa_cuda_last_error().decode(errors="replace"))

@@ -74,9 +74,10 @@ _PROTOTYPES: Final[dict[str, list[Any]]] = {
 }
 
 
-class Driver:
-    """libcuda.so.1, started. PaError: NO_DEVICE where there is no driver or it finds no GPU,
-    UNSUPPORTED where it lacks a function, DEVICE_ERROR where it does not start."""
+class CudaDriver:
+    """libcuda.so.1, started. PaError: NO_DEVICE if there is no driver or it finds no GPU,
+    UNSUPPORTED if it lacks a function, DEVICE_ERROR if it does not start.
+    """
 
     def __init__(self) -> None:
         try:
@@ -103,11 +104,13 @@ class Driver:
             raise PaError(status.get(code, PaStatus.DEVICE_ERROR), f"{name}: {words} ({code})")
 
     def try_call(self, name: str, *arguments: Any) -> int:
-        """The driver's code, 0 for success: where an error is expected or not to be raised."""
+        """The driver's code, 0 for success; for calls whose error is expected or must not be
+        raised.
+        """
         return int(getattr(self._library, name)(*arguments))
 
     def handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        """What a function makes whose first argument is where the handle goes."""
+        """The handle that a function writes to its first argument."""
         made = ctypes.c_void_p()
         self.call(name, ctypes.byref(made), *arguments)
         return made

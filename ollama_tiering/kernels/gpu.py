@@ -72,8 +72,9 @@ class GpuRows:
         return cls.at(device, addresses, page_cells, n_head * row_bytes, row_bytes, memory)
 
     def struct(self, align: int) -> PaRows:
-        """PaError when a page does not begin at a multiple of `align` bytes: the kernels would
-        read it all the same, and the fault would end the whole context."""
+        """PaError if a page does not begin at a multiple of `align` bytes: the kernels would read
+        it all the same, and the fault would end the whole context.
+        """
         if self.align % align:
             raise PaError(
                 PaStatus.BAD_ARGUMENT, f"pages at multiples of {self.align} bytes, not of {align}"
@@ -126,7 +127,7 @@ class GpuAttention:
         self.close(wait=error is None)
 
     def close(self, *, wait: bool = True) -> None:
-        """`wait` False: without asking whether what was queued has succeeded."""
+        """With `wait` False it does not ask whether what was queued has succeeded."""
         try:
             if wait:
                 self.device.synchronize()

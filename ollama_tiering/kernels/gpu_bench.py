@@ -45,7 +45,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class BoundedRatio:
     """A measured ratio and what it should be compared with."""
 
     name: str
@@ -59,7 +59,7 @@ class Ratio:
 
 
 def fitting(device: GpuDevice, sizes: Sizes) -> Sizes:
-    """A working set of a quarter of the GPU's memory at most."""
+    """Sizes with a working set of at most a quarter of the GPU's memory."""
     most = min(sizes.working_set_bytes, device.memory_bytes // 4)
     return replace(sizes, working_set_bytes=most)
 
@@ -125,7 +125,7 @@ def hot_decode(
     *,
     masked: bool = False,
     tensor_cores: bool = False,
-) -> Ratio:
+) -> BoundedRatio:
     """VRAM decode of one query over n_cells: K/V bytes per second / device read bandwidth.
     `masked`: by positions, as a cache of several conversations asks. `tensor_cores`: where the
     launcher takes f32 for so few rows, so that the two can be compared."""
@@ -161,7 +161,7 @@ def hot_decode(
     rate = n_layers * n_cells * sizes.cell_bytes / seconds
     how = f"{', positions' if masked else ''}{', tensor cores' if tensor_cores else ''}"
     name = f"VRAM decode, G={group}, {n_cells} keys{how}"
-    return Ratio(f"{name}: rate / read", rate / read_rate, 0.70, at_least=True)
+    return BoundedRatio(f"{name}: rate / read", rate / read_rate, 0.70, at_least=True)
 
 
 def overlapped(
@@ -192,7 +192,7 @@ def cold_runs(device: GpuDevice, sizes: Sizes, n_cells: int) -> list[ColdRun]:
     return runs
 
 
-def cold_decode(device: GpuDevice, sizes: Sizes, group: int, n_cells: int) -> list[Ratio]:
+def cold_decode(device: GpuDevice, sizes: Sizes, group: int, n_cells: int) -> list[BoundedRatio]:
     """Decode over n_cells of pinned host memory per layer: bytes per second / pinned copy rate, and
     time / max(copies alone, kernels alone)."""
     one_layer = cold_runs(device, sizes, n_cells)
@@ -219,14 +219,14 @@ def cold_decode(device: GpuDevice, sizes: Sizes, group: int, n_cells: int) -> li
     rate = len(runs) * piece_bytes / whole / pinned_bytes_per_s(device, sizes)
     name = f"cold decode, G={group}, {n_cells} keys"
     return [
-        Ratio(f"{name}: rate / pinned copy", rate, 0.95, at_least=True),
-        Ratio(f"{name}: time / max(copy, compute)", whole / longer, 1.10, at_least=False),
+        BoundedRatio(f"{name}: rate / pinned copy", rate, 0.95, at_least=True),
+        BoundedRatio(f"{name}: time / max(copy, compute)", whole / longer, 1.10, at_least=False),
     ]
 
 
 def cold_prefill(
     device: GpuDevice, sizes: Sizes, group: int, n_cells: int, n_q: int = 512
-) -> Ratio:
+) -> BoundedRatio:
     """Prefill of n_q queries over cold pages, each staged once: time / max(stream, compute)."""
     runs = cold_runs(device, sizes, n_cells)
     shape = sizes.shape(group, n_q, sizes.piece_cells)
@@ -244,4 +244,4 @@ def cold_prefill(
         whole, longer = overlapped(device, sizes, ring, runs, use)
         ring.wait()
     name = f"cold prefill, G={group}, {n_q} queries, {n_cells} keys: time / max(stream, compute)"
-    return Ratio(name, whole / longer, 1.15, at_least=False)
+    return BoundedRatio(name, whole / longer, 1.15, at_least=False)

@@ -18,7 +18,7 @@ from ollama_tiering.kernels import check, gpu_bench, nvrtc
 from ollama_tiering.kernels.binding import PaError
 from ollama_tiering.kernels.check_gpu import Gpu, alignment
 from ollama_tiering.kernels.gpu import instance_of
-from ollama_tiering.kernels.gpu_bench import Ratio, Sizes
+from ollama_tiering.kernels.gpu_bench import BoundedRatio, Sizes
 from ollama_tiering.kernels.gpu_device import GpuDevice
 from ollama_tiering.kernels.samples import Problem, exact, make
 
@@ -62,7 +62,7 @@ def compared(problem: Problem, name: str) -> Case:
     return run
 
 
-def measured(measure: Callable[[GpuDevice, Sizes], list[Ratio]]) -> Case:
+def measured(measure: Callable[[GpuDevice, Sizes], list[BoundedRatio]]) -> Case:
     def run(device: GpuDevice) -> Result:
         ratios = measure(device, gpu_bench.fitting(device, Sizes()))
         return {

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import cuda_driver
-from ollama_tiering.kernels.cuda_driver import Driver
+from ollama_tiering.kernels.cuda_driver import CudaDriver
 
 Stream = ctypes.c_void_p
 
@@ -75,7 +75,7 @@ class GpuDevice:
     PaError (NO_DEVICE) where there is none."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        self.driver = Driver()  # first: where there is none the library need not be compiled
+        self.driver = CudaDriver()  # first: without one, the library need not be compiled
         self.handle = ctypes.c_void_p()
         binding.call("pa_cuda_open", ordinal, ctypes.byref(self.handle))
         self._alive = [True]

@@ -27,7 +27,7 @@ LAUNCH_S: Final = 2e-6  # of a kernel of a graph, its first reads and its last w
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one multiprocessor, by compute capability (CUDA C++ Programming Guide)."""
+    """Limits of one multiprocessor, by compute capability (CUDA C++ Programming Guide)."""
 
     shared_bytes: int
     blocks: int
@@ -72,15 +72,15 @@ GPUS: Final = (
 
 
 @dataclass(frozen=True)
-class Block:
-    """What a block of a kernel needs."""
+class ThreadBlock:
+    """What a thread block of a kernel needs."""
 
     threads: int
     registers: int  # of a thread
     shared_bytes: int
 
 
-def blocks_per_multiprocessor(limits: Limits, block: Block) -> int:
+def blocks_per_multiprocessor(limits: Limits, block: ThreadBlock) -> int:
     """How many blocks are resident at once; 0: not one. Registers are given out to warps in units
     of 256."""
     warps = -(-block.threads // 32)
@@ -95,13 +95,13 @@ def blocks_per_multiprocessor(limits: Limits, block: Block) -> int:
 
 
 def split_time(n_units: int, blocks_per_split: int, at_once: int, n_splits: int) -> float:
-    """csrc/cuda/host/splits.h: in times that a block takes for a unit of cells."""
+    """As csrc/cuda/host/splits.h: in units of the time that a block takes for a unit of cells."""
     turns = -(-n_splits * blocks_per_split // at_once)
     return turns * (-(-n_units // n_splits) + BLOCK_COST) + STATE_COST * n_splits
 
 
 def best_splits(n_units: int, blocks_per_split: int, at_once: int) -> int:
-    """The least split_time; of equals the fewest."""
+    """The number of splits with the least split_time; if several are equal, the smallest."""
     return min(
         range(1, max(1, min(MOST_SPLITS, n_units)) + 1),
         key=lambda n: split_time(n_units, blocks_per_split, at_once, n),
@@ -129,7 +129,7 @@ def decode_instructions(d: int, rows: int, tile_cells: int) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of decode over VRAM. `share`: K/V bytes per second / what reading alone gets."""
+    """A prediction of decode over VRAM. `share`: K/V bytes per second ÷ what reading alone gets."""
 
     blocks: int  # a multiprocessor holds
     n_splits: int
@@ -141,14 +141,16 @@ class Prediction:
 
 def decode(
     gpu: GpuType,
-    block: Block,
+    block: ThreadBlock,
     *,
     group: int,
     n_cells: int,
     n_kv_head: int = 8,
     d: int = 128,
 ) -> Prediction:
-    """One query of `group` heads a K/V head, f16, pages in VRAM. ValueError: it does not fit."""
+    """One query of `group` heads per K/V head, f16, pages in VRAM. ValueError
+    if it does not fit.
+    """
     resident = blocks_per_multiprocessor(LIMITS[gpu.arch], block)
     if resident < 1:
         raise ValueError(f"{block} does not fit a multiprocessor of {gpu.name}")

@@ -1,4 +1,6 @@
-"""`tiering kernel report`: every case of gpu_case.py as a process, a line as each ends."""
+"""`tiering kernel report`: runs every case of gpu_case.py as a process, and prints a line when it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Line = dict[str, Any]
 
 
 def chosen(names: Sequence[str], *, quick: bool) -> list[str]:
-    """The cases to be run, in order. UsageError for a name that none has."""
+    """The cases to run, in order. UsageError for an unknown name."""
     every = [*gpu_case.exactness(), *gpu_case.bandwidths()]
     for name in names:
         if name not in every:
@@ -31,11 +33,13 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[str]:
 
 
 def run(names: Sequence[str]) -> Iterator[Line]:
-    """A line for each case. Where the GPU itself cannot be used, that is the only one."""
+    """One line for each case. If the GPU itself cannot be used, there is only the line that says
+    so.
+    """
     try:
         nvrtc.compiler()
     except MissingTool:
-        extras.need("cuda")  # a checkout installs it; elsewhere the command is said
+        extras.need("cuda")  # a checkout installs it; elsewhere the error names the command
     machine = one(gpu_case.MACHINE)
     yield machine
     if not machine["ok"]:
@@ -71,7 +75,7 @@ def one(name: str, timeout_s: float = TIMEOUT_S) -> Line:
 
 
 def text(line: Line) -> str:
-    """A line for a person."""
+    """The line for a person."""
     verdict = "ok" if line["ok"] else "FAILED"
     begin = f"{verdict:<7} {line['case']:<40}"
     if line.get("failed"):
@@ -103,7 +107,7 @@ def _said(line: Line) -> Iterator[str]:
 
 
 def sanitizer_command(wrong: Sequence[str]) -> str:
-    """What to run where a case failed; else over the small first one."""
+    """The command to run for a case that failed; without one, for the first small case."""
     names = [name for name in wrong if name in gpu_case.exactness()]
     name = names[0] if names and names[0] != gpu_case.MACHINE else gpu_case.FIRST
     command = shlex.join([sys.executable, "-m", MODULE, name])

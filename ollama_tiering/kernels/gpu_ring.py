@@ -24,7 +24,7 @@ class ColdRun:
 
 
 class GpuRing:
-    """`n_slots` (3 or more) buffers of `slot_bytes`. Close it before the device."""
+    """`n_slots` (3 or more) buffers of `slot_bytes` each. Close it before the device."""
 
     def __init__(self, device: GpuDevice, n_slots: int, slot_bytes: int) -> None:
         self._device = device
@@ -50,7 +50,7 @@ class GpuRing:
         self._ring = ctypes.c_void_p()
 
     def slot(self, piece: int) -> int:
-        """The device address that a piece goes to."""
+        """The device address to which a piece goes."""
         return int(binding.load().pa_cuda_ring_slot(self._ring, piece))
 
     def deliver(self, runs: list[ColdRun], use: Callable[[int], None]) -> None:

@@ -1,5 +1,7 @@
-"""Where libpaged_attn.so comes from: out of the wheel, or compiled from csrc into the product's
-cache, once per sources and compiler. Nothing is downloaded.
+"""Where libpaged_attn.so comes from: the wheel, or csrc, compiled into the cache once per sources
+and compiler.
+
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def csrc_dir() -> Path:
 
 @cache
 def load() -> ctypes.CDLL:
-    """The library, its functions typed. Kept: loaded once per process."""
+    """The library with the types of its functions. It is loaded once per process."""
     if SHIPPED.is_file():
         try:
             return bind(ctypes.CDLL(str(SHIPPED)))
@@ -52,7 +54,7 @@ def library_path() -> Path:
 
 
 def build() -> Path:
-    """Compile the library unless the cache has it. MissingTool without a compiler, BuildError when
+    """Compiles the library unless the cache has it. MissingTool without a compiler, BuildError if
     it fails.
     """
     csrc = csrc_dir()

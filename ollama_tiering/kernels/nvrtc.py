@@ -207,7 +207,7 @@ class Compiler:
 
 @functools.cache
 def compiler() -> Compiler:
-    """NVRTC from the wheel, else from the machine. MissingTool when there is none."""
+    """NVRTC from the wheel, else from the machine. MissingTool if there is none."""
     spec = importlib.util.find_spec("nvidia")
     places: Sequence[str] = spec.submodule_search_locations or () if spec else ()
     candidates = [Path(p) / "cuda_nvrtc" / "lib" / name for p in places for name in LIBRARIES]

@@ -15,7 +15,7 @@ from ollama_tiering.kernels.shape import BLOCK_VALUES, Dtype
 
 
 def quantise(values: NDArray[Any], dtype: Dtype) -> NDArray[np.uint8]:
-    """[…, d] values -> uint8 […, row_bytes]. PaError when d is not whole blocks."""
+    """[…, d] values -> uint8 […, row_bytes]. PaError if d is not whole blocks."""
     values = np.ascontiguousarray(values, np.float32)
     row_bytes = dtype.row_bytes(values.shape[-1])
     match dtype:

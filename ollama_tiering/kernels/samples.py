@@ -22,7 +22,7 @@ from ollama_tiering.kernels.shape import Dtype, Shape
 
 DIFFUSE: Final = 1.0  # deviation of the queries: logits of deviation 1, every key has weight
 SHARP: Final = 40.0  # a few keys have the weight
-PEAKED: Final = 300.0  # one key has nearly all of it, the others' is denormal or none
+PEAKED: Final = 300.0  # one key has nearly all weight, that of others is denormal or 0
 
 _AT_ONCE_CELLS: Final = 8192  # made in f32 at a time
 _CACHED_CELLS: Final = 32  # 128 KB of K and V with 8 heads of 128 values in f16
@@ -96,7 +96,7 @@ class Sample:
     sinks: NDArray[np.float32] | None
 
     def mask(self, queries: slice, n_cells: int) -> PositionMask | None:
-        """None where every query of the batch sees every cell."""
+        """None if every query of the batch sees every cell."""
         count = queries.stop - queries.start
         if count == 1 and not self.problem.window:
             return None
@@ -115,7 +115,7 @@ def make(problem: Problem) -> Sample:
 
 def in_cache(sample: Sample) -> Sample:
     """The same work on K and V that stay in a core's cache: the page table names one page of a few
-    cells again and again. The result is another one.
+    cells again and again. The result differs.
     """
     n_cells = sample.problem.n_cells
     cells = min(_CACHED_CELLS, n_cells)
@@ -148,8 +148,9 @@ def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
 
 
 def with_rounded_logits(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
-    """As `exact`, but each logit is rounded to f32 once: what no kernel whose logits are f32 can
-    be expected to beat, and much where logits are large. Without window, soft-cap and sinks.
+    """As `exact`, but each logit is rounded to f32 once. No kernel with f32 logits can be expected
+    to be better than this, and where logits are large the error is large. Without window, soft-cap
+    and sinks.
     """
     problem = sample.problem
     group = problem.n_head // problem.n_kv_head
@@ -172,7 +173,7 @@ def with_rounded_logits(sample: Sample, queries: Sequence[int]) -> NDArray[np.fl
 def relative_error(
     out: NDArray[np.float32] | NDArray[np.float64], exact: NDArray[np.float64]
 ) -> float:
-    """L2 of the difference over L2 of what is exact; not a number where one of `out` is none."""
+    """L2 norm of the difference ÷ L2 norm of the exact result; NaN if `out` has a NaN."""
     difference, size = float(np.linalg.norm(out - exact)), float(np.linalg.norm(exact))
     return difference / size if size else difference
 

@@ -29,7 +29,7 @@ class Dtype(enum.IntEnum):
         return BLOCK_VALUES if self in (Dtype.Q8_0, Dtype.Q4_0) else 1
 
     def row_bytes(self, values: int) -> int:
-        """Bytes of a row of `values` values. PaError when they are not whole blocks."""
+        """Bytes of a row of `values` values. PaError if they are not whole blocks."""
         if values % self.block_values:
             raise PaError(
                 PaStatus.BAD_ARGUMENT,

@@ -1,1 +1,1 @@
-"""Starts, watches and stops the two processes: the sidecar, and the patched server beside it."""
+"""Starts, watches and stops two processes: the sidecar, and the patched server beside it."""

@@ -1,4 +1,4 @@
-"""Where Ollama listens, and who is there already."""
+"""Where Ollama listens, and which process has that address already."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port; `0.0.0.0` listens everywhere and is asked at the loopback address."""
+    """Host and port. A server on `0.0.0.0` listens everywhere and is asked at
+    the loopback address.
+    """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
@@ -35,8 +37,8 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """As v0.16.3 envconfig/config.go `Host`, less paths and TLS: `host`, `:port`, `host:port`,
-    `http://host:port`.
+    """Accepts what v0.16.3 envconfig/config.go `Host` does, without paths and TLS: `host`, `:port`,
+    `host:port`, `http://host:port`.
     """
     value = text.strip().strip("\"'").rstrip("/")
     scheme, separator, rest = value.rpartition("://")
@@ -59,12 +61,12 @@ def parse_address(text: str) -> Address:
 
 
 def address_of(named: str | None = None) -> Address:
-    """What is named, else what OLLAMA_HOST says."""
+    """The given address, else that of OLLAMA_HOST."""
     return parse_address(named or os.environ.get("OLLAMA_HOST") or "")
 
 
 def free_address() -> Address:
-    """A loopback port nobody has at this moment."""
+    """A loopback port that nobody has at this moment."""
     with socket.socket() as probe:
         probe.bind((DEFAULT_HOST, 0))
         return Address(DEFAULT_HOST, probe.getsockname()[1])
@@ -78,7 +80,7 @@ class Occupant(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Who listens; `detail` is Ollama's version, or what is known of the other process."""
+    """Who listens. `detail` is Ollama's version, or what is known of the other process."""
 
     occupant: Occupant
     detail: str = ""
@@ -86,7 +88,7 @@ class Found:
 
 
 def who_listens(address: Address) -> Found:
-    """Asks the port itself first, then the system for the process behind it."""
+    """Asks whatever listens on the port, then asks the system for its process."""
     if _can_bind(address):
         return Found(Occupant.NOBODY)
     pid, program = _process_at(address.port)
@@ -127,7 +129,7 @@ def _can_bind(address: Address) -> bool:
 
 
 def _process_at(port: int) -> tuple[int | None, str]:
-    """Process id and name of the listener, as far as this user may see it."""
+    """Process id and name of the listener, if this user may see them."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status != psutil.CONN_LISTEN or not connection.laddr:

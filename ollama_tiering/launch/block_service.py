@@ -1,8 +1,7 @@
-"""The sidecar as seen by whoever starts it: asked over its socket, started in a process of its own,
+"""The sidecar, for whoever starts it: asked over its socket, started in a process of its own,
 stopped.
 
-A sidecar that already answers on the socket is used and left running: only what we started do we
-stop.
+A sidecar that already answers on the socket is used and left running: we stop only what we started.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
 
 def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | None:
-    """What the sidecar on that socket says of itself; None where none answers."""
+    """What the sidecar on that socket says of itself; None if none answers."""
     if not socket.is_socket():
         return None
     # A channel of its own each time: a kept one waits up to two minutes before it tries a lost
@@ -43,7 +42,7 @@ def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | Non
 
 
 def owner(socket: Path) -> int | None:
-    """Process id that the sidecar on this socket wrote into its lock file."""
+    """The process id that the sidecar on this socket wrote into its lock file."""
     try:
         return int(socket.with_name(socket.name + ".lock").read_text())
     except (OSError, ValueError):
@@ -52,7 +51,7 @@ def owner(socket: Path) -> int | None:
 
 @dataclass(slots=True)
 class BlockService:
-    """One sidecar to rely on. `child` is None where it is somebody else's. Not thread-safe."""
+    """A sidecar that can be used. `child` is None if somebody else started it. Not thread-safe."""
 
     socket: Path
     log: Path
@@ -62,9 +61,8 @@ class BlockService:
     child: Child | None = None
 
     def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
-        """Starts it unless one answers.
-
-        ServiceError with its last words where it cannot be started.
+        """Starts a sidecar unless one answers. ServiceError with its last words if it cannot be
+        started.
         """
         if self.child is None and (found := ask(self.socket)):
             return found
@@ -83,8 +81,8 @@ class BlockService:
         return ready.answer
 
     def why_not(self, error: Exception) -> str:
-        """Cause and cure of a start that failed, in one line: the sidecar's own words if it had
-        any, for those name the place.
+        """Cause and cure of a failed start in one line: the sidecar's own words if it said any,
+        because these name the place.
         """
         said = self.child.tail().splitlines() if self.child else []
         cause = next((line.strip() for line in reversed(said) if _ERROR in line), "")
@@ -97,23 +95,25 @@ class BlockService:
 
     @property
     def answers(self) -> bool:
-        """Cheap for our own process: it lives. Somebody else's is asked."""
+        """Cheap for our own process: it only has to be alive. Somebody else's is asked."""
         return self.child.running if self.child else ask(self.socket) is not None
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """Ends the one we started, after its drain. False: it was killed."""
+        """Ends the sidecar that we started, after it has written down what it has. False if it was
+        killed.
+        """
         if self.child is None:
             return True
         return self.child.stop(seconds=STOP_SECONDS, hurry=hurry)
 
     def give_up(self) -> None:
-        """Ends one that did not get ready, and forgets it."""
+        """Ends a sidecar that did not become ready, and forgets it."""
         if self.child is not None:
             self.child.stop(seconds=_GIVE_UP_SECONDS)
             self.child = None
 
     def last_words(self) -> str:
-        """What it printed at its end, the line that says whether all is on disk."""
+        """What it printed at its end: the line that says whether everything is on disk."""
         lines = self.child.tail(1).strip() if self.child else ""
         return lines if lines.startswith("sidecar stopped") else ""
 

@@ -1,7 +1,8 @@
 """Runs a program that gets SIGTERM when its parent dies: `python leash.py PROGRAM ARG...`.
 
-The process id stays that of the program. Only Linux knows the signal; elsewhere the program just
-runs. Standard library only: a fresh interpreter runs this file by its path each time.
+The program keeps the process id. Only Linux has such a signal; elsewhere the program just runs.
+This uses the standard library only, because a fresh interpreter runs the file by its path each
+time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Replaces this process; exit code 127 where the program cannot be run."""
+    """Replaces this process by the program. Exit code 127 if the program cannot be run."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

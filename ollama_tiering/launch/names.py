@@ -1,4 +1,6 @@
-"""Names of models by Ollama's manifests, wherever a server of this user keeps them."""
+"""Names of models from Ollama's manifests, in every directory in which a server of this user keeps
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from ollama_tiering.sidecar.manifests import ManifestReader, default_models_dir,
 
 
 def models_dirs(first: Path | None = None) -> list[Path]:
-    """`first`, then those that a `tiering up` serves or served last, then Ollama's own."""
+    """`first`, then the directories that a `tiering up` uses or used last, then Ollama's own."""
     found = [first, *(Path(record.models) for record in records() if record.models)]
     return list(dict.fromkeys(path for path in (*found, default_models_dir()) if path))
 
 
 def all_names(directories: list[Path]) -> dict[str, tuple[str, ...]]:
-    """Blob file name -> its names; those of the directory that comes first. A blob's name is the
-    digest of its content, so it is the same model wherever it lies.
+    """Blob file name -> its names. If several directories have the blob, the first one counts. A
+    blob's name is the digest of its content, so it is the same model everywhere.
     """
     found: dict[str, tuple[str, ...]] = {}
     for directory in directories:
@@ -27,11 +29,13 @@ def all_names(directories: list[Path]) -> dict[str, tuple[str, ...]]:
 
 
 def first_names(directories: list[Path]) -> dict[str, str]:
-    """Blob file name -> `qwen3:0.6b`, the first of several."""
+    """Blob file name -> `qwen3:0.6b`, the first of several names."""
     return {blob: names[0] for blob, names in all_names(directories).items()}
 
 
 def shown(model: str, names: Mapping[str, str]) -> str:
-    """What to call a model by its file name or path: without a name the digest's first digits."""
+    """What to call a model, given its file name or path. Without a name: the first digits of its
+    digest.
+    """
     file = Path(model).name
     return names.get(file) or short_name(file)

@@ -1,6 +1,7 @@
-"""Says once of each runner whether its model is tiered; what a person would else never learn.
+"""Says once for each runner whether its model is tiered, which a person would otherwise never
+learn.
 
-A sidecar may serve several servers: of the others' runners nothing is said.
+A sidecar may serve several servers; nothing is said about the runners of others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ollama_tiering.launch.names import first_names, models_dirs, shown
 
 
 class RunnerNews:
-    """Call it now and then. Says nothing while the sidecar does not answer."""
+    """To be called now and then. Says nothing as long as the sidecar does not answer."""
 
     def __init__(
         self,

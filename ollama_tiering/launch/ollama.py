@@ -1,6 +1,6 @@
 """A patched `ollama serve` in a process of its own, and the few calls of its HTTP API that we need.
 
-It is stopped by SIGTERM to its own process id: on that it asks its runners to store their K/V, then
+It is stopped by SIGTERM to its own process id. It then asks its runners to store their K/V, and
 ends them.
 """
 
@@ -33,10 +33,8 @@ def server_environment(
     models: Path | None = None,
     cpu_attention: str | None = None,
 ) -> dict[str, str | None]:
-    """What is set over the inherited environment.
-
-    Without a socket tiering is off: a stock server. Without `cpu_attention` what was inherited
-    decides.
+    """The variables that are set in addition to the inherited ones. Without a socket tiering is
+    off, so the server is stock. Without `cpu_attention` the inherited variable decides.
     """
     tiering: dict[str, str | None] = (
         {config.ENV_ENABLE: "1", config.ENV_SOCKET: str(socket)}
@@ -57,9 +55,8 @@ def start_server(
     interrupted: Callable[[], bool] = lambda: False,
     leashed: bool = False,
 ) -> Child:
-    """`ollama serve`, ready to be asked.
-
-    ServiceError with its last words where it does not get there.
+    """Starts `ollama serve` and waits until it answers. ServiceError with its last words if it does
+    not.
     """
     child = start("ollama serve", binary, "serve", log=log, env=env, leashed=leashed)
     try:
@@ -78,7 +75,9 @@ def start_server(
 
 @dataclass(slots=True)
 class Generated:
-    """One answer: its text by token, each token's best few, and what the first of them took."""
+    """One answer: its tokens as text, the most likely few at each step, and the time to the first
+    and the last token.
+    """
 
     tokens: list[str] = field(default_factory=list)
     logprobs: list[list[tuple[str, float]]] = field(default_factory=list)
@@ -88,7 +87,7 @@ class Generated:
     decode_tokens_per_second: float = 0.0  # as the server counts
 
     def add(self, token: str, best: list[tuple[str, float]], seconds: float) -> None:
-        """The next token, that many seconds after the request was sent."""
+        """Adds the next token, which came that many seconds after the request was sent."""
         if not self.tokens:
             self.seconds_to_first_token = seconds
         self.seconds_to_last_token = seconds
@@ -118,7 +117,7 @@ class Api:
             ) from error
 
     def version(self) -> str | None:
-        """None where no Ollama answers."""
+        """None if no Ollama answers."""
         try:
             with self._client(_CONNECT_SECONDS) as client:
                 return str(client.get("/api/version").raise_for_status().json()["version"])
@@ -126,8 +125,8 @@ class Api:
             return None
 
     def create(self, name: str, gguf: Path, *, models: Path) -> None:
-        """Registers a GGUF file under a name. `models` is the server's directory of models, which
-        gets a link to the file: where it can have one, the weights lie on the disk once.
+        """Registers a GGUF file under a name. `models` is the server's directory of models. It gets
+        a link to the file if it can have one, so that the weights lie on the disk only once.
         """
         with gguf.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -143,7 +142,7 @@ class Api:
                 _checked(client.post("/api/create", json=files))
 
     def load(self, model: str, **options: Any) -> None:
-        """Has the model in memory; the options must be those of the requests to come."""
+        """Loads the model. The options must be those of the requests to come."""
         self._post(model, "", options)
 
     def unload(self, model: str) -> None:
@@ -158,7 +157,7 @@ class Api:
     def generate(
         self, model: str, prompt: str, *, top_logprobs: int = 5, **options: Any
     ) -> Generated:
-        """Streams an answer of a raw prompt; greedy unless the options say otherwise."""
+        """Streams the answer to a raw prompt; greedy unless the options say otherwise."""
         body = self._body(model, prompt, options) | {"stream": True, "logprobs": True}
         body["top_logprobs"] = top_logprobs
         answer = Generated()

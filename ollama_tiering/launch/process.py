@@ -1,8 +1,8 @@
 """A child process with a log file: started in a session of its own, ended by its process id.
 
-A signal to the whole group would end Ollama's runner before the server could ask it to store its
-K/V, so a polite stop goes to the one process. What is left of the group is killed only after that
-process has gone, or when told to insist.
+A signal to the whole process group would end Ollama's runner before the server could ask it to
+store its K/V. So the first signal goes to the one process. What is left of the group is killed only
+after that process has ended, or if `hurry` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class Child:
-    """One started program. The creator calls `stop`; not thread-safe."""
+    """One started program. Its creator calls `stop`; not thread-safe."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -58,9 +58,8 @@ class Child:
         seconds: float,
         hurry: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Asks it to end and waits; kills it when the time is over or `hurry` says so.
-
-        False: it was killed.
+        """Asks the process to end and waits. Kills it when the time is over or `hurry` says so, and
+        then returns False.
         """
         if self.running:
             with contextlib.suppress(ProcessLookupError):
@@ -73,7 +72,7 @@ class Child:
         return polite
 
     def kill(self) -> None:
-        """Ends it and whatever it left in its session, now."""
+        """Ends the process, and what it left in its session, at once."""
         # The group outlives its leader while a member lives, so its number is not somebody else's.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -91,10 +90,9 @@ def start(
     cwd: Path | None = None,
     leashed: bool = False,
 ) -> Child:
-    """Starts a program with its output in `log`. `env` is laid over our own; None removes a
-    variable.
-
-    `leashed`: it gets SIGTERM when this process dies without stopping it.
+    """Starts a program whose output goes to `log`. `env` is added to our own environment; None
+    removes a variable. `leashed`: the program gets SIGTERM if this process dies without stopping
+    it.
     """
     program = [str(part) for part in command]
     if not Path(program[0]).is_file():
@@ -123,7 +121,7 @@ def environment(overlay: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def package_path() -> dict[str, str]:
-    """What lets a fresh interpreter import this package from wherever this one found it."""
+    """What a fresh interpreter needs to import this package from where this one found it."""
     root = str(Path(__file__).parents[2])
     return {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
@@ -135,9 +133,8 @@ def wait_ready(
     seconds: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Returns when `ready` is true.
-
-    ServiceError, with the last lines of the log, where it dies or never gets so.
+    """Returns when `ready` is true. ServiceError, with the last lines of the log, if the process
+    dies or does not become ready in time.
     """
     deadline = time.monotonic() + seconds
     while not ready():
@@ -161,7 +158,7 @@ def died(child: Child) -> ServiceError:
 
 
 def rotate(log: Path) -> Path:
-    """Keeps the log of the run before as `<name>.1`."""
+    """Keeps the log of the last run as `<name>.1`."""
     with contextlib.suppress(FileNotFoundError):
         log.replace(log.with_name(log.name + ".1"))
     return log

@@ -1,6 +1,6 @@
-"""Which `tiering up` has a port: a locked file that says so, and what it started.
+"""Which `tiering up` has a port, and what it started: a locked file that says so.
 
-The lock goes with the process, however it ends; content without a lock tells what a killed one
+The lock ends with the process, however that ends. Content without a lock is what a killed process
 left.
 """
 
@@ -22,9 +22,9 @@ from ollama_tiering.launch.address import Address
 
 
 @dataclass(slots=True)
-class Record:
-    """What is said of a running `tiering up`; pids are 0 while there is none. After an orderly end
-    only `models` is left, and pid is 0.
+class UpRecord:
+    """What is known of a running `tiering up`; pids are 0 while there is no such process. After an
+    orderly end only `models` is left, and pid is 0.
     """
 
     pid: int
@@ -40,40 +40,42 @@ class Record:
     started: float = 0.0  # Unix seconds
 
 
-_KNOWN: Final = frozenset(field.name for field in fields(Record))
+_KNOWN: Final = frozenset(field.name for field in fields(UpRecord))
 
 
 class AlreadyUp(Exception):
-    """Another process holds the record; not an error: the work is done, or being done."""
+    """Another process holds the record. This is no error: the work is done, or is being done."""
 
-    def __init__(self, record: Record | None) -> None:
+    def __init__(self, record: UpRecord | None) -> None:
         super().__init__()
         self.record = record
 
 
-class Claim:
-    """The held record. `write` replaces its content, `close` takes back that somebody has it."""
+class HeldRecord:
+    """A record that this process holds. `write` replaces its content; `close` empties it, but keeps
+    `models`.
+    """
 
-    def __init__(self, handle: int, left: Record | None) -> None:
+    def __init__(self, handle: int, left: UpRecord | None) -> None:
         self._handle = handle
         self._models = ""
         self.left = left  # by one that was killed
 
-    def write(self, record: Record) -> None:
+    def write(self, record: UpRecord) -> None:
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
         os.pwrite(self._handle, content, 0)
         os.ftruncate(self._handle, len(content))
 
     def close(self) -> None:
-        """Where the models were stays known: what of them is stored has its names there."""
+        """The models directory stays known, because names of stored models are read there."""
         os.ftruncate(self._handle, 0)
         if self._models:
-            self.write(Record(pid=0, url="", models=self._models))
+            self.write(UpRecord(pid=0, url="", models=self._models))
 
 
 def record_path(address: Address) -> Path:
-    """By port: `localhost` and `127.0.0.1` are one place."""
+    """Named after the port, so `localhost` and `127.0.0.1` are one place."""
     return config.run_dir() / f"up-{address.port}.json"
 
 
@@ -87,8 +89,8 @@ def _opened(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def claim(address: Address) -> Iterator[Claim]:
-    """Holds the port against another `tiering up`; AlreadyUp where one has it."""
+def hold(address: Address) -> Iterator[HeldRecord]:
+    """Holds the port against another `tiering up`; AlreadyUp if one has it."""
     try:
         handle = _opened(record_path(address))
     except OSError:  # somebody else's runtime directory, as after `su`
@@ -99,15 +101,15 @@ def claim(address: Address) -> Iterator[Claim]:
         except BlockingIOError:
             raise AlreadyUp(_read(handle)) from None
         left = _read(handle)
-        held = Claim(handle, left if left and left.pid else None)
+        held = HeldRecord(handle, left if left and left.pid else None)
         yield held
         held.close()
     finally:
         os.close(handle)
 
 
-def running(address: Address) -> Record | None:
-    """What a living `tiering up` says of itself. Takes no lock, so it is in nobody's way."""
+def running(address: Address) -> UpRecord | None:
+    """What a running `tiering up` says of itself. It takes no lock, so it gets in nobody's way."""
     for path in (record_path(address), _second_path(address)):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -123,16 +125,16 @@ def running(address: Address) -> Record | None:
 
 
 def binaries() -> list[Path]:
-    """What every `tiering up` serves that runs, or was killed."""
+    """The binaries of every `tiering up` that runs, or was killed."""
     return [Path(record.binary) for record in records() if record.binary]
 
 
-def records() -> list[Record]:
-    """What every `tiering up` says of itself that runs, was killed, or left word where its models
-    are; the latest first.
+def records() -> list[UpRecord]:
+    """The record of every `tiering up` that runs, was killed, or said where its models are; the
+    latest first.
     """
     folders = (config.run_dir(), config.state_dir() / "run")
-    found: list[tuple[int, Record]] = []
+    found: list[tuple[int, UpRecord]] = []
     for path in (path for folder in folders for path in folder.glob("up-*.json")):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -144,10 +146,10 @@ def records() -> list[Record]:
     return [record for _, record in sorted(found, key=lambda one: -one[0])]
 
 
-def _read(handle: int) -> Record | None:
-    """None where nothing, or nothing sensible, stands there."""
+def _read(handle: int) -> UpRecord | None:
+    """None if there is nothing sensible."""
     try:
         values = dict(json.loads(os.pread(handle, 1 << 16, 0)))
-        return Record(**{name: value for name, value in values.items() if name in _KNOWN})
+        return UpRecord(**{name: value for name, value in values.items() if name in _KNOWN})
     except (ValueError, TypeError):
         return None

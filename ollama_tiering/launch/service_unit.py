@@ -1,4 +1,6 @@
-"""Which unit of systemd a process belongs to, by its control group: how a person stops it."""
+"""The systemd unit of a process, by its control group: it tells a person how to
+stop the process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _USER_MANAGER: Final = "user@"
 
 
 def stop_command(pid: int, processes: Path = _PROCESSES) -> str:
-    """Empty for a process that is in no service, as one started from a shell."""
+    """Empty for a process that is in no service, such as one started from a shell."""
     try:
         lines = (processes / str(pid) / "cgroup").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""Two processes kept together: the server is what is served, the sidecar only helps.
+"""Keeps two processes running: the server, and the sidecar that helps it.
 
-The server's end is the end; a sidecar that dies is started again, with growing pauses, while the
-server goes on. Each cause is said once, however often it strikes. They are stopped in the order
-that loses nothing: the server first, which stores what its models hold, then the sidecar, which
-writes it down.
+If the server ends, all ends. If the sidecar dies, it is started again after a pause that grows each
+time, and the server goes on. Each cause is reported once. They are stopped in the order that loses
+nothing: first the server, which stores what its models hold, then the sidecar, which writes it
+down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP: the first asks for an end, the second insists."""
+    """Counts SIGINT, SIGTERM and SIGHUP. The first one asks for an end, the second one insists."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,7 +42,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """For as long as it lasts a signal is counted and raises nothing."""
+        """In its block, a signal is counted and raises nothing."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._note) for number in numbers}
         try:
@@ -54,7 +54,9 @@ class Interrupts:
 
 @dataclass(slots=True)
 class Pair:
-    """What runs. `say` gets what is worth knowing; `changed` is called when a process is new."""
+    """The running processes. `say` is called with what a person should know; `changed` is called
+    when a process is new.
+    """
 
     service: BlockService | None  # None: the server alone, as stock
     server: Child
@@ -63,13 +65,15 @@ class Pair:
     changed: Callable[[], None] = lambda: None
     look: Callable[[], None] = lambda: None  # now and then
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
-    settled_seconds: float = LONGEST_PAUSE_SECONDS  # a sidecar that lives so long is well again
+    settled_seconds: float = (
+        LONGEST_PAUSE_SECONDS  # a sidecar that lives this long counts as well again
+    )
     _pause_seconds: float = 0.0
     _since: float = 0.0  # (monotonic) the sidecar runs
     _said: set[str] = field(default_factory=set)  # since it was well
 
     def watch(self) -> None:
-        """Returns when an end is asked for. ServiceError when the server ended by itself."""
+        """Returns when an end is asked for. ServiceError if the server ended by itself."""
         self._since = time.monotonic()
         self._pause_seconds = self.first_pause_seconds
         ask_at = time.monotonic() + ASK_EVERY_SECONDS
@@ -87,7 +91,9 @@ class Pair:
             time.sleep(TICK_SECONDS)
 
     def _again(self, service: BlockService) -> None:
-        """Starts the sidecar after a pause, longer each time until it lives for a while."""
+        """Starts the sidecar after a pause, which becomes longer until the sidecar lives for a
+        while.
+        """
         if self._since and time.monotonic() - self._since >= self.settled_seconds:
             self._pause_seconds = self.first_pause_seconds
             self._said.clear()
@@ -112,14 +118,14 @@ class Pair:
         self._say_once("the sidecar runs again")
 
     def _say_once(self, text: str) -> None:
-        """The first line tells a cause; the last lines of a log differ by their times."""
+        """The first line tells a cause apart; the last lines of a log differ by their times."""
         cause = text.partition("\n")[0]
         if cause not in self._said:
             self._said.add(cause)
             self.say(text)
 
     def _rest(self, seconds: float) -> bool:
-        """True: it is over meanwhile."""
+        """Returns True if an end was asked for meanwhile."""
         resume_at = time.monotonic() + seconds
         while time.monotonic() < resume_at and not self._over():
             time.sleep(TICK_SECONDS)
@@ -129,7 +135,7 @@ class Pair:
         return self.interrupts.asked() or not self.server.running
 
     def stop_server(self) -> bool:
-        """False: it was killed, before its models' K/V was stored."""
+        """False if it was killed before its models' K/V was stored."""
         polite = self.server.stop(seconds=STOP_SECONDS, hurry=self.interrupts.insisted)
         if not polite:
             self.say("ollama serve was killed; what was not stored yet will be computed again")

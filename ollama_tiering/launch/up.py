@@ -1,4 +1,4 @@
-"""Everything with one command, from an address to a server that is watched until its end."""
+"""All of `tiering up`, from an address to a server that is watched until its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
-from ollama_tiering.launch.record import Claim, Record, records
+from ollama_tiering.launch.record import HeldRecord, UpRecord, records
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.store import block_store_pb2 as pb
@@ -37,7 +37,7 @@ class Teller(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpRequest:
     address: Address
     socket: Path
     models: Path | None = None
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def models_dir(self) -> Path:
-        """Where the server looks for models, as v0.16.3 envconfig/config.go `Models`."""
+        """Where the server looks for models, as in v0.16.3 envconfig/config.go `Models`."""
         named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
         return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
 
@@ -73,13 +73,13 @@ def require_free(address: Address) -> None:
         )
     name = f", {found.detail}" if found.detail else ""
     raise ServiceError(
-        f"a process that is no Ollama listens on {address}{by}{name}",
+        f"a process that is not Ollama listens on {address}{by}{name}",
         hint=f"stop that process, or {beside}",
     )
 
 
 def _how_to_stop(found: Found) -> str:
-    """By its unit, where it runs in one; whose process it is may be hidden from this user."""
+    """By its unit, if it runs in one. This user may not be allowed to see whose process it is."""
     if found.pid and (command := stop_command(found.pid)):
         return command
     if not found.pid and (SYSTEM_UNITS / "ollama.service").exists():
@@ -88,12 +88,15 @@ def _how_to_stop(found: Found) -> str:
 
 
 def run(
-    request: Request, binary: Path, held: Claim, report: Teller, ready: Callable[[Record], None]
+    request: UpRequest,
+    binary: Path,
+    held: HeldRecord,
+    report: Teller,
+    ready: Callable[[UpRecord], None],
 ) -> None:
-    """Sidecar, server, watch, stop. Returns after an orderly end that was asked for. `ready` is
-    called once it serves.
-
-    Where the sidecar does not start, the server runs as stock: it only helps.
+    """Starts sidecar and server, watches and stops them. Returns after an orderly end that was
+    asked for. `ready` is called once the server answers. If the sidecar does not start, the server
+    runs as stock.
     """
     interrupts = Interrupts()
     # The same models directory as the server's: rules are for models by name.
@@ -115,7 +118,7 @@ def run(
             note()
             if request.cpu_attention == "exact":
                 report.say(
-                    "models on the CPU get exact attention (off: --cpu-attention stock, or "
+                    "models on the CPU use our exact attention (off with --cpu-attention stock, or "
                     f"server.cpu_attention in {config.config_file()})"
                 )
             with report.stage(f"starting Ollama on {request.address}"):
@@ -148,9 +151,9 @@ def run(
             report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
 
 
-def first_record(request: Request) -> Record:
-    """What is known before anything has started."""
-    return Record(
+def first_record(request: UpRequest) -> UpRecord:
+    """What is known before anything was started."""
+    return UpRecord(
         pid=os.getpid(),
         url=request.address.url,
         socket=str(request.socket),
@@ -160,7 +163,7 @@ def first_record(request: Request) -> Record:
 
 
 def _log_of_shared(socket: Path) -> str:
-    """Where the sidecar writes that another `tiering up` started; empty where none did."""
+    """The log of a sidecar that another `tiering up` started; empty if none did."""
     owner = block_service.owner(socket)
     logs = [r.sidecar_log for r in records() if owner and r.sidecar_pid == owner]
     return logs[0] if logs else ""
@@ -171,13 +174,15 @@ def _nothing() -> None:
 
 
 def _start_sidecar(
-    request: Request,
+    request: UpRequest,
     service: BlockService,
-    left: Record | None,
+    left: UpRecord | None,
     interrupts: Interrupts,
     report: Teller,
 ) -> pb.StatResponse | None:
-    """What it says of itself. None, and one line of cause and cure: it does not start."""
+    """What the sidecar says of itself; or None, and cause and cure in one line, if it does not
+    start.
+    """
     why = request.why_stock
     if not why:
         _retire_orphan(request.socket, left, report)
@@ -196,7 +201,7 @@ def _start_sidecar(
 
 @contextlib.contextmanager
 def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
-    """Stops both, whichever way the body ends, and says what was stored meanwhile."""
+    """Stops both processes, however the body ends, and says what was stored meanwhile."""
     try:
         yield
     finally:
@@ -214,13 +219,19 @@ def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
 
 def _say_shared(socket: Path, version: str, report: Teller) -> None:
     pid = block_service.owner(socket)
-    report.say(f"a sidecar runs on {socket} already (process {pid}); it is used and will be left")
+    report.say(
+        f"using the sidecar that already runs on {socket} (process {pid}); it is not stopped"
+    )
     if version != __version__:
-        report.warn(f"that sidecar is {version}, this is {__version__}: stop it when you can")
+        report.warn(
+            f"that sidecar has version {version}, this is {__version__}: stop it when you can"
+        )
 
 
-def _retire_orphan(socket: Path, left: Record | None, report: Teller) -> None:
-    """A `tiering up` that was killed leaves its sidecar; nobody else would ever stop it."""
+def _retire_orphan(socket: Path, left: UpRecord | None, report: Teller) -> None:
+    """A `tiering up` that was killed leaves its sidecar behind, and nobody else
+    would ever stop it.
+    """
     if not left or not left.sidecar_pid or left.sidecar_pid != block_service.owner(socket):
         return
     if left.socket != str(socket) or not block_service.ask(socket):

@@ -22,7 +22,7 @@ class Architecture:
     ffn_norm: bool = True  # else attention and feed-forward read the same normalised input
     post_norms: bool = False  # of what attention and feed-forward add
     grown: float = 0.5  # the mean square that each layer adds to the residual stream, about
-    full_every: int = 0  # one of so many layers has no sliding window, and the file says which
+    full_every: int = 0  # every N-th layer has no sliding window, and the file says which
     long_rope: bool = False  # two tables of factors, for short and for long contexts
     keys: Mapping[str, int | float] = field(default_factory=dict)
 
@@ -65,5 +65,7 @@ ARCHITECTURES = {
 
 
 def architecture(arch: str) -> Architecture:
-    """That of GGUF's general.architecture; of one that is not listed what a llama has."""
+    """The entry for GGUF's general.architecture; an architecture that is not listed is like a
+    llama.
+    """
     return ARCHITECTURES.get(arch, Architecture())

@@ -9,11 +9,11 @@ from ollama_tiering.models import recurrent
 from ollama_tiering.models.tensors import Tensor, matrix, use_more_bits, vector
 
 if TYPE_CHECKING:
-    from ollama_tiering.models.shapes import Shape
+    from ollama_tiering.models.shapes import ModelShape
 
 
-def block(shape: Shape, layer: int) -> list[Tensor]:
-    """In file order, without the layer in their names."""
+def block(shape: ModelShape, layer: int) -> list[Tensor]:
+    """The tensors in file order, without the layer in their names."""
     if shape.arch == "gemma4":
         return _gemma4(shape, layer)
     return _hybrid(shape, layer) if shape.hybrid else _plain(shape, layer)
@@ -21,22 +21,22 @@ def block(shape: Shape, layer: int) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """Heads of a layer that sees everything are twice as long, and half as many have K/V."""
+    """In a layer that sees everything, heads are twice as long, and half as many have K/V."""
 
     head_dim: int
     kv_heads: int
     shared: bool  # it has no K/V of its own
 
 
-def gemma4_layer(shape: Shape, layer: int) -> Gemma4Layer:
-    """Which it is of the three kinds."""
+def gemma4_layer(shape: ModelShape, layer: int) -> Gemma4Layer:
+    """Which of the three kinds the layer is."""
     every = shape.own.full_every
     if (layer + 1) % every:
         return Gemma4Layer(shape.head_dim, shape.kv_heads, layer >= every)
     return Gemma4Layer(2 * shape.head_dim, max(1, shape.kv_heads // 2), layer >= every)
 
 
-def _gemma4(shape: Shape, layer: int) -> list[Tensor]:
+def _gemma4(shape: ModelShape, layer: int) -> list[Tensor]:
     more, own = use_more_bits(layer, shape.layers), gemma4_layer(shape, layer)
     q_dim, kv_dim = shape.heads * own.head_dim, own.kv_heads * own.head_dim
     norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
@@ -57,7 +57,7 @@ def _gemma4(shape: Shape, layer: int) -> list[Tensor]:
     ]
 
 
-def _plain(shape: Shape, layer: int) -> list[Tensor]:
+def _plain(shape: ModelShape, layer: int) -> list[Tensor]:
     more = use_more_bits(layer, shape.layers)
     q_dim, kv_dim = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     out = [
@@ -127,7 +127,7 @@ def _plain(shape: Shape, layer: int) -> list[Tensor]:
     return out
 
 
-def _hybrid(shape: Shape, layer: int) -> list[Tensor]:
+def _hybrid(shape: ModelShape, layer: int) -> list[Tensor]:
     more, kind = use_more_bits(layer, shape.layers), shape.kind(layer)
     q_dim, kv_dim = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     out = [vector("attn_norm", shape.embd)]

@@ -1,7 +1,8 @@
-"""The vocabulary of a GGUF file: which text each token id stands for. Reads the file's metadata up
-to what it needs, no tensor; the gguf package is an extra and reads all of it.
+"""The vocabulary of a GGUF file: which text each token id stands for.
 
-Sizes come from the file and are not trusted: each is held against a bound and what is left of it.
+This reads the file's metadata as far as it needs, and no tensor; the gguf package is an extra and
+reads all of it. Sizes come from the file and are not trusted: each is compared with a limit and
+with what is left of the file.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Vocabulary:
     _pieces: dict[int, bytes | None] = field(default_factory=dict)  # that were asked for
 
     def name(self, token: int) -> str:
-        """As it stands in the file; empty for an id that is none."""
+        """The token as it is in the file; empty if there is no such id."""
         known = 0 <= token < len(self.tokens)
         return self.tokens[token].decode(errors="replace") if known else ""
 
     def piece(self, token: int) -> bytes | None:
-        """Its bytes in the UTF-8 of a text. None for what is no text: a mark of the chat template
-        or the like, an id that is none.
+        """The token's bytes in UTF-8. None if it is no text, such as a mark of the chat template,
+        or if there is no such id.
         """
         try:
             return self._pieces[token]
@@ -72,7 +73,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary | None:
-    """None for what is missing, damaged, no GGUF, or has no vocabulary."""
+    """None if the file is missing, damaged, no GGUF, or has no vocabulary."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=_BUFFER_BYTES) as file:
@@ -85,7 +86,7 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
 
 
 class _Reader:
-    """ValueError where the file says more than there is."""
+    """ValueError if the file states more than there is."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
@@ -111,7 +112,7 @@ class _Reader:
         return [self.string() for _ in range(count)]
 
     def skip(self, kind: int) -> None:
-        """One value of this type."""
+        """Skips one value of this type."""
         if kind == _STRING:
             self.string()
         elif kind == _ARRAY:

@@ -23,8 +23,7 @@ Bytes = NDArray[np.uint8]
 
 def quantise(values: Floats, kind: str) -> Bytes:
     """Blocks of `kind`, `q4_k` or `q6_k`, in the order of the weights: (blocks, bytes of one).
-
-    ValueError where a row is no whole number of blocks.
+    ValueError if a row is not a whole number of blocks.
     """
     if values.shape[-1] % BLOCK:
         raise ValueError(f"rows of {values.shape[-1]} weights are no whole blocks of {BLOCK}")
@@ -72,7 +71,7 @@ def _q6_k(blocks: Floats, out: Bytes) -> None:
 
 
 def _rounded(x: Floats, step: Floats, least: int, most: int) -> Floats:
-    """x in whole steps; 0 where the step is 0."""
+    """x in whole steps; 0 if the step is 0."""
     inverse = np.divide(1, step, out=np.zeros_like(step), where=step != 0)
     scaled = x * inverse
     np.rint(scaled, out=scaled)
@@ -87,7 +86,9 @@ def _extreme(x: Floats) -> Floats:
 
 
 def _f16(x: Floats) -> Floats:
-    """Rounded to f16, (n,) to (n, 1): what is read back is what the rest is computed with."""
+    """Rounded to f16, (n,) to (n, 1), so that the rest is computed with the values that are read
+    back.
+    """
     return x.astype(np.float16).astype(np.float32)[:, None]
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ollama_tiering.models import blocks, kquant, recurrent, vision, vocab
-from ollama_tiering.models.shapes import Shape
+from ollama_tiering.models.shapes import ModelShape
 from ollama_tiering.models.tensors import Tensor
 
 ATTENTION_SHARPNESS = 2.0  # standard deviation of the attention scores
@@ -47,16 +47,18 @@ Progress = Callable[[Tensor], None]
 Values = Callable[[Tensor], NDArray[np.float32]]
 
 
-def make_model(shape: Shape, path: Path, seed: int = 0, progress: Progress | None = None) -> int:
-    """Writes the model atomically, replacing what is there; returns its size in bytes."""
+def make_model(
+    shape: ModelShape, path: Path, seed: int = 0, progress: Progress | None = None
+) -> int:
+    """Writes the model atomically, replacing an existing file; returns its size in bytes."""
     name = f"{shape.name} random weights, seed {seed}"
     return write_model(shape, path, name, lambda t: tensor_values(shape, t, seed), progress)
 
 
 def write_model(
-    shape: Shape, path: Path, name: str, values: Values, progress: Progress | None = None
+    shape: ModelShape, path: Path, name: str, values: Values, progress: Progress | None = None
 ) -> int:
-    """The same with weights of the caller's: `values` gives each tensor of the shape."""
+    """As `make_model`, with the caller's weights: `values` gives each tensor of the shape."""
     shape.check()
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -70,7 +72,9 @@ def write_model(
     return stored_bytes
 
 
-def _write(shape: Shape, path: Path, name: str, values: Values, progress: Progress | None) -> None:
+def _write(
+    shape: ModelShape, path: Path, name: str, values: Values, progress: Progress | None
+) -> None:
     writer = gguf.GGUFWriter(path, shape.arch)
     try:
         _add_metadata(writer, shape, name)
@@ -98,7 +102,7 @@ def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
     return stored
 
 
-def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, name: str) -> None:
     writer.add_type("model")
     writer.add_name(name)
     writer.add_file_type(_FILE_TYPE[shape.dtype])
@@ -107,7 +111,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_context_length(shape.ctx)
     writer.add_embedding_length(shape.embd)
     kinds = [shape.kind(layer) for layer in range(shape.layers)]
-    # That a layer has no attention, or nothing else, the engines tell by these two.
+    # By these two the engines see that a layer has no attention, or nothing else.
     ffn = [shape.ffn if kind == "F" else 0 for kind in kinds]
     kv_heads = [shape.kv_heads if kind == "A" else 0 for kind in kinds]
     writer.add_feed_forward_length(ffn if "F" in kinds else shape.ffn)
@@ -160,7 +164,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     _add_tokenizer(writer, shape)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
     writer.add_vocab_size(vocab.VOCAB_SIZE)
     pieces = shape.arch == "gemma4"
     writer.add_tokenizer_model("llama" if pieces else "gpt2")
@@ -179,7 +183,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_chat_template(vocab.CHAT_TEMPLATE)
 
 
-def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32]:
+def tensor_values(shape: ModelShape, tensor: Tensor, seed: int) -> NDArray[np.float32]:
     """The f32 values of one tensor before it is stored as its dtype."""
     kind = tensor.name.removesuffix(".weight").rpartition(".")[2]
     if (given := recurrent.given(tensor.name)) is not None:
@@ -210,7 +214,7 @@ def tensor_values(shape: Shape, tensor: Tensor, seed: int) -> NDArray[np.float32
     return values
 
 
-def _vector_values(shape: Shape, tensor: Tensor, kind: str, seed: int) -> NDArray[np.float32]:
+def _vector_values(shape: ModelShape, tensor: Tensor, kind: str, seed: int) -> NDArray[np.float32]:
     weight = 1.0
     if kind == "bias":
         noise = _unit_noise(tensor, seed)
@@ -228,7 +232,7 @@ def _vector_values(shape: Shape, tensor: Tensor, kind: str, seed: int) -> NDArra
     return np.full(tensor.shape, weight, np.float32)
 
 
-def _scale(shape: Shape, kind: str, fan_in: int) -> float:
+def _scale(shape: ModelShape, kind: str, fan_in: int) -> float:
     if kind == "token_embd":
         # gemma multiplies its embeddings by the square root of their width.
         scaled = shape.arch == "gemma3" or shape.own.scaled

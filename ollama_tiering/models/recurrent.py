@@ -37,12 +37,12 @@ def kind(arch: str, layer: int) -> str:
 
 
 def least_layers(arch: str) -> int:
-    """So many that there is attention."""
+    """How many layers it takes until there is one with attention."""
     return LAYOUTS.get(arch, "A").index("A") + 1
 
 
 def matrices(arch: str, embd: int) -> dict[str, tuple[int, ...]]:
-    """Of a layer with a state, by name without ".weight"."""
+    """The matrices of a layer with a state, by name without ".weight"."""
     if arch == "lfm2":
         return {"shortconv.in_proj": (3 * embd, embd), "shortconv.out_proj": (embd, embd)}
     if arch == "qwen35":
@@ -57,7 +57,7 @@ def matrices(arch: str, embd: int) -> dict[str, tuple[int, ...]]:
 
 
 def small(arch: str, embd: int) -> dict[str, tuple[int, ...]]:
-    """What stays f32 of such a layer, by its whole name."""
+    """The tensors of such a layer that stay f32, by their whole names."""
     if arch == "lfm2":
         return {"shortconv.conv.weight": (embd, _KERNEL[arch])}
     convolution = {"ssm_conv1d.weight": (_CHANNELS, _KERNEL[arch])}
@@ -77,7 +77,9 @@ def small(arch: str, embd: int) -> dict[str, tuple[int, ...]]:
 
 
 def given(name: str) -> tuple[float, ...] | None:
-    """The values of those of `small` that are not random: all of them, or one for all."""
+    """The values of those of `small` that are not random: a value for each
+    element, or one for all.
+    """
     values = {
         "ssm_a": _DECAY,
         "ssm_dt": (_STEP,),

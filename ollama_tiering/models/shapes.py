@@ -1,4 +1,6 @@
-"""The model shapes that can be made, and the checks a shape must pass. Pure: no numpy, no I/O."""
+"""The model shapes that can be made, and the checks that a shape must pass.
+Pure: no numpy, no I/O.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,11 +18,11 @@ _LIMITS = {"layers": 512, "heads": 512, "kv_heads": 512, "head_dim": 1024, "embd
 
 
 class ShapeError(UsageError):
-    """A shape no engine could load; the message names the option at fault."""
+    """No engine could load this shape; the message names the option at fault."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Geometry of one dense transformer; `arch` is GGUF's general.architecture."""
 
     name: str
@@ -50,17 +52,17 @@ class Shape:
 
     @property
     def own(self) -> Architecture:
-        """What sets it apart from a llama."""
+        """What distinguishes its architecture from a llama."""
         return architecture(self.arch)
 
     @property
     def key_dim(self) -> int:
-        """Of a head's K; of deepseek2's a part has a position and the rest has none."""
+        """Length of a head's K. In deepseek2 a part of it has a position and the rest has none."""
         return self.head_dim + self.rope_dim if self.arch == "deepseek2" else self.value_dim
 
     @property
     def value_dim(self) -> int:
-        """Of a head's V; gemma4's are longer in layers that see everything."""
+        """Length of a head's V; in gemma4 it is longer in layers that see everything."""
         return 2 * self.head_dim if self.arch == "gemma4" else self.head_dim
 
     @property
@@ -74,12 +76,12 @@ class Shape:
         return self.arch in recurrent.LAYOUTS
 
     def kind(self, layer: int) -> str:
-        """What the layer is: A, attention; R, a state; F, a feed-forward network alone."""
+        """Kind of the layer: A, attention; R, a state; F, a feed-forward network alone."""
         return recurrent.kind(self.arch, layer)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of all layers in f16, the dtype Ollama caches by default."""
+        """K and V of all layers in f16, the dtype in which Ollama caches by default."""
         if self.arch == "gemma4":
             own = [blocks.gemma4_layer(self, layer) for layer in range(self.layers)]
             return sum(2 * one.kv_heads * one.head_dim * 2 for one in own if not one.shared)
@@ -90,12 +92,12 @@ class Shape:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all tensors; a file of it is a little longer."""
+        """Bytes of all tensors; the file is a little longer."""
         return sum(tensor.stored_bytes for tensor in self.tensors())
 
     @property
     def words(self) -> str:
-        """What a measurement with it was made of."""
+        """What a record says about the model."""
         window = f", windows of {self.window:,}" if self.window else ""
         return (
             f"random weights in {self.dtype.upper()}, {self.layers} layers of width {self.embd:,}, "
@@ -105,7 +107,7 @@ class Shape:
         )
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor in file order. Vectors stay f32: ggml's RMSNorm wants them so."""
+        """Every tensor in file order. Vectors stay f32, because ggml's RMSNorm requires it."""
         out = [matrix(self.dtype, "token_embd", VOCAB_SIZE, self.embd)]
         for layer in range(self.layers):
             blk = f"blk.{layer}."
@@ -124,7 +126,7 @@ class Shape:
         return out
 
     def check(self) -> None:
-        """Raises ShapeError naming the first option that no engine would accept."""
+        """ShapeError names the first option that no engine would accept."""
         for field, limit in _LIMITS.items():
             value = getattr(self, field)
             if not 1 <= value <= limit:
@@ -159,28 +161,32 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("qwen3-tiny", "qwen3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
-              "fast on a CPU; Ollama's Go engine"),
-        Shape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q8_0", 1e6, 1e-6,
-              "Qwen3-0.6B's geometry; Ollama's Go engine"),
-        Shape("qwen3-0.6b-q4km", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q4_k_m", 1e6, 1e-6,
-              "the same in Q4_K_M, which most downloads are"),
-        Shape("llama-3.2-1b", "llama", 16, 2048, 32, 8, 64, 8192, 131072, "q8_0", 5e5, 1e-5,
-              "Llama-3.2-1B's geometry; llama.cpp runner"),
-        Shape("gemma3-4b", "gemma3", 34, 2560, 8, 4, 256, 10240, 131072, "q8_0", 1e6, 1e-6,
-              "text half of Gemma-3-4B, window of 1024 in 5 of 6 layers; Go engine", window=1024),
-        Shape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
-              "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
-        Shape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
-              "window of 128 in 5 of 6 layers; Go engine", window=128),
-        Shape("gptoss-tiny", "gptoss", 4, 256, 4, 2, 64, 256, 131072, "f16", 1.5e5, 1e-5,
-              "window of 128 in every other layer, 4 experts, sinks; Go engine",
-              window=128, experts=4),
-        Shape("mistral3-tiny", "mistral3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e9, 1e-5,
-              "takes images, by a small vision tower in the same file; Go engine", images=True),
-        Shape("glm4moelite-tiny", "glm4moelite", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e6, 1e-5,
-              "multi-head latent attention: K's row is longer than V's; Go engine", latent=64),
-        Shape("qwen3vl-tiny", "qwen3vl", 4, 256, 4, 2, 128, 768, 32768, "f16", 1e6, 1e-6,
+        ModelShape("qwen3-tiny", "qwen3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+                   "fast on a CPU; Ollama's Go engine"),
+        ModelShape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q8_0", 1e6, 1e-6,
+                   "Qwen3-0.6B's geometry; Ollama's Go engine"),
+        ModelShape("qwen3-0.6b-q4km", "qwen3", 28, 1024, 16, 8, 128, 3072, 40960, "q4_k_m", 1e6,
+                   1e-6,
+                   "the same in Q4_K_M, which most downloads are"),
+        ModelShape("llama-3.2-1b", "llama", 16, 2048, 32, 8, 64, 8192, 131072, "q8_0", 5e5, 1e-5,
+                   "Llama-3.2-1B's geometry; llama.cpp runner"),
+        ModelShape("gemma3-4b", "gemma3", 34, 2560, 8, 4, 256, 10240, 131072, "q8_0", 1e6, 1e-6,
+                   "text half of Gemma-3-4B, window of 1024 in 5 of 6 layers; Go engine",
+                   window=1024),
+        ModelShape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
+                   "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        ModelShape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+                   "window of 128 in 5 of 6 layers; Go engine", window=128),
+        ModelShape("gptoss-tiny", "gptoss", 4, 256, 4, 2, 64, 256, 131072, "f16", 1.5e5, 1e-5,
+                   "window of 128 in every other layer, 4 experts, sinks; Go engine",
+                   window=128, experts=4),
+        ModelShape("mistral3-tiny", "mistral3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e9, 1e-5,
+                   "takes images, by a small vision tower in the same file; Go engine",
+                   images=True),
+        ModelShape("glm4moelite-tiny", "glm4moelite", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e6,
+                   1e-5,
+                   "multi-head latent attention: K's row is longer than V's; Go engine", latent=64),
+        ModelShape("qwen3vl-tiny", "qwen3vl", 4, 256, 4, 2, 128, 768, 32768, "f16", 1e6, 1e-6,
               "the text half of a model with images, positions of several dimensions; Go engine"),
     )
 }  # fmt: skip
@@ -188,45 +194,45 @@ SHAPES = {
 SHAPES |= {
     shape.name: shape
     for shape in (
-        Shape("lfm2-tiny", "lfm2", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-5,
-              "short convolutions in 2 of 3 layers; Go engine"),
-        Shape("qwen35-tiny", "qwen35", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
-              "gated delta rule in 3 of 4 layers; Go engine, from v0.17.1"),
-        Shape("nemotron-h-tiny", "nemotron_h", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
-              "Mamba 2 in 3 layers, attention in one; Go engine, from v0.17.1"),
-        Shape("olmo3-tiny", "olmo3", 4, 256, 4, 4, 64, 768, 32768, "f16", 5e5, 1e-6,
-              "window of 128 in 3 of 4 layers; Go engine", window=128),
-        Shape("gemma4-tiny", "gemma4", 6, 256, 4, 2, 64, 768, 131072, "f16", 1e6, 1e-6,
+        ModelShape("lfm2-tiny", "lfm2", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-5,
+                   "short convolutions in 2 of 3 layers; Go engine"),
+        ModelShape("qwen35-tiny", "qwen35", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+                   "gated delta rule in 3 of 4 layers; Go engine, from v0.17.1"),
+        ModelShape("nemotron-h-tiny", "nemotron_h", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
+                   "Mamba 2 in 3 layers, attention in one; Go engine, from v0.17.1"),
+        ModelShape("olmo3-tiny", "olmo3", 4, 256, 4, 4, 64, 768, 32768, "f16", 5e5, 1e-6,
+                   "window of 128 in 3 of 4 layers; Go engine", window=128),
+        ModelShape("gemma4-tiny", "gemma4", 6, 256, 4, 2, 64, 768, 131072, "f16", 1e6, 1e-6,
               "window of 128 in 2 of 3 layers, the last 3 have no K/V; Go engine, from v0.20.0",
-              window=128),
-        Shape("llama4-tiny", "llama4", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
-              "chunks of 512 in 3 of 4 layers; Go engine"),
-        Shape("deepseek2-tiny", "deepseek2", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e4, 1e-6,
-              "heads of K longer than those of V; Go engine", latent=64),
+                   window=128),
+        ModelShape("llama4-tiny", "llama4", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
+                   "chunks of 512 in 3 of 4 layers; Go engine"),
+        ModelShape("deepseek2-tiny", "deepseek2", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e4, 1e-6,
+                   "heads of K longer than those of V; Go engine", latent=64),
     )
 }  # fmt: skip
 
 SHAPES |= {
     shape.name: shape
     for shape in (
-        Shape("gemma2-tiny", "gemma2", 4, 256, 4, 2, 64, 768, 8192, "f16", 1e4, 1e-6,
-              "window of 128 in every other layer; llama.cpp runner", window=128),
-        Shape("cohere2-tiny", "cohere2", 4, 256, 4, 2, 64, 768, 8192, "f16", 5e4, 1e-5,
-              "window of 128 in 3 of 4 layers; llama.cpp runner", window=128),
-        Shape("qwen2-tiny", "qwen2", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
-              "biases; llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        ModelShape("gemma2-tiny", "gemma2", 4, 256, 4, 2, 64, 768, 8192, "f16", 1e4, 1e-6,
+                   "window of 128 in every other layer; llama.cpp runner", window=128),
+        ModelShape("cohere2-tiny", "cohere2", 4, 256, 4, 2, 64, 768, 8192, "f16", 5e4, 1e-5,
+                   "window of 128 in 3 of 4 layers; llama.cpp runner", window=128),
+        ModelShape("qwen2-tiny", "qwen2", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+                   "biases; llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
         # Not phi3: of models called so llama.cpp wants a token </s>.
-        Shape("phi-tiny", "phi3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
-              "LongRoPE from 1024 tokens on; llama.cpp runner"),
-        Shape("granite-tiny", "granite", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
-              "scales of its own; llama.cpp runner"),
-        Shape("mixtral-tiny", "llama", 4, 256, 4, 2, 64, 256, 32768, "f16", 1e6, 1e-5,
-              "4 experts; llama.cpp runner", experts=4),
+        ModelShape("phi-tiny", "phi3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
+                   "LongRoPE from 1024 tokens on; llama.cpp runner"),
+        ModelShape("granite-tiny", "granite", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
+                   "scales of its own; llama.cpp runner"),
+        ModelShape("mixtral-tiny", "llama", 4, 256, 4, 2, 64, 256, 32768, "f16", 1e6, 1e-5,
+                   "4 experts; llama.cpp runner", experts=4),
     )
 }  # fmt: skip
 
 
-def make_shape(name: str, **overrides: int | str | None) -> Shape:
+def make_shape(name: str, **overrides: int | str | None) -> ModelShape:
     """The named shape with every override that is not None, checked."""
     if name not in SHAPES:
         raise ShapeError(f"no shape {name!r}; there are {', '.join(SHAPES)}")

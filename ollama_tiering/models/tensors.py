@@ -1,4 +1,4 @@
-"""Tensors of a model file: their names and shapes, how they are stored. Pure: no numpy, no I/O."""
+"""Tensors of a model file: their names, shapes and types. Pure: no numpy, no I/O."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,9 @@ _BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34),
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor as written; the last dimension is a row of weights that meet one input."""
+    """One tensor as written. The last dimension is a row of weights that are multiplied with one
+    input.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -28,13 +30,13 @@ class Tensor:
 
 
 def matrix(dtype: str, name: str, *shape: int, more_bits: bool = False) -> Tensor:
-    """Weights of a model of this dtype; in Q4_K_M some have more bits than others."""
+    """A matrix of a model of this dtype; in Q4_K_M some matrices have more bits than others."""
     mixed = "q6_k" if more_bits else "q4_k"
     return Tensor(name + ".weight", shape, mixed if dtype == "q4_k_m" else dtype)
 
 
 def vector(name: str, elements: int, suffix: str = ".weight") -> Tensor:
-    """f32 always."""
+    """A vector, which is always f32."""
     return Tensor(name + suffix, (elements,), "f32")
 
 

@@ -22,7 +22,7 @@ KEYS = {
 
 
 def weights(embd: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by name without ".weight"; `embd` is the width of the text model."""
+    """Shapes by name without ".weight". `embd` is the width of the text model."""
     found: dict[str, tuple[int, ...]] = {
         "v.patch_conv": (_EMBD, 3, PATCH, PATCH),
         "v.encoder_norm": (_EMBD,),

@@ -47,7 +47,7 @@ PIECES += SPECIALS
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text; specials are recognised where they stand."""
+    """Token ids of a text; specials are recognised in the text."""
     out: list[int] = []
     while text:
         hits = [(at, s) for s in SPECIALS if (at := text.find(s)) >= 0]
@@ -60,6 +60,6 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: list[int]) -> str:
-    """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+    """Text of token ids. Bytes that are no UTF-8 become U+FFFD."""
     raw = b"".join(bytes([t]) if t < 256 else SPECIALS[t - 256].encode() for t in tokens)
     return raw.decode(errors="replace")

@@ -1,3 +1,3 @@
-"""The patch set: which upstream it fits, how it is applied to a plain tree, and how that tree is
-built.
+"""The patch set: which versions of Ollama it fits, how it is applied to a source tree, and how that
+tree is built.
 """

@@ -1,8 +1,9 @@
-"""Check, apply, revert and status of the patch set on a plain tree; no commits, no repository.
+"""Checks, applies and reverts the patch set on a plain source tree, and says its state. No commits,
+no repository.
 
-What patched files shall contain is rendered elsewhere first and then moved in, so a conflict leaves
-the tree untouched and unchanged files keep their modification times. Applying again starts from
-upstream's own bytes. An apply or revert that was killed is undone by the next command.
+The new content of patched files is made elsewhere first and then moved in. So a conflict leaves the
+tree untouched, and unchanged files keep their modification times. Applying again starts from
+upstream's own bytes. If an apply or revert is killed, the next command undoes it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ollama_tiering.errors import PatchConflict, UnsupportedUpstream
 from ollama_tiering.patchset import gittree, gomod, overlay
 from ollama_tiering.patchset.manifest import Hook, Patchset
 from ollama_tiering.patchset.run import run
-from ollama_tiering.patchset.tree import ReadFile, Record, Tree
+from ollama_tiering.patchset.tree import ReadFile, Tree, TreeRecord
 from ollama_tiering.patchset.upstream import SourceCache
 
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: pristine, stock (built as it is), patched, outdated (patched by another patch set),
+    """`state`: pristine, stock (built unpatched), patched, outdated (patched by another patch set),
     edited, interrupted, unknown.
     """
 
@@ -54,8 +55,8 @@ def render(
 
 
 def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
-    """Every hooked file after all hooks. PatchConflict names the first hook that does not apply,
-    and where.
+    """Every hooked file with all hooks applied. PatchConflict names the first hook that does not
+    apply, and where.
     """
     if not hooks:
         return {}
@@ -79,7 +80,7 @@ def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
                 )
                 raise PatchConflict(
                     f"{hook.name} does not apply: {why.removeprefix('error: ')}",
-                    hint="cut the hook again for this version, see patches/README.md",
+                    hint="make the hook's diff again for this version, see patches/README.md",
                 )
         return {path: (root / path).read_bytes() for path in touched}
 
@@ -87,7 +88,9 @@ def render_hooks(hooks: tuple[Hook, ...], read: ReadFile) -> dict[str, bytes]:
 def check_tag(
     patchset: Patchset, cache: SourceCache, tag: str, go: str | Path | None = None
 ) -> None:
-    """Does the patch set fit a cached tag? Reads objects only; writes no tree."""
+    """PatchConflict if the patch set does not fit a cached tag. Reads git objects only, and writes
+    no tree.
+    """
     pin = patchset.require_pin(tag)
     cache.verify(tag, pin)
     files = frozenset(cache.files(tag))
@@ -106,7 +109,7 @@ def check(
     cache: SourceCache | None = None,
     go: str | Path | None = None,
 ) -> str:
-    """Would apply succeed? Returns the tag the tree is. Changes nothing."""
+    """The tag that the tree is; raises what `apply` would raise. Changes nothing."""
     tree = Tree(root)
     return _plan(patchset, tree, tree.record(), tag, allow_untested, cache, go)[0]
 
@@ -120,8 +123,8 @@ def apply(
     go: str | Path | None,
     cache: SourceCache | None = None,
 ) -> list[str]:
-    """Make the tree carry exactly this patch set; all or nothing. Returns the paths written or
-    removed.
+    """Makes the tree carry exactly this patch set, all or nothing. Returns the paths that were
+    written or removed.
     """
     tree = Tree(root)
     tree.undo_interrupted()
@@ -131,12 +134,12 @@ def apply(
     if old and old.digest == patchset.digest and tag in (None, old.tag):
         return []
     known, changed, added = _plan(patchset, tree, old, tag, allow_untested, cache, go)
-    return tree.write(old, Record(known, patchset.digest, done=False), changed, added)
+    return tree.write(old, TreeRecord(known, patchset.digest, done=False), changed, added)
 
 
 def revert(root: Path) -> list[str]:
-    """Upstream's bytes back, our files and our record gone. Returns the paths restored or removed;
-    a no-op if unpatched.
+    """Puts upstream's bytes back and removes our files and our record. Returns the paths restored
+    or removed; nothing if the tree is not patched.
     """
     tree = Tree(root)
     tree.undo_interrupted()
@@ -148,7 +151,7 @@ def revert(root: Path) -> list[str]:
 
 
 def status(patchset: Patchset, root: Path) -> Status:
-    """What this tree is. Changes nothing."""
+    """The state of this tree. Changes nothing."""
     tree = Tree(root)
     where = str(tree.root)
     record = tree.record()
@@ -183,7 +186,7 @@ def status(patchset: Patchset, root: Path) -> Status:
 def _plan(
     patchset: Patchset,
     tree: Tree,
-    old: Record | None,
+    old: TreeRecord | None,
     tag: str | None,
     allow_untested: bool,
     cache: SourceCache | None,
@@ -206,7 +209,7 @@ def _plan(
 
 
 def _differences(
-    tree: Tree, old: Record | None, tag: str | None, wrong: list[str], cache: SourceCache | None
+    tree: Tree, old: TreeRecord | None, tag: str | None, wrong: list[str], cache: SourceCache | None
 ) -> str:
     """A diffstat against the cached tag, or, without it, the places that differ."""
     if tag is None or cache is None or not cache.has(tag):

@@ -1,4 +1,6 @@
-"""The patched binary: the one that the environment names, one that is built, or one built now."""
+"""The patched binary: the one that the environment names, one that was built before, or one built
+now.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def named_binary() -> Path | None:
 
 
 def ready_binary() -> Path | None:
-    """The one that the environment names, else the newest of our own builds. Builds nothing."""
+    """The binary that the environment names, else the newest of our own builds. Builds nothing."""
     return named_binary() or next(iter(built_binaries()), None)
 
 
@@ -42,7 +44,9 @@ def patched_binary(report: Report, **given: Any) -> Path:
 
 
 def own_build(report: Report, **given: Any) -> Path:
-    """Unless told otherwise the kind that is built already, not a second one beside it."""
+    """Unless told otherwise, this builds the kind that was built before, and not a second one
+    beside it.
+    """
     settings = load().patch
     if not given.get("cpu") and settings.cpu == PatchConfig().cpu:
         tag = normal_tag(given.get("tag") or settings.tag)
@@ -51,7 +55,7 @@ def own_build(report: Report, **given: Any) -> Path:
 
 
 def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
-    """Kind of CPU code of the newest build of a version, so that no second kind is built beside it.
+    """Kind of CPU code of a version's newest build, so that no second kind is built beside it.
 
     A binary lies in `<cache>/trees/<tag>-<cpu>[-cuda<major>]/src/`.
     """
@@ -63,7 +67,9 @@ def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
 
 
 def ensure_binary(report: Report, **given: Any) -> Path:
-    """Fetch if needed, apply, build; the binary. For commands that need a patched Ollama."""
+    """Fetches if needed, applies and builds; returns the binary. For commands that need a patched
+    Ollama.
+    """
     source, options = options_of(**given)
     patchset, cache = manifest.load(), SourceCache()
     ensure_source(patchset, cache, source, options, report)
@@ -82,7 +88,7 @@ def options_of(
     stock: bool = False,
     go_tags: tuple[str, ...] = (),
 ) -> tuple[str, BuildOptions]:
-    """Where the source comes from, and what to build: as asked for, else as the settings say."""
+    """The source to fetch from and what to build: as given, else as the settings say."""
     flags = {
         "patch.tag": normal_tag(tag) if tag else None,
         "patch.source": source,

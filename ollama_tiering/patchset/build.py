@@ -2,8 +2,9 @@
 build is short.
 
 `<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's
-`src/build/`), `build.log` and `stamp.json`. The stamp hashes all that decides the result; while it
-fits, a build does nothing. One process builds in a tree at a time (file lock).
+`src/build/`), `build.log` and `stamp.json`. The stamp is a hash of everything that decides the
+result; as long as it fits, a build does nothing. One process builds in a tree at a time (file
+lock).
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class BuildOptions:
     cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
     jobs: int | None = None
     allow_untested: bool = False
-    go_tags: tuple[str, ...] = ()  # build tags; such a binary lies beside the ordinary one
+    go_tags: tuple[str, ...] = ()  # build tags; the binary gets a folder of its own
     stock: bool = False  # without the patch set: what tests compare with
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Options with everything looked up."""
+class BuildPlan:
+    """Build options with everything looked up."""
 
     options: BuildOptions
     cuda: tools.Cuda | None
@@ -84,7 +85,7 @@ class Plan:
 
     @property
     def compiler_flags(self) -> dict[str, str]:
-        """Of cgo, where the person has set none."""
+        """cgo's flags, unless the person has set some."""
         if self.options.cpu != "native":
             return {}
         flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
@@ -100,23 +101,23 @@ class Plan:
         return self.options.cpu == "variants" or self.cuda is not None
 
 
-def plan(options: BuildOptions) -> Plan:
-    """Looks for CUDA unless it is off. MissingTool where it is asked for and absent."""
+def plan(options: BuildOptions) -> BuildPlan:
+    """Looks for CUDA unless it is off. MissingTool if CUDA is asked for and absent."""
     cuda = tools.find_cuda() if options.cuda != "off" else None
     if options.cuda == "on" and cuda is None:
         raise MissingTool(
             "nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off"
         )
-    return Plan(options, cuda)
+    return BuildPlan(options, cuda)
 
 
 def binary_path(options: BuildOptions) -> Path:
-    """Where `build` puts, or has put, the binary. It need not exist."""
+    """Where `build` puts the binary, or has put it. The file need not exist."""
     return plan(options).binary
 
 
 def built_binaries() -> list[Path]:
-    """Every finished binary in the cache, newest first; also of earlier states of the patch set."""
+    """Every finished binary in the cache, newest first, including those of earlier patch sets."""
     stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
     folders = (stamp.parent for stamp in stamps if not stamp.parent.name.endswith("-stock"))
     binaries = (folder / "src" / "ollama" for folder in folders)
@@ -126,7 +127,9 @@ def built_binaries() -> list[Path]:
 
 
 def go_environment() -> dict[str, str]:
-    """Go's caches lie below ours unless the person has set them; the module cache is removable."""
+    """Go's caches lie below ours unless the person has set them. The module
+    cache can be removed.
+    """
     own = config.cache_dir() / "go"
     wanted = {"GOCACHE": str(own / "build"), "GOMODCACHE": str(own / "mod")}
     environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
@@ -135,9 +138,9 @@ def go_environment() -> dict[str, str]:
     return environment | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
 
 
-def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """The patched tree of the plan, extracted and patched if it is not yet. Returns the Go to build
-    it with.
+def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
+    """Extracts and patches the plan's tree if that is not done yet. Returns the Go to build it
+    with.
     """
     options = plan.options
     if not plan.tree.is_dir():
@@ -160,7 +163,7 @@ def prepare(plan: Plan, patchset: Patchset, cache: SourceCache, report: Report) 
 
 
 def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """Patch and compile; returns the binary. The tag must be in the source cache."""
+    """Patches and compiles; returns the binary. The tag must be in the source cache."""
     if not options.allow_untested:
         patchset.require_pin(options.tag)
     if options.stock:
@@ -192,8 +195,8 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
 # --- the two compilers ----------------------------------------------------------------------------
 
 
-def _build_ggml(plan: Plan, report: Report) -> None:
-    """GGML's libraries through upstream's presets, into build/lib/ollama beside the binary."""
+def _build_ggml(plan: BuildPlan, report: Report) -> None:
+    """Builds GGML's libraries with upstream's presets, into build/lib/ollama beside the binary."""
     cmake = tools.find_cmake(report)
     tools.require_make()
     if plan.cuda:
@@ -214,8 +217,8 @@ def _build_ggml(plan: Plan, report: Report) -> None:
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
 
 
-def _forget_other_compilers_work(plan: Plan) -> None:
-    """CMake does not see that a compiler was updated, and would keep what the old one made."""
+def _forget_other_compilers_work(plan: BuildPlan) -> None:
+    """CMake does not notice that a compiler was updated, and would keep what the old one made."""
     folder, mark = plan.tree / "build", plan.folder / "compilers"
     wanted = identity.compiler_digest(plan.compiler_flags, plan.cuda)
     if not mark.is_file() or mark.read_text(encoding="utf-8") != wanted:
@@ -223,7 +226,7 @@ def _forget_other_compilers_work(plan: Plan) -> None:
         mark.write_text(wanted, encoding="utf-8")
 
 
-def _require_preset(plan: Plan, name: str) -> None:
+def _require_preset(plan: BuildPlan, name: str) -> None:
     presets = json.loads((plan.tree / "CMakePresets.json").read_text(encoding="utf-8"))
     known = [entry["name"] for entry in presets["configurePresets"]]
     if name not in known:
@@ -233,7 +236,7 @@ def _require_preset(plan: Plan, name: str) -> None:
         )
 
 
-def _build_id(plan: Plan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
+def _build_id(plan: BuildPlan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
     return identity.build_id(
         patchset,
         tag=plan.options.tag,
@@ -247,7 +250,7 @@ def _build_id(plan: Plan, patchset: Patchset, cache: SourceCache, go: Path) -> s
     )
 
 
-def _build_go(plan: Plan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
+def _build_go(plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
     variables = {
         "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
         "github.com/ollama/ollama/server.mode": "release",
@@ -285,8 +288,10 @@ def _build_go(plan: Plan, patchset: Patchset, go: Path, build_id: str, report: R
 
 
 @contextmanager
-def compiler_environment(plan: Plan, go: Path) -> Iterator[dict[str, str]]:
-    """The C compilers' flags of a native build, as environment; a person's own go first."""
+def compiler_environment(plan: BuildPlan, go: Path) -> Iterator[dict[str, str]]:
+    """The C compilers' flags for a native build, as environment variables. The person's own flags
+    come first.
+    """
     wanted = plan.compiler_flags
     with contextlib.ExitStack() as stack:
         if wanted and not os.environ.get("CGO_CXXFLAGS"):
@@ -296,7 +301,7 @@ def compiler_environment(plan: Plan, go: Path) -> Iterator[dict[str, str]]:
 
 
 def _step(
-    plan: Plan,
+    plan: BuildPlan,
     report: Report,
     detail: Callable[[str], None],
     program: str | Path,
@@ -316,7 +321,7 @@ def _step(
         raise _failed(plan, Path(program).name, done)
 
 
-def _failed(plan: Plan, program: str, done: Finished) -> BuildError:
+def _failed(plan: BuildPlan, program: str, done: Finished) -> BuildError:
     if done.disk_was_full:
         return disk_full(plan.folder)
     told = [line for line in done.tail if not is_package(line)]
@@ -336,10 +341,10 @@ def _cure(done: Finished) -> str:
     return "read the log; to start over delete the folder it lies in"
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
-def _say_what_it_takes(plan: Plan, report: Report) -> None:
+def _say_what_it_takes(plan: BuildPlan, report: Report) -> None:
     environment = os.environ | go_environment()
     if estimate.is_first(Path(environment["GOCACHE"])):
         options = plan.options
@@ -349,7 +354,7 @@ def _say_what_it_takes(plan: Plan, report: Report) -> None:
         report.say(said)
 
 
-def _warn_if_little_space(plan: Plan, report: Report) -> None:
+def _warn_if_little_space(plan: BuildPlan, report: Report) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(plan.folder).free
     needed = estimate.needed_bytes(not plan.needs_cmake)

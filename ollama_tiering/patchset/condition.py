@@ -28,17 +28,16 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`path`: a file of upstream's, from its root; `present`: whether it has to be there."""
+    """`path`: a file of upstream's, from its root. `present`: whether it must exist."""
 
     path: str
     present: bool
 
 
 def parse(name: str, content: bytes) -> Condition | None:
-    """The condition of the overlay file `name`; None where it has none.
-
-    PatchConflict names file and line of a condition that is misspelt, is not in the first line, has
-    no blank line after it, or names something that is no plain path.
+    """The condition of the overlay file `name`; None if it has none. PatchConflict names file and
+    line of a condition that is misspelt, is not in the first line, has no blank line after it, or
+    does not name a plain path.
     """
     lines = content.decode(errors="replace").split("\n")
     found = _FORM.fullmatch(lines[0])
@@ -65,7 +64,7 @@ def parse(name: str, content: bytes) -> Condition | None:
 
 
 def body(content: bytes) -> bytes:
-    """What comes after the condition and its blank line; all of it where there is none."""
+    """What follows the condition and its blank line; the whole text if there is no condition."""
     first, _, rest = content.partition(b"\n")
     return rest.lstrip(b"\n") if _FORM.fullmatch(first.decode(errors="replace")) else content
 

@@ -1,8 +1,8 @@
-"""Strict reader of one hook file: header, trailers, and a unified diff whose hunk counts add up.
+"""A strict reader of one hook file: header, trailers, and a unified diff whose line counts add up.
 Pure.
 
-A hook only adds call sites to files upstream has: no new, deleted, renamed or binary files, no mode
-changes.
+A hook only adds call sites to files that upstream has: no new, deleted, renamed or binary files,
+and no mode changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Diff:
 
 
 def parse(name: str, text: str) -> Diff:
-    """The hook called `name` (for messages). PatchConflict says in which line it is wrong."""
+    """The hook called `name` (for messages). PatchConflict says which line is wrong."""
     lines = text.splitlines()
     start = next(
         (i for i, line in enumerate(lines) if line.startswith(("diff --git ", "--- "))), len(lines)
@@ -120,5 +120,5 @@ def _is_signature(lines: list[str], i: int) -> bool:
 
 def _wrong(name: str, index: int, what: str) -> PatchConflict:
     return PatchConflict(
-        f"{name}:{index + 1}: {what}", hint="export it again, see patches/README.md"
+        f"{name}:{index + 1}: {what}", hint="make the diff again, see patches/README.md"
     )

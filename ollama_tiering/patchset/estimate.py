@@ -1,4 +1,6 @@
-"""What a first build takes, said before it starts. Measured by scripts/measure_first_run.py."""
+"""How long a first build takes, and how much disk: said before it starts. Measured by
+scripts/measure_first_run.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ OTHER_DISK_BYTES = 3_000_000_000  # every instruction set, or a GPU
 
 
 def needed_bytes(native: bool) -> int:
-    """Of disk, for source, Go's modules and caches, and the binary."""
+    """Disk for the source, Go's modules and caches, and the binary."""
     return NATIVE_DISK_BYTES if native else OTHER_DISK_BYTES
 
 
@@ -31,5 +33,5 @@ def usable_cores() -> int:
 
 
 def is_first(build_cache: Path) -> bool:
-    """Whether Go's build cache has next to nothing, so that everything is compiled."""
+    """Whether Go's build cache is nearly empty, so that everything will be compiled."""
     return not build_cache.is_dir() or sum(1 for _ in build_cache.glob("*/*-d")) < 100

@@ -1,5 +1,5 @@
-"""go.mod through `go mod edit -require`, go.sum by appending pinned sums. Never tidy: it rewrites
-what is not ours.
+"""go.mod is changed by `go mod edit -require`, go.sum by appending pinned sums. Never by `go mod
+tidy`, which rewrites what is not ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def go_version_wanted(go_mod: bytes) -> tuple[int, ...]:
 def render(
     go_mod: bytes, go_sum: bytes, needs: tuple[GoRequire, ...], go: str | Path
 ) -> dict[str, bytes]:
-    """Both files with `needs` in them; unchanged where there are none."""
+    """Both files with `needs` in them; unchanged if there are none."""
     if not needs:
         return {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,8 +1,8 @@
 """The C++ standard library's headers, compiled once instead of in each of 200 files of llama.cpp.
 
-A build for this processor alone spends a fifth of its time on reading them. The compiler takes the
-compiled form only where it was made with the same options, and reads the header itself otherwise:
-the result is the same either way, only later.
+A build for this processor alone spends a fifth of its time on reading them. The compiler uses the
+compiled form only if it was made with the same options, and otherwise reads the header itself. The
+result is the same either way.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ COMPILED = ".gch"  # the ending that g++ and clang++ look for beside a header
 def precompiled(go: Path, flags: str, folder: Path) -> Iterator[str]:
     """CGO_CXXFLAGS for a build with `flags`; the compiled header lies in `folder` meanwhile.
 
-    Go's cache knows packages by their flags, so the header always has the same path. Without a
-    compiler that can do it the flags are returned as they are.
+    Go's cache knows packages by their flags, so the header always has the same path. If the
+    compiler cannot do it, the flags are returned as they are.
     """
     header = folder / "headers" / "std.h"
     header.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def precompiled(go: Path, flags: str, folder: Path) -> Iterator[str]:
 
 
 def _compile(go: Path, flags: str, header: Path) -> bool:
-    """By Go's C++ compiler, with those of Go's own options that a compiled header has to share."""
+    """Uses Go's C++ compiler, with those of Go's options that a compiled header has to share."""
     said = run(go, "env", "CXX", "GOGCCFLAGS", env={"GOTOOLCHAIN": "local"}).stdout.splitlines()
     if len(said) != 2:
         return False

@@ -53,8 +53,8 @@ def build_id(
     cuda: Cuda | None,
     cuda_arch: str | None,
 ) -> str:
-    """16 hex digits. `tree` is the git name of upstream's root tree, `flags` are CGO_CFLAGS and
-    CGO_CXXFLAGS where we set them. BuildError where a compiler does not answer.
+    """16 hex digits. `tree` is the git name of upstream's root tree; `flags` are CGO_CFLAGS and
+    CGO_CXXFLAGS if we set them. BuildError if a compiler does not answer.
     """
     decisive = {
         "tag": tag,
@@ -93,7 +93,7 @@ def processor_flag() -> str:
 
 
 def known_build_ids() -> frozenset[str]:
-    """The names of every build in the cache, also of one whose successor could not be built."""
+    """The names of all builds in the cache, including one whose successor could not be built."""
     trees = config.cache_dir() / "trees"
     found = {name for binary in trees.glob("*/src/ollama*") if (name := build_id_of(binary))}
     for stamp in trees.glob("*/stamp*.json"):
@@ -107,7 +107,7 @@ def known_build_ids() -> frozenset[str]:
 
 
 def build_id_of(binary: Path) -> str:
-    """The name that is linked into a binary; "" where there is none, or no such file."""
+    """The name that is linked into a binary; "" if there is none, or no such file."""
     try:
         with (
             binary.open("rb") as file,
@@ -132,7 +132,9 @@ def _command(variable: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _macros(command: list[str], flags: list[str], language: str) -> str:
-    """What the compiler predefines: gcc and clang list it; of another its version must do."""
+    """What the compiler predefines. gcc and clang list it; of another compiler
+    the version must do.
+    """
     done = run(*command, *flags, "-dM", "-E", "-x", language, os.devnull)
     if done.returncode:
         done = run(*command, "--version")

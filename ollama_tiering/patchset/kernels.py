@@ -1,9 +1,9 @@
 """The attention kernels as part of the patch set: csrc/include/paged_attn below GGML's CPU backend.
 
-They are headers of a library of its own, which the overlay would otherwise hold a second time. Go's
-build cache hashes the files of a package directory but none below it: a changed kernel would leave
-the old one in the binary without a word. `STAMP` is therefore a header in the package directory
-itself whose text is the digest of all of them, and which the adapter includes.
+They are the headers of a library of their own, and are not copied into the overlay. Go's build
+cache hashes the files of a package directory but none below it, so after a change the old kernel
+would silently stay in the binary. `STAMP` is therefore a header in the package directory itself
+that contains the digest of all kernels, and the adapter includes it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PARTS = ("*.h", "cpu/**/*.h")
 
 
 def default_include(root: Path) -> Path:
-    """`csrc/include` beside `patches/` of a checkout, or the copy an installed package carries."""
+    """`csrc/include` beside `patches/` in a checkout, or the copy in an installed package."""
     checkout = root.parent / "csrc/include"
     return checkout if checkout.is_dir() else root.parent / "_csrc/include"
 
 
 def overlay(include: Path) -> dict[str, bytes]:
-    """Path in the tree -> content: headers and stamp. PatchConflict where there are none."""
+    """Path in the tree -> content: headers and stamp. PatchConflict if there are none."""
     library = include / LIBRARY
     paths = sorted({path for part in PARTS for path in library.glob(part)})
     if not paths:

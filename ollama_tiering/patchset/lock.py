@@ -1,4 +1,6 @@
-"""One process at a time over a file that stays; the lock goes with the process, however it ends."""
+"""One process at a time, by a lock on a file that stays. The lock ends with the process, however
+that ends.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ollama_tiering.patchset.report import Report
 
 @contextmanager
 def locked(path: Path, busy: str, report: Report) -> Iterator[None]:
-    """Hold the lock at `path`; while another process has it, say `busy` once and wait."""
+    """Holds the lock at `path`. While another process has it, says `busy` once and waits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         try:

@@ -1,7 +1,8 @@
 """What the patch set consists of: patches/series (hooks, in order), patches/overlay (new files),
-upstream.toml (pins), and the attention kernels where the overlay has their adapter.
+upstream.toml (pins), and the attention kernels if the overlay has their adapter.
 
-Reading it proves the bookkeeping: every file in series exists, every hook is in series, all parse.
+Reading it checks that every file in series exists, that every hook is in series, and that all can
+be parsed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Patchset:
 
     @cached_property
     def compiled_digest(self) -> str:
-        """The same of what is compiled: without the overlay's tests, and what is for them alone."""
+        """As `digest`, for what is compiled: without the overlay's tests and
+        files for tests only.
+        """
         return self._digest(
             {
                 name: content
@@ -96,15 +99,15 @@ class Patchset:
 
     @cached_property
     def conditions(self) -> dict[str, condition.Condition]:
-        """Of the overlay files that are not copied everywhere. PatchConflict where one is not in
-        form.
+        """The conditions of overlay files that are not copied everywhere. PatchConflict if one is
+        malformed.
         """
         found = {name: condition.parse(name, content) for name, content in self.overlay.items()}
         return {name: one for name, one in found.items() if one is not None}
 
     @cached_property
     def hooked(self) -> tuple[str, ...]:
-        """Upstream files the hooks change, in series order."""
+        """The upstream files that the hooks change, in the order of the series."""
         return tuple(dict.fromkeys(path for hook in self.hooks for path in hook.diff.touched))
 
     @property
@@ -112,7 +115,7 @@ class Patchset:
         return sum(hook.diff.added_lines for hook in self.hooks)
 
     def emptied(self) -> Patchset:
-        """The same pins with nothing to apply: stock."""
+        """The same pins with nothing to apply, that is, stock."""
         return replace(self, hooks=(), overlay={}, go_requires=(), go_ldflags={})
 
     def pin(self, tag: str) -> TagPin | None:
@@ -130,8 +133,8 @@ class Patchset:
         return pin
 
     def touched_pins(self, pin: TagPin) -> dict[str, str]:
-        """The pinned folders (and single files) that hold something this patch set touches or
-        asks for; all where it is empty.
+        """The pinned folders and single files that hold something which this patch set touches or
+        asks for; all of them if it is empty.
         """
         asked = (one.path for one in self.conditions.values())
         touched = {
@@ -156,14 +159,14 @@ def _feed(state: Any, kind: str, name: str, content: bytes) -> None:
 
 
 def default_root() -> Path:
-    """`patches/` of the checkout, or the copy that an installed package carries."""
+    """`patches/` of the checkout, or the copy in an installed package."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent / "patches"
     return checkout if (checkout / "upstream.toml").is_file() else package / "_patches"
 
 
 def load(root: Path | None = None) -> Patchset:
-    """The patch set at `root`. PatchConflict where its parts do not fit together."""
+    """The patch set at `root`. PatchConflict if its parts do not fit together."""
     root = root or default_root()
     document = _read_toml(root / "upstream.toml")
     go = document.get("go", {})
@@ -211,7 +214,7 @@ def _pins(document: dict[str, Any]) -> dict[str, TagPin]:
 
 
 def version_key(tag: str) -> tuple[int, ...]:
-    """Sorts v0.9.0 before v0.16.3; what is not a plain version comes first."""
+    """Sorts v0.9.0 before v0.16.3. What is not a plain version comes first."""
     parts = tag.removeprefix("v").split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (-1,)
 

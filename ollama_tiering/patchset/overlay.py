@@ -1,5 +1,7 @@
-"""Overlay: new files at their upstream path, those with a condition (condition.py) where it holds.
-Refuses to overwrite anything upstream has.
+"""The overlay: new files at their upstream path; those with a condition (condition.py) only if it
+holds.
+
+Refuses to overwrite a file of upstream's.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from pathlib import Path, PurePosixPath
 from ollama_tiering.errors import PatchConflict
 from ollama_tiering.patchset.manifest import Patchset
 
-Kind = Callable[[str], str | None]  # path -> "file", "dir" or None where upstream has nothing
+Kind = Callable[[str], str | None]  # path -> "file", "dir", or None if upstream has nothing
 
 
 def render(patchset: Patchset, upstream_kind: Kind) -> dict[str, bytes]:
-    """Content of every overlay file for this upstream. PatchConflict names the first that upstream
-    has too.
+    """The content of every overlay file for this version. PatchConflict names the first file that
+    upstream has, too.
     """
     left_out = {
         path
@@ -42,7 +44,7 @@ def _refuse_collision(path: str, upstream_kind: Kind) -> None:
 
 
 def kind_in_tree(root: Path, ours: frozenset[str]) -> Kind:
-    """`Kind` of a plain tree, not counting the files an earlier apply put there."""
+    """`Kind` of a plain tree, without the files that an earlier apply put there."""
 
     def kind(path: str) -> str | None:
         place = root / path

@@ -1,5 +1,5 @@
-"""A pip to install with, also where this Python has none: a checkout's `.venv` has lost it (it is a
-tenth of the whole), `uv tool install` never brings one.
+"""A pip to install with, even if this Python has none: a checkout's `.venv` has lost it, because it
+is a tenth of the whole, and `uv tool install` never brings one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _OPTIONS = ("--disable-pip-version-check", "--no-input", "install", "--quiet")
 
 @contextmanager
 def pip_install() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """(start of an install command, environment it needs): this Python's own pip, else uv's, else
-    the one the standard library carries, unpacked for as long as this lasts. MissingTool: none.
+    """(start of an install command, environment that it needs): this Python's own pip, else uv's,
+    else the one that the standard library carries, unpacked as long as this lasts. MissingTool if
+    there is none.
     """
     if importlib.util.find_spec("pip"):
         yield (sys.executable, "-m", "pip", *_OPTIONS), {}
@@ -34,7 +35,7 @@ def pip_install() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
 
 
 def _unpacked(root: Path) -> Path:
-    """The folder below `root` that ensurepip has put pip into."""
+    """The folder below `root` into which ensurepip has put pip."""
     done = run(sys.executable, "-m", "ensurepip", "--root", root)
     found = next(root.rglob("pip/__main__.py"), None)
     if done.returncode or found is None:

@@ -1,4 +1,5 @@
-"""How far a Go build is: `go build -v` names each package it compiles, `go list -deps` names all.
+"""How far a Go build is: `go build -v` names each package that it compiles, `go list -deps` names
+all.
 
 What the build cache has is not named, so a count ends below the total unless the cache was empty.
 """
@@ -16,7 +17,7 @@ _IMPORT_PATH = re.compile(r"[A-Za-z0-9][\w.~-]*(/[\w.~-]+)*")
 
 
 class PackageCount:
-    """Told every line of a Go build; shows "312 of ~599 packages, ml/nn" through `show`."""
+    """Is given every line of a Go build, and calls `show` with "312 of ~599 packages, ml/nn"."""
 
     def __init__(self, total: int, show: Callable[[str], None]) -> None:
         self.total = total  # 0: not known
@@ -38,7 +39,9 @@ def is_package(line: str) -> bool:
 
 
 def package_total(go: Path, tree: Path, tags: tuple[str, ...], env: Mapping[str, str]) -> int:
-    """Packages that the binary consists of; 0 where Go cannot say, which the build will explain."""
+    """How many packages the binary consists of; 0 if Go cannot say, which the build will then
+    explain.
+    """
     chosen = ("-tags", ",".join(tags)) if tags else ()
     listed = run(go, "list", "-mod=readonly", "-deps", *chosen, ".", cwd=tree, env=env)
     return sum(map(is_package, listed.stdout.splitlines())) if listed.returncode == 0 else 0

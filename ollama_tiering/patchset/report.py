@@ -1,5 +1,5 @@
-"""What the person sees while work goes on: one line a stage on stderr, a live line on a terminal,
-nothing when quiet.
+"""What a person sees during the work: one line per stage on stderr, a live line on a terminal,
+nothing if quiet.
 
 Everything else (each command and its output) goes to the log file that `run` writes.
 """
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Report:
-    """Stage lines. `verbose` also shows each command as it is run."""
+    """Lines about stages. `verbose` also shows each command when it runs."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet = quiet
@@ -35,8 +35,8 @@ class Report:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Prints `text` and, when it went well, the seconds it took. Yields a setter for the
-        detail: live on a terminal, elsewhere a line every SECONDS_BETWEEN_LINES.
+        """Prints `text` and, if it went well, the seconds it took. Yields a function that sets the
+        detail: shown live on a terminal, elsewhere as a line every SECONDS_BETWEEN_LINES.
         """
         started = time.monotonic()
         if self.quiet:
@@ -70,7 +70,7 @@ class Report:
 def _ticking(
     show: Callable[[str, float], None], started: float, *, every: float
 ) -> Iterator[Callable[[str], None]]:
-    """Calls `show` with the last detail and the seconds since `started`, again and again: a
+    """Calls `show` again and again with the last detail and the seconds since `started`, because a
     compiler may say nothing for a minute.
     """
     over, last = threading.Event(), [""]

@@ -1,5 +1,5 @@
-"""The one door to other programs. No shell; every command is shown as `+ cmd` and its output goes
-to a log file.
+"""The only module that runs other programs. No shell. Every command is shown as `+ cmd`, and its
+output goes to a log file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GIT_LOCAL = (
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended. `tail` holds the last lines of stdout and stderr together."""
+    """How a command ended. `tail` has the last lines of stdout and stderr together."""
 
     returncode: int
     stdout: str
@@ -53,7 +53,7 @@ class Finished:
 
 
 def forget_git_environment() -> None:
-    """Drop variables that bind git to another repository, for this process and its children."""
+    """Removes variables that bind git to another repository, for this process and its children."""
     for name in _GIT_LOCAL:
         os.environ.pop(name, None)
 
@@ -65,7 +65,9 @@ def run(
     stdin: bytes = b"",
     report: Report | None = None,
 ) -> Finished:
-    """Run a short command to its end and keep its output. `env` is added to our own environment."""
+    """Runs a short command to its end and keeps its output. `env` is added to
+    our own environment.
+    """
     command = [str(arg) for arg in args]
     if report:
         report.command(shlex.join(command))
@@ -92,7 +94,7 @@ def stream(
     report: Report,
     on_line: Callable[[str], None] = lambda _line: None,
 ) -> Finished:
-    """Run a long command, its output going to `log` line by line. An interrupt ends the command
+    """Runs a long command whose output goes to `log`, line by line. An interrupt ends the command
     first.
     """
     command = [str(arg) for arg in args]
@@ -128,7 +130,9 @@ def stream(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """An interrupt on a terminal reaches the child too; give it a moment before insisting."""
+    """An interrupt on a terminal also reaches the child; this gives it a moment
+    before it insists.
+    """
     if process.stdout:
         process.stdout.close()
     try:

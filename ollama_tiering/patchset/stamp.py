@@ -1,4 +1,6 @@
-"""What a finished build was made of, in a file beside it: while that fits, a build does nothing."""
+"""What a finished build was made of, in a file beside it. As long as that is unchanged, a build
+does nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _NOT_DECISIVE = ("jobs", "allow_untested")
 def state_of(
     options: BuildOptions, kind: str, flags: dict[str, str], patchset: Patchset, go: Path
 ) -> str:
-    """Changes with all that decides the result and is quick to look at. `flags` are ours for the
-    compilers: of a native build they name the processor.
+    """Changes with everything that decides the result and can be read quickly. `flags` are ours for
+    the compilers; for a native build they name the processor.
     """
     decisive = {
         "format": FORMAT,
@@ -38,7 +40,7 @@ def state_of(
 
 
 def is_current(path: Path, binary: Path, state: str) -> bool:
-    """Whether the binary is the one that was built in this state, untouched since."""
+    """Whether the binary is the one that was built in this state, and was not changed since."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         same = saved["stamp"] == state and saved["binary"] == _fingerprint(binary)
@@ -48,7 +50,7 @@ def is_current(path: Path, binary: Path, state: str) -> bool:
 
 
 def write(path: Path, binary: Path, state: str, build_id: str) -> None:
-    """`build_id`: its name (identity.py), for those who ask which builds are here."""
+    """`build_id` is the build's name (identity.py), for callers that ask which builds are here."""
     content = {"stamp": state, "binary": _fingerprint(binary), "build": build_id}
     path.write_text(json.dumps(content), encoding="utf-8")
 

@@ -1,8 +1,8 @@
-"""The programs a build needs: found on PATH, or (Go, CMake) installed once into the product's own
-tools folder.
+"""The programs that a build needs: found on PATH, or (Go, CMake) installed once into our tools
+folder.
 
-Versions and hashes of what is installed are those of tools.lock. A C/C++ compiler is never
-installed for the person.
+Versions and hashes of what is installed are those of tools.lock. A C or C++ compiler is never
+installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Cuda:
 
 
 def find_go(wanted: tuple[int, ...], report: Report) -> Path:
-    """A Go of at least `wanted`: on PATH, in the tools folder, or installed there now."""
+    """A Go of at least the version `wanted`: on PATH, in the tools folder, or
+    installed there now.
+    """
     wanted = max(wanted, MIN_GO)
     found = shutil.which("go")
     if found and go_version(found) >= wanted:
@@ -59,7 +61,7 @@ def find_go(wanted: tuple[int, ...], report: Report) -> Path:
 
 
 def go_version(go: str | Path) -> tuple[int, ...]:
-    """(1, 26, 8); (0,) where that program is not a working Go."""
+    """(1, 26, 8); (0,) if that program is not a working Go."""
     done = run(go, "env", "GOVERSION", env={"GOTOOLCHAIN": "local"})
     return _numbers(done.stdout) if done.returncode == 0 else (0,)
 
@@ -110,7 +112,9 @@ def find_cuda() -> Cuda | None:
 
 
 def installed(package: str, report: Report) -> Path:
-    """Folder of a pinned package below the tools folder; installed there when it is not yet."""
+    """The folder of a pinned package below the tools folder; it is installed there if it is
+    missing.
+    """
     requirement, version = _locked_requirement(package)
     target = config.cache_dir() / "tools" / f"{package}-{version}"
     with locked(

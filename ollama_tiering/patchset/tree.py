@@ -1,8 +1,8 @@
-"""A plain source tree and the record of what was done to it: the mechanism under apply and revert.
+"""A plain source tree, and the record of what was done to it: the mechanism of apply and revert.
 
 `TREE/.tiering/` holds `record.json` and, in `pristine/`, upstream's own bytes of every changed
-file. The intent is noted before the first file is moved in, so a write that was killed or ran out
-of space can be undone. Not safe for two processes on one tree at once; the build holds a lock.
+file. The intent is recorded before the first file is moved in, so a write that was killed or ran
+out of space can be undone. Not safe for two processes on one tree at once; the build holds a lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ReadFile = Callable[[str], bytes | None]
 
 
 @dataclass
-class Record:
+class TreeRecord:
     """What an apply did to a tree: each path with the SHA-256 of what was written there."""
 
     tag: str
@@ -39,7 +39,7 @@ class Record:
 
 
 class Tree:
-    """A plain source tree and what we did to it."""
+    """A plain source tree, and what we did to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -49,7 +49,7 @@ class Tree:
                 f"{root}: no such directory", hint="name a source tree of Ollama with --tree"
             )
 
-    def record(self) -> Record | None:
+    def record(self) -> TreeRecord | None:
         path = self.record_dir / "record.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -61,15 +61,15 @@ class Tree:
             ) from None
         if data.get("format") != RECORD_FORMAT:
             raise PatchConflict(f"{path}: made by another version", hint=f"delete {self.root}")
-        return Record(**data)
+        return TreeRecord(**data)
 
     def identify(self, patchset: Patchset, wanted: str | None) -> tuple[TagPin | None, list[str]]:
-        """The accepted tag this tree is, looking past our own changes; else None and the places
-        that differ.
+        """The accepted tag that this tree is, not counting our own changes; else None and the
+        places that differ.
 
-        A tag fits when every folder the patch set touches has the pinned name: what lies elsewhere
-        does not matter. Of several the wanted one is taken, else the one that fits in most other
-        places too.
+        A tag fits if every folder that the patch set touches has the pinned name; what lies
+        elsewhere does not matter. If several fit, the wanted one is taken, else the one that fits
+        in most of the other places, too.
         """
         record = self.record()
         without = frozenset(record.added if record else ())
@@ -100,13 +100,13 @@ class Tree:
             return gittree.file_oid(path)
         return gittree.folder_oid(self.root, place, without=without, instead=instead)
 
-    def edited(self, record: Record) -> list[str]:
+    def edited(self, record: TreeRecord) -> list[str]:
         """Files of ours that somebody changed after we wrote them."""
         ours = record.changed | record.added
         return sorted(path for path, digest in ours.items() if _sha256(self.root / path) != digest)
 
-    def upstream_read(self, record: Record | None) -> ReadFile:
-        """Reads upstream's own content, whatever we did to the file."""
+    def upstream_read(self, record: TreeRecord | None) -> ReadFile:
+        """Reads upstream's own content, even of a file that we changed."""
 
         def read(path: str) -> bytes | None:
             kept = self.record_dir / "pristine" / path
@@ -116,11 +116,15 @@ class Tree:
         return read
 
     def write(
-        self, old: Record | None, new: Record, changed: dict[str, bytes], added: dict[str, bytes]
+        self,
+        old: TreeRecord | None,
+        new: TreeRecord,
+        changed: dict[str, bytes],
+        added: dict[str, bytes],
     ) -> list[str]:
-        """Keep originals, note the intent, move the files in, note success.
-
-        `changed` is upstream's files, `added` ours. A failure half-way undoes what was done.
+        """Keeps the originals, records the intent, moves the files in, and records success.
+        `changed` are files of upstream's, `added` ours. If it fails half-way, it undoes what was
+        done.
         """
         read = self.upstream_read(old)
         originals = {path: read(path) for path in {*changed, *(old.changed if old else ())}}
@@ -141,7 +145,7 @@ class Tree:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     self._put(kept, original or b"")
                     shutil.copymode(self.root / path, kept)
-            intent = Record(
+            intent = TreeRecord(
                 new.tag, new.digest, False, dict.fromkeys(originals, ""), {}, new.folders
             )
             intent.added = dict.fromkeys([*added, *stale], "")
@@ -169,15 +173,17 @@ class Tree:
         return sorted(touched)
 
     def undo_interrupted(self) -> None:
-        """Back to upstream after a write or a revert that did not reach its end."""
+        """Goes back to upstream after a write or a revert that did not reach its end."""
         record = self.record()
         if record is not None and not record.done:
             self.restore(record)
         elif record is None and self.record_dir.is_dir():
             shutil.rmtree(self.record_dir)  # killed before the intent was noted: nothing changed
 
-    def restore(self, record: Record) -> list[str]:
-        """Upstream's bytes back, our files and the record gone. Killed half-way, it can go on."""
+    def restore(self, record: TreeRecord) -> list[str]:
+        """Puts upstream's bytes back, and removes our files and the record. If it is killed
+        half-way, it can be continued.
+        """
         record.done = False
         self._save(record)
         touched = []
@@ -195,8 +201,8 @@ class Tree:
         shutil.rmtree(self.record_dir)
         return sorted(touched)
 
-    def refuse_edited(self, record: Record) -> None:
-        """PatchConflict where somebody changed a file of ours since."""
+    def refuse_edited(self, record: TreeRecord) -> None:
+        """PatchConflict if somebody changed a file of ours since."""
         edited = self.edited(record)
         if edited:
             more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
@@ -216,7 +222,9 @@ class Tree:
                 place.rmdir()
 
     def _put(self, target: Path, content: bytes) -> None:
-        """Write below the record and move over: a kill leaves nothing beside upstream's files."""
+        """Writes below the record and moves over, so that a kill leaves nothing beside upstream's
+        files.
+        """
         self.record_dir.mkdir(exist_ok=True)
         incoming = self.record_dir / "incoming"
         incoming.write_bytes(content)
@@ -226,7 +234,7 @@ class Tree:
             incoming.chmod(0o644)
         incoming.replace(target)
 
-    def _save(self, record: Record) -> None:
+    def _save(self, record: TreeRecord) -> None:
         self._put(self.record_dir / "record.json", json.dumps(asdict(record), indent=1).encode())
 
 

@@ -1,9 +1,9 @@
-"""The source cache: a bare git repository that holds the fetched tags of stock Ollama, one commit
-deep each.
+"""The source cache: a bare git repository with the fetched tags of stock Ollama, each one commit
+deep.
 
 It is filled from a URL (shallow fetch) or from any local clone: ordinary, bare, a linked worktree,
-partial, or a git directory that lost its config. From a local clone the objects are copied, so the
-clone may go away afterwards. One process fetches at a time (file lock); reading needs no lock.
+partial, or a git directory without its config. The objects of a local clone are copied, so the
+clone may be deleted afterwards. One process fetches at a time (file lock); reading needs no lock.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def is_spare(path: str) -> bool:
 
 
 class SourceCache:
-    """Tags by name, their files, their extraction. Safe for concurrent readers; `fetch` takes the
-    lock.
+    """The cached tags, their files, and how they are extracted. Safe for concurrent readers;
+    `fetch` takes the lock.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -66,7 +66,7 @@ class SourceCache:
         return str(self._git.rev_parse("--verify", f"refs/tags/{tag}^{{commit}}"))
 
     def tree(self, tag: str, folder: str = "") -> str | None:
-        """Object name of the root tree or of a path in it; None where the tag has no such path."""
+        """Object name of the root tree or of a path in it; None if the tag has no such path."""
         target = f"refs/tags/{tag}:{folder}" if folder else f"refs/tags/{tag}^{{tree}}"
         try:
             return str(self._git.rev_parse("--verify", "--quiet", target))
@@ -84,7 +84,7 @@ class SourceCache:
         return found
 
     def read(self, tag: str, path: str) -> bytes | None:
-        """Content of one file, None where the tag has it not."""
+        """Content of one file; None if the tag does not have it."""
         try:
             exact = {"stdout_as_string": False, "strip_newline_in_stdout": False}
             content = self._git.cat_file("blob", f"refs/tags/{tag}:{path}", **exact)
@@ -94,7 +94,7 @@ class SourceCache:
         return content
 
     def absent(self, tag: str) -> list[str]:
-        """Files of the tag whose content is not here (they came from a partial clone)."""
+        """Files of the tag whose content is missing (they came from a partial clone)."""
         objects = str(
             self._git.rev_list(
                 "--objects", "--no-walk", "--missing=print", f"refs/tags/{tag}^{{tree}}"
@@ -123,7 +123,9 @@ class SourceCache:
     # --- filling ----------------------------------------------------------------------------------
 
     def fetch(self, tags: list[str], source: str, patchset: Patchset, report: Report) -> list[str]:
-        """Bring `tags` in, verified against the pins. Returns those that were not here before."""
+        """Fetches `tags` and verifies them against the pins. Returns those that were not here
+        before.
+        """
         with locked(self.root.with_suffix(".lock"), "another `tiering fetch` is at work", report):
             self._create()
             wanted = [tag for tag in tags if not self.has(tag)]
@@ -146,7 +148,7 @@ class SourceCache:
             raise
 
     def _admit(self, tag: str, source: str, patchset: Patchset, report: Report) -> None:
-        """Last word on a fetched tag: pins and completeness. A refused tag is forgotten."""
+        """Decides about a fetched tag: pins and completeness. A refused tag is forgotten."""
         try:
             if pin := patchset.pin(tag):
                 self.verify(tag, pin)
@@ -203,7 +205,7 @@ class SourceCache:
             ) from None
 
     def _copy_from(self, git_dir: Path, tags: list[str]) -> None:
-        """Copy commits, trees and whatever blobs are there as one pack. Works on clones that git
+        """Copies commits, trees and the blobs that are there as one pack. Works on clones that git
         itself cannot clone.
         """
         other = _git_at(git_dir)
@@ -248,7 +250,7 @@ class SourceCache:
     # --- extracting -------------------------------------------------------------------------------
 
     def extract(self, tag: str, target: Path) -> None:
-        """A plain tree of the tag at `target`, which must not exist; all of it or nothing."""
+        """Makes a plain tree of the tag at `target`, which must not exist; all of it or nothing."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             tree = Path(scratch) / "tree"
@@ -296,7 +298,7 @@ class SourceCache:
 
 
 def import_git() -> Any:
-    """GitPython, imported late: it looks for the program `git` at once."""
+    """GitPython is imported late, because it looks for the program `git` at once."""
     if shutil.which("git") is None:
         raise MissingTool(
             "git: not found", hint="install git (Debian, Ubuntu: apt-get install git)"
@@ -315,8 +317,8 @@ def _git_error() -> type[git.GitCommandError]:
 
 
 def _git_at(git_dir: Path) -> git.Git:
-    """Git bound to one git directory by name, so that neither ownership checks nor discovery get in
-    the way.
+    """Git bound to one git directory by name, so that neither ownership checks nor discovery
+    interfere.
     """
     bound: git.Git = import_git().Git(str(git_dir))
     bound.update_environment(GIT_DIR=str(git_dir), GIT_NO_LAZY_FETCH="1", LC_ALL="C")
@@ -324,7 +326,7 @@ def _git_at(git_dir: Path) -> git.Git:
 
 
 def local_git_dir(source: str) -> Path | None:
-    """The git directory of a local clone; None where `source` is a URL."""
+    """The git directory of a local clone; None if `source` is a URL."""
     if source.startswith("file://"):
         source = url2pathname(source.removeprefix("file://"))
     elif "://" in source or (
@@ -369,7 +371,7 @@ def _unreadable(what: str, source: str, stderr: str) -> FetchError:
 
 
 def _reason(stderr: str) -> str:
-    """The telling line of what git wrote, without GitPython's wrapping."""
+    """The line of git's output that says why, without GitPython's wrapping."""
     lines = [line.strip(" '\"") for line in stderr.replace("stderr:", "").splitlines()]
     lines = [re.sub(r"^(fatal|error): ", "", line) for line in lines if line]
     return lines[0] if lines else "git failed without a word"

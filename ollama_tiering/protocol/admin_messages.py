@@ -1,4 +1,4 @@
-"""The administration's values as messages of the protocol and back, one place for both ends."""
+"""The administration's values as messages of the protocol and back. Both ends use this module."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def selection_message(selection: Selection) -> pb.Selection:
 
 
 def selection_of(message: pb.Selection) -> Selection:
-    """ValueError for what makes no sense."""
+    """ValueError for a selection that makes no sense."""
     for what, named in (("ids", message.ids), ("models", message.models)):
         if len(named) > MAX_IDS:
             raise ValueError(f"{len(named)} {what} are more than {MAX_IDS}")
@@ -189,7 +189,7 @@ def waste_of(message: pb.CollectResponse) -> list[Waste]:
 
 
 def printable(text: str) -> str:
-    """A file name may hold any bytes, a message only text."""
+    """A file name may hold any bytes, but a message holds only text."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""Sizes that both ends keep to."""
+"""Size limits that both ends keep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What restoring has saved: time to compute what was restored, less the time that restoring took.
+"""What restoring saved: the time to compute what was restored, minus the time that restoring took.
 
-Computing is reckoned at the speed that was measured on the same rows' namespace, in long prompts
-only. Where none was measured nothing is said. It may be less than nothing, and is said then, too.
+The time to compute follows from the speed that was measured for the same namespace, in long prompts
+only. If no speed was measured, there is no value. The value may be negative.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Use(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The first three are of what can be compared; the tokens of the rest were restored too."""
+    """The first three fields are about what can be compared. The tokens of the rest were restored
+    too.
+    """
 
     restored_tokens: int = 0
     restore_seconds: float = 0.0
@@ -51,7 +53,7 @@ class Saved:
 
     @property
     def seconds(self) -> float | None:
-        """None: not measured yet."""
+        """None if no speed was measured yet."""
         if self.unmeasured_tokens and not self.restored_tokens:
             return None
         return self.compute_seconds - self.restore_seconds
@@ -77,14 +79,14 @@ class Saved:
 
 
 def tokens_per_second(use: Use) -> float | None:
-    """Measured speed of prefill; None: not measured yet."""
+    """The measured speed of prefill; None if it was not measured yet."""
     if not use.prefill_tokens or use.prefill_seconds <= 0:
         return None
     return use.prefill_tokens / use.prefill_seconds
 
 
 def duration(seconds: float) -> str:
-    """`0.12 s`, `3.1 s`, `12 min 40 s`, `2 h 5 min`; with a minus for less than nothing."""
+    """`0.12 s`, `3.1 s`, `12 min 40 s`, `2 h 5 min`; negative with a minus."""
     sign, left = ("-" if seconds < 0 else ""), abs(seconds)
     if left < 1:
         return f"{sign}{left:.2f} s"

@@ -1,7 +1,7 @@
 """Why requests computed more of their prompts than the last token: sums by reason, and short names.
 
-A reason is a number of the protocol's `Shortfall`. One that this program does not know, of a newer
-runner, is kept and counted as it is, and shown as `other`.
+A reason is a number of the protocol's `Shortfall`. A number that this program does not know comes
+from a newer runner. It is kept, counted, and shown as `other`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_REASONS: Final = 48  # numbers below it, so that what is kept and sent sta
 
 
 def name(reason: int) -> str:
-    """`nothing_stored`: for JSON, and as a label of the metrics."""
+    """`nothing_stored`, for JSON and as a label of the metrics."""
     if reason not in pb.Shortfall.values():
         return _OTHER
     return pb.Shortfall.Name(reason).removeprefix(_PREFIX).lower()
@@ -29,7 +29,7 @@ NAMES: Final = (*map(name, pb.Shortfall.values()), _OTHER)
 
 @dataclass(frozen=True, slots=True)
 class Shortfalls:
-    """By reason: (requests, tokens of their prompts that they computed)."""
+    """Reason -> (requests, tokens of their prompts that they computed)."""
 
     by_reason: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class Shortfalls:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
-        """What `document` gave. ValueError or TypeError when it is not that."""
+        """The inverse of `document`. ValueError or TypeError for anything else."""
         found = {}
         for reason, (requests, tokens) in document.items():
             if type(requests) is not int or type(tokens) is not int:
@@ -52,7 +52,7 @@ class Shortfalls:
         return cls(found)
 
     def document(self) -> dict[str, list[int]]:
-        """For a file."""
+        """The sums as a document for a file."""
         return {str(reason): list(counts) for reason, counts in self.by_reason.items()}
 
     def plus(self, other: Self, sign: int = 1) -> Self:
@@ -63,12 +63,14 @@ class Shortfalls:
         return type(self)({reason: counts for reason, counts in sums.items() if any(counts)})
 
     def has_fallen(self, before: Self) -> bool:
-        """Whether some sum is less than it was."""
+        """Whether some sum is smaller than it was."""
         differences = self.plus(before, -1).by_reason.values()
         return any(requests < 0 or tokens < 0 for requests, tokens in differences)
 
     def fits(self, requests: int, tokens: int) -> bool:
-        """Whether these can be of so many requests, which computed so many tokens."""
+        """Whether these sums are possible for that many requests, which
+        computed that many tokens.
+        """
         known = all(0 <= reason < _MOST_REASONS for reason in self.by_reason)
         counts = list(self.by_reason.values())
         return (
@@ -87,7 +89,7 @@ class Shortfalls:
             )
 
     def by_name(self) -> dict[str, tuple[int, int]]:
-        """Every name there is; nothing is (0, 0)."""
+        """The sums under every known name; (0, 0) if there is nothing."""
         found = dict.fromkeys(NAMES, (0, 0))
         for reason, (requests, tokens) in self.by_reason.items():
             before = found[name(reason)]

@@ -1,4 +1,4 @@
-"""What a tier of the protocol is called in answers and for people: `ram`, `local`, `remote`."""
+"""The names of the protocol's tiers in answers and for people: `ram`, `local`, `remote`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Transport of the block store: gRPC on a Unix socket. Policy is in ollama_tiering.store."""
+"""The block store as a gRPC service on a Unix socket. Policy is in ollama_tiering.store."""

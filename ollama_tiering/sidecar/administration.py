@@ -1,4 +1,6 @@
-"""The administration's calls of the protocol. All run in threads; none holds up a lookup."""
+"""The calls of the protocol for administration. All of them run in threads, so none delays a
+look-up.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _MAX_NAMED: Final = 1 << 16  # in one request
 
 
 class AdministrationService:
-    """The part of the service for people and their tools; a base of BlockStoreService."""
+    """The part of the service for people and their tools; a base class of BlockStoreService."""
 
     _admin: Administration
     _tools: Slots
@@ -102,7 +104,7 @@ class AdministrationService:
         return messages.waste_message(waste)
 
     def _builds_in_use(self) -> frozenset[str]:
-        """Those of the runners that are alive, whoever built them."""
+        """The builds of the runners that are alive."""
         named = (build_of(runner.engine) for runner in self._runners.alive())
         return frozenset(name for name in named if name)  # of a model that is not tiered: none
 

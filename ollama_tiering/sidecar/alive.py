@@ -1,9 +1,9 @@
-"""What the service manager hears of a running sidecar: signs of life, and a line of status.
+"""What a running sidecar tells the service manager: signs of life, and a line of status.
 
-A sign of life is given only while both that matter make progress: the event loop, because this runs
-on it, and the thread that moves blocks, because its silence is looked at. A write that stalls for
-less than the whole watchdog period is weather; more than that ends the pings, and the manager
-starts the sidecar again.
+A sign of life is sent only while two things make progress: the event loop, because this runs on it,
+and the thread that moves blocks, because this looks at how long it has been silent. A write that
+stalls for less than the watchdog's period is weather. After a longer stall the signs end, and the
+manager restarts the sidecar.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAST_SECONDS: Final = 2.0  # twice as long as the mover rests when there is no
 
 
 class Alive:
-    """Used on the event loop only."""
+    """To be used on the event loop only."""
 
     def __init__(self, store: TieredStore, say: Callable[[str], None] = notify) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Alive:
         self._said = ""
 
     async def run(self) -> None:
-        """Until cancelled; at once over where no service manager listens."""
+        """Runs until it is cancelled. Returns at once if no service manager listens."""
         if not os.environ.get("NOTIFY_SOCKET"):
             return
         pause = min(self._half_period or _STATUS_SECONDS, _STATUS_SECONDS)

@@ -1,7 +1,7 @@
-"""How much clients may keep open, and how long one may keep the sidecar waiting.
+"""How much clients may keep open, and how long a client may keep the sidecar waiting.
 
-What is beyond a bound is refused with RESOURCE_EXHAUSTED, who is too slow with DEADLINE_EXCEEDED;
-either way others are served. Used on the event loop only.
+A call beyond a bound is refused with RESOURCE_EXHAUSTED, and a client that is too slow gets
+DEADLINE_EXCEEDED; others are served meanwhile. To be used on the event loop only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_TOOL_STREAMS: Final = 16  # a listing is as long as the store has blocks
 
 
 class Slots:
-    """Calls of one kind that may be open at once."""
+    """How many calls of one kind may be open at once."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
@@ -36,7 +36,7 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """NoRoom when there is none left."""
+        """NoRoom if no slot is left."""
         if self._taken >= self._most:
             raise NoRoom(f"{self._most} {self._what} are open already")
         self._taken += 1
@@ -58,7 +58,7 @@ async def begun(context: Context, deadline: float) -> None:
 
 
 async def sent(context: Context, message: object, deadline: float) -> None:
-    """Waits until the client's end of the connection takes it. ClientTooSlow."""
+    """Waits until the client's end of the connection takes the message. ClientTooSlow."""
     await _taken(context.write(message), deadline)
 
 
@@ -73,7 +73,7 @@ async def _taken(sending: Awaitable[None], deadline: float) -> None:
 
 
 async def received(context: Context, deadline: float) -> Any:
-    """The next message; None when the client has sent its last. ClientTooSlow."""
+    """The next message; None after the client's last one. ClientTooSlow."""
     try:
         async with asyncio.timeout_at(deadline):
             message = await context.read()

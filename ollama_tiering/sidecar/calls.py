@@ -1,7 +1,7 @@
-"""Calls of the gRPC service, counted by method and status, and how long each took.
+"""Counts the calls of the gRPC service by method and status, and measures how long each took.
 
-The only numbers that the sidecar counts for the metrics endpoint alone; everything else the store
-counts for itself. Method names are those of registered handlers: a client cannot make up labels.
+These are the only numbers that the sidecar counts just for its metrics; the store counts everything
+else for itself. Method names are those of registered handlers, so a client cannot invent labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class CallMetrics:
-    """Used on one event loop. Goes outside of what refuses calls, so that those are counted too."""
+    """To be used on one event loop. It goes around what refuses calls, so that refused calls are
+    counted, too.
+    """
 
     def __init__(
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter
@@ -100,7 +102,7 @@ class CallMetrics:
 
 
 def _cancelled() -> bool:
-    """Whether the client went away, also where the handler cleaned up and ended normally."""
+    """Whether the client went away, even if the handler cleaned up and ended normally."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

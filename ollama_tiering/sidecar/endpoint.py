@@ -1,9 +1,9 @@
-"""HTTP on loopback for whoever watches the sidecar. Off without a port.
+"""HTTP on loopback for programs that watch the sidecar. Off without a port.
 
-One thread with an event loop of its own. A connection is one request; connections are bounded in
-number and each of them in time, from its first byte to its last. So a client that says nothing,
-drips or does not read holds up nobody, and where there are too many of them the oldest goes for the
-newest: an honest client is answered within milliseconds.
+One thread with an event loop of its own serves it. A connection is good for one request. The number
+of connections is bounded, and so is the time of each, from its first byte to its last. So a client
+that sends nothing, sends slowly, or does not read delays nobody. If there are too many connections,
+a new one replaces the oldest, and an honest client is answered within milliseconds.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ _STOP_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     path: str
     query: str
     headers: Mapping[str, str]  # names in lower case
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = (("Content-Type", "text/plain; charset=utf-8"),)
 
 
-Page = Callable[[Request], Awaitable[Answer]]
+Page = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 
-def text(status: int, line: str) -> Answer:
-    return Answer(status, f"{line}\n".encode())
+def text(status: int, line: str) -> HttpAnswer:
+    return HttpAnswer(status, f"{line}\n".encode())
 
 
 class Endpoint:
-    """A context manager. A port that is taken is a warning: the sidecar is there for its blocks."""
+    """A context manager. If the port is taken, it only warns: the sidecar is
+    there for its blocks.
+    """
 
     def __init__(
         self, pages: Mapping[str, Page], port: int, *, client_seconds: float = CLIENT_SECONDS
@@ -113,7 +115,9 @@ class Endpoint:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Not a coroutine: who is accepted is known at once, also while the endpoint ends."""
+        """Not a coroutine, so that a connection is known as soon as it is accepted, even while the
+        endpoint ends.
+        """
         loop = asyncio.get_running_loop()
         try:
             client, _ = listening.accept()
@@ -163,20 +167,22 @@ class Endpoint:
         while await reader.read(_READ_BYTES):  # a reset would take the answer back from the client
             pass
 
-    async def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> HttpAnswer:
         path, _, query = request.target.decode("ascii", "replace").partition("?")
         page = self._pages.get(path)
         if page is None:
             return text(HTTPStatus.NOT_FOUND, "there are: " + ", ".join(self._pages))
         if request.method not in (b"GET", b"HEAD"):
             refused = text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD")
-            return Answer(refused.status, refused.body, (*refused.headers, ("Allow", "GET, HEAD")))
+            return HttpAnswer(
+                refused.status, refused.body, (*refused.headers, ("Allow", "GET, HEAD"))
+            )
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in request.headers}
-        return await page(Request(path, query, headers))
+        return await page(HttpRequest(path, query, headers))
 
 
 async def _received(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """The request's head; what may follow is not looked at. None where the client has gone."""
+    """The head of the request; what may follow is not read. None if the client has gone."""
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):
@@ -186,7 +192,7 @@ async def _received(connection: h11.Connection, reader: asyncio.StreamReader) ->
         connection.receive_data(await reader.read(_READ_BYTES))
 
 
-def _as_bytes(connection: h11.Connection, answer: Answer, *, with_body: bool) -> bytes:
+def _as_bytes(connection: h11.Connection, answer: HttpAnswer, *, with_body: bool) -> bytes:
     headers = [*answer.headers, ("Content-Length", str(len(answer.body))), ("Connection", "close")]
     reason = HTTPStatus(answer.status).phrase
     events: list[h11.Event] = [

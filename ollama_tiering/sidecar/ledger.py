@@ -1,10 +1,10 @@
-"""What was done for each model, in all: sums over all of its runners, those that have ended too.
+"""What was done for each model: sums over all of its runners, including those that have ended.
 
-A runner reports sums since its model was loaded; what is booked is what they grew by since its last
-report. Which runner it is, is told by its process id and the time at which it began: a process id
-is used again. Prompt tokens are in memory, restored or recomputed, and each is one of the three; a
-report in which they do not add up is not booked. Nor is one in which more requests have a reason
-for what they computed than there were.
+A runner reports sums since its model was loaded. The ledger books by how much they grew since its
+last report. Process id and start time together identify a runner, because process ids are used
+again. Each prompt token is in memory, restored or recomputed; a report in which these do not add up
+is not booked. Neither is a report in which more requests have a reason for what they computed than
+there were requests.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class Counts:
         return Counts(**sums, shortfalls=self.shortfalls.plus(other.shortfalls, sign))
 
     def has_fallen(self, before: Counts) -> bool:
-        """Whether some sum is less than it was."""
+        """Whether some sum is smaller than it was."""
         fallen = any(getattr(self, name) < getattr(before, name) for name in _COUNTS)
         return fallen or self.shortfalls.has_fallen(before.shortfalls)
 
     def document(self) -> dict[str, Any]:
-        """For a file. The reasons lie beside the sums, where an older version does not look."""
+        """The sums as a document for a file. The reasons are in a field of their own, which an
+        older version ignores.
+        """
         numbers = {name: getattr(self, name) for name in _COUNTS}
         return {"counts": numbers, "shortfalls": self.shortfalls.document()}
 
@@ -81,7 +83,7 @@ _COUNTS: Final = tuple(field.name for field in fields(Counts) if field.name != "
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Of one namespace. Times are unix seconds of the wall clock."""
+    """The sums of one namespace. Times are Unix seconds of the wall clock."""
 
     model: str  # file name
     engine: str
@@ -91,7 +93,7 @@ class Entry:
 
 
 class Ledger:
-    """Thread-safe; touches no file."""
+    """Thread-safe. It touches no file."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
@@ -132,12 +134,12 @@ class Ledger:
             self.changes += 1
 
     def entries(self) -> dict[bytes, Entry]:
-        """By namespace, the latest used last."""
+        """The entries by namespace, the last used one last."""
         with self._lock:
             return dict(self._entries)
 
     def document(self) -> dict[str, Any]:
-        """For a file; `restore` takes it."""
+        """The ledger as a document for a file; `restore` reads it."""
         with self._lock:
             models = [
                 {
@@ -157,7 +159,7 @@ class Ledger:
         return {"version": _VERSION, "models": models, "runners": runners}
 
     def restore(self, document: Any) -> None:
-        """ValueError when it is not what `document` gave; then nothing has changed."""
+        """ValueError if this is not what `document` gave; then nothing was changed."""
         try:
             if document["version"] != _VERSION:
                 raise ValueError(f"version {document['version']!r} is unknown")
@@ -184,7 +186,7 @@ class Ledger:
 
 
 def file_name(model: str) -> str:
-    """Of a model, as a runner reports it; bounded."""
+    """The file name of a model, as a runner reports it, cut to a bounded length."""
     return PurePath(model).name[:_MAX_NAME]
 
 

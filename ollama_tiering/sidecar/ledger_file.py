@@ -1,8 +1,9 @@
-"""The ledger's file in the state directory, so that it outlives the sidecar: `ledger.json`, 0600.
+"""The ledger's file in the state directory, so that it outlives the sidecar: `ledger.json`, mode
+0600.
 
-It holds file names of models and counts, no text. One sidecar at a time has it, by a lock; another
-that has the same state directory counts in memory only. So does one that cannot read or write
-there: counting is in nobody's way.
+It contains file names of models and counts, but no text. One sidecar at a time holds it, by a lock.
+A second sidecar with the same state directory counts in memory only, and so does one that cannot
+read or write there: counting must not get in the way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _END_SECONDS: Final = 2.0
 
 
 class LedgerFile:
-    """Made by `held`. `save` is called by one thread at a time."""
+    """Made by `held`. Only one thread at a time calls `save`."""
 
     def __init__(self, path: Path | None, ledger: Ledger) -> None:
         self._path = path
@@ -42,7 +43,7 @@ class LedgerFile:
         self._seldom = QuietLog(log)
 
     def load(self) -> None:
-        """A damaged file is said, and replaced at the next save."""
+        """A damaged file is logged, and replaced at the next save."""
         if self._path is None:
             return
         try:
@@ -53,7 +54,9 @@ class LedgerFile:
             log.warning("counts of models begin anew: path=%s reason=%s", self._path, _said(error))
 
     def save(self) -> None:
-        """Where something was booked since. May block; OSError is a line in the log."""
+        """Writes the file if something was booked since the last time. May block; an OSError
+        becomes a line in the log.
+        """
         changes = self._ledger.changes
         if self._path is None or changes == self._saved:
             return
@@ -66,20 +69,22 @@ class LedgerFile:
         self._saved = changes
 
     async def keep(self, pool: Executor) -> None:
-        """Until cancelled."""
+        """Saves now and then, until it is cancelled."""
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             await asyncio.get_running_loop().run_in_executor(pool, self.save)
 
     async def end(self, pool: Executor) -> None:
-        """The last save; a disk that hangs is not waited for."""
+        """Saves for the last time, but does not wait for a disk that hangs."""
         saving = asyncio.get_running_loop().run_in_executor(pool, self.save)
         await asyncio.wait({saving}, timeout=_END_SECONDS)
 
 
 @contextlib.contextmanager
 def held(directory: Path, ledger: Ledger) -> Iterator[LedgerFile]:
-    """The file of this directory, which is made; read, and locked until the end."""
+    """The file in this directory, which is made if needed. The file is read, and locked until the
+    end.
+    """
     path = directory / FILE_NAME
     lock = -1
     try:

@@ -1,8 +1,8 @@
 """The sidecar's log: one line of text, or one JSON object, per record on stderr.
 
-JSON lines have `time` (RFC 3339, UTC), `level`, `logger`, `message` (the whole text) and every
-`name=value` of the message as a field of its own, taken from the call's arguments and not out of
-the text: a path with spaces stays one value, a number stays a number.
+JSON lines have `time` (RFC 3339, UTC), `level`, `logger` and `message` (the whole text). Every
+`name=value` of the message is a field of its own. It is taken from the call's arguments and not
+from the text, so a path with spaces stays one value, and a number stays a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESERVED: Final = frozenset({"time", "level", "logger", "message", "exception"}
 
 
 def configure(log_format: str, level: str, stream: IO[str] | None = None) -> None:
-    """`text` or `json`; libraries say only what is a warning."""
+    """`text` or `json`. Libraries log only warnings and worse."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

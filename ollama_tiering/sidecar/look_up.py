@@ -1,4 +1,6 @@
-"""Look-ups as messages, on the event loop: a long one goes in pieces, others have their turn."""
+"""Look-ups as messages, on the event loop. A long look-up is done in pieces, so that others have
+their turn.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,14 @@ _Others = Callable[[], Awaitable[None]]
 
 
 class LookUps:
-    """Used on the event loop only."""
+    """To be used on the event loop only."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
         self._long = asyncio.Lock()
 
     async def answer(self, request: pb.HasRequest) -> pb.HasResponse:
-        """ValueError where the request makes no sense."""
+        """ValueError if the request makes no sense."""
         check_count(len(request.keys), "keys")
         if len(request.keys) <= PIECE_BLOCKS:
             return await self._in_pieces(request, _nothing)
@@ -61,8 +63,8 @@ class LookUps:
 
 
 class _Hanging:
-    """The window blocks of one answer. When there are too many, those of its first blocks go: a
-    client resumes as late as it can.
+    """The window blocks of one answer. If there are too many, those of its first blocks are left
+    out, because a client resumes as late as it can.
     """
 
     def __init__(self) -> None:
@@ -99,7 +101,9 @@ async def _nothing() -> None:
 
 
 def _add(response: pb.HasResponse, found: Sequence[MatchedBlock]) -> None:
-    """Field by field: that takes half the time of keywords, and a look-up has dozens of blocks."""
+    """Sets field by field, which takes half the time of keywords; a look-up has
+    dozens of blocks.
+    """
     add = response.blocks.add
     matched_tokens = 0
     for block in found:

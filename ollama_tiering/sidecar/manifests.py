@@ -1,6 +1,8 @@
-"""Names people know models by, from Ollama's own directory; the store knows file names only.
+"""The names that people know models by, from Ollama's own directory; the store knows only file
+names.
 
-Reads manifests below `models/manifests`, changes nothing; what it cannot read has no name.
+This reads the manifests below `models/manifests` and changes nothing. A model whose manifest cannot
+be read has no name.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ _Stamp = tuple[int, int, int]  # time of change, size, inode: what tells two man
 
 
 def is_blob(model: str) -> bool:
-    """Whether it is the file name of a model that Ollama keeps, which has its name elsewhere."""
+    """Whether this is the file name of a model that Ollama keeps, whose name is in a manifest."""
     return _BLOB.fullmatch(model) is not None
 
 
 def short_name(model: str) -> str:
-    """What to call a model whose name is not known, by its file name."""
+    """What to call a model by its file name, if its name is not known."""
     return model.removeprefix("sha256-")[:_DIGEST_DIGITS] if is_blob(model) else model
 
 
 def default_models_dir() -> Path | None:
-    """Where this user's Ollama keeps its models; None when no such place is there."""
+    """The directory in which this user's Ollama keeps its models; None if there is none."""
     for name in (os.environ.get("OLLAMA_MODELS"), *_DEFAULTS):
         with contextlib.suppress(OSError, RuntimeError):
             if name and (Path(name).expanduser() / "manifests").is_dir():
@@ -46,8 +48,8 @@ def default_models_dir() -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """`unread` says what could not be read, so that a model may have a name that is not here."""
+class ModelNames:
+    """`unread` says what could not be read; a model may then have a name that is missing here."""
 
     of_blob: dict[str, tuple[str, ...]] = field(default_factory=dict)  # blob's file name -> names
     unread: str = ""
@@ -57,18 +59,18 @@ class Names:
 
 
 class ManifestReader:
-    """Remembers what it read: a manifest is opened again only when it has changed. Not
-    thread-safe. `models` None: wherever Ollama keeps them by default.
+    """Remembers what it read, and opens a manifest again only if it has changed. Not thread-safe.
+    With `models` None it looks in Ollama's default places.
     """
 
     def __init__(self, models: Path | None) -> None:
         self._models = models
         self._known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
 
-    def read(self) -> Names:
+    def read(self) -> ModelNames:
         models = self._models or default_models_dir()
         if models is None:
-            return Names(unread="Ollama's models directory is not found")
+            return ModelNames(unread="Ollama's models directory is not found")
         found: dict[str, list[str]] = {}
         unread: list[str] = []
         known: dict[Path, tuple[_Stamp, tuple[str, ...]]] = {}
@@ -89,18 +91,18 @@ class ManifestReader:
             for blob in blobs:
                 found.setdefault(blob, []).append(_name(path.relative_to(models / "manifests")))
         self._known = known
-        return Names({blob: tuple(names) for blob, names in found.items()}, _said(unread))
+        return ModelNames({blob: tuple(names) for blob, names in found.items()}, _said(unread))
 
 
 def model_names(models: Path | None) -> dict[str, str]:
-    """Blob file name -> `qwen3:0.6b`, the first of several; nothing without a directory."""
+    """Blob file name -> `qwen3:0.6b`, the first of several names; empty without a directory."""
     if models is None:
         return {}
     return {blob: names[0] for blob, names in ManifestReader(models).read().of_blob.items()}
 
 
 def _files(root: Path, unread: list[str]) -> Iterator[Path]:
-    """Sorted, so that of several names the same one comes first everywhere."""
+    """Sorted, so that everywhere the same one of several names comes first."""
 
     def failed(error: OSError) -> None:
         unread.append(f"{error.filename}: {error.strerror}")

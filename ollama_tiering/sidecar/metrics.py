@@ -1,7 +1,7 @@
 """The store's report as Prometheus metrics.
 
-Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice.
-What it shows is counts, sizes, times, and names of models; no prompt, key or path.
+Nothing is counted here: every scrape takes one TieredStore.report(), so no number exists twice. The
+metrics show counts, sizes, times, and names of models, but no prompt, key or path.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ollama_tiering import __version__
-from ollama_tiering.sidecar.endpoint import Answer, Page, Request
+from ollama_tiering.sidecar.endpoint import HttpAnswer, HttpRequest, Page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store import StoreReport, TieredStore, TierReport
 
-# There from the start with 0, so that the first one is an increase to whoever watches.
+# These exist from the start with 0, so that a watcher sees the first one as an increase.
 _REASONS: Final = ("unknown prefix", "evicted", "i/o error", "file gone", "corrupt")
 _ERRORS: Final = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ESTALE", "ENOENT", "ETIMEDOUT")
 
@@ -33,7 +33,7 @@ _TIER_GAUGES: Final[tuple[tuple[str, str, _Getter], ...]] = (
         "Physical bytes the tier uses, quarantined files included.",
         lambda t: t.used_bytes,
     ),
-    ("reserved_bytes", "Bytes claimed by writers and deletions.", lambda t: t.reserved_bytes),
+    ("reserved_bytes", "Bytes reserved for writes and deletions.", lambda t: t.reserved_bytes),
     (
         "overhead_bytes",
         "Of the used bytes: files that are no usable blocks, e.g. quarantined ones.",
@@ -84,7 +84,7 @@ _TIER_COUNTERS: Final[tuple[tuple[str, str, _Getter], ...]] = (
 
 
 class StoreCollector(Collector):
-    """One report of the store per scrape."""
+    """Each scrape takes one report of the store."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
@@ -182,10 +182,10 @@ def make_registry(
 
 
 def metrics_page(registry: CollectorRegistry) -> Page:
-    """In the format and the encoding that the client asks for."""
+    """In the format and encoding that the client asks for."""
     app = make_wsgi_app(registry)
 
-    async def answer(request: Request) -> Answer:
+    async def answer(request: HttpRequest) -> HttpAnswer:
         said: list[tuple[str, list[tuple[str, str]]]] = []
         environ = {
             "REQUEST_METHOD": "GET",
@@ -196,6 +196,6 @@ def metrics_page(registry: CollectorRegistry) -> Page:
         }
         parts: Iterable[bytes] = app(environ, lambda *status: said.append(status))
         status, headers = said[0]
-        return Answer(int(status.split()[0]), b"".join(parts), tuple(headers))
+        return HttpAnswer(int(status.split()[0]), b"".join(parts), tuple(headers))
 
     return answer

@@ -1,7 +1,7 @@
-"""The ledger by names: what Stat and the metrics say of each model.
+"""The ledger with names of models, for Stat and the metrics.
 
-Names are read from Ollama's manifests in a thread, seldom, and nobody waits for them: a model whose
-name is not known yet goes by the first digits of its digest.
+Names are read from Ollama's manifests in a thread, rarely, and nobody waits for them. A model whose
+name is not known yet is called by the first digits of its digest.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ollama_tiering.store import block_store_pb2 as pb
 log = logging.getLogger(__name__)
 
 _REFRESH_SECONDS: Final = 60.0  # between two looks at the manifests
-_LEAST_SECONDS: Final = 2.0  # ... also where a model without a name is heard of
+_LEAST_SECONDS: Final = 2.0  # ... also if a model without a name appears
 
 
 class ModelBook:
-    """Thread-safe. `models` is Ollama's directory; None: wherever it is by default."""
+    """Thread-safe. `models` is Ollama's directory; None means its default place."""
 
     def __init__(
         self,
@@ -42,34 +42,34 @@ class ModelBook:
         self._names: Mapping[str, tuple[str, ...]] = {}
 
     def book(self, report: pb.RunnerReport) -> bool:
-        """Whether names should be looked for: the model's is not known, and may be by now."""
+        """Returns whether names should be read: this model's name is not known,
+        but may be by now.
+        """
         self._ledger.book(report)
         unnamed = is_blob(report.model) and report.model not in self._names
         return unnamed and not self._read_lately()
 
     def name(self, model: str) -> str:
-        """The first of its names; empty when none is known. Whatever a file may be called, it can
-        be sent.
-        """
+        """The first of the model's names; empty if none is known. Any file name can be sent."""
         return next(iter(self._names.get(model, ())), "").encode(errors="replace").decode()
 
     def shown(self) -> list[tuple[str, Entry]]:
-        """(what to call its model, entry) of every namespace."""
+        """Pairs (what to call the model, entry) of all namespaces."""
         return [(self.shown_name(one.model), one) for one in self._ledger.entries().values()]
 
     def shown_name(self, model: str) -> str:
-        """What to call a model, by its file name."""
+        """What to call a model, given its file name."""
         return self.name(model) or short_name(model) or "?"
 
     def messages(self, loaded: Collection[bytes]) -> list[pb.ModelUse]:
-        """`loaded`: the namespaces that living runners have."""
+        """`loaded` are the namespaces of living runners."""
         return [
             self._message(namespace, one, loaded=namespace in loaded)
             for namespace, one in self._ledger.entries().items()
         ]
 
     def refresh(self) -> None:
-        """May block. At once over while another thread is at it: the disk may hang."""
+        """May block. Returns at once if another thread is doing it, because the disk may hang."""
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -82,7 +82,7 @@ class ModelBook:
         return self._read_at is not None and self._clock() - self._read_at < _LEAST_SECONDS
 
     async def keep_up(self, pool: Executor) -> None:
-        """Until cancelled."""
+        """Refreshes the names now and then, until it is cancelled."""
         while True:
             if self._ledger.entries():
                 try:

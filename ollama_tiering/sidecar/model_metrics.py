@@ -1,7 +1,7 @@
-"""What was done for each model, as Prometheus metrics by the model's name.
+"""What was done for each model, as Prometheus metrics with the model's name as label.
 
-Nothing is counted here: every scrape takes the ledger, and what the runners last reported, as it
-is. A name stands for all namespaces of models that have it. What was not measured yet is not shown.
+Nothing is counted here: every scrape takes the ledger and the last reports of the runners. A name
+stands for all namespaces of the models that have it. What was not measured yet is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCES: Final = (
 
 
 class ModelCollector(Collector):
-    """`runners`: those that are alive, for what they have still to store."""
+    """`runners` are those that are alive; they say how much they have still to store."""
 
     def __init__(self, book: ModelBook, runners: RunnerTable | None = None) -> None:
         self._book = book

@@ -1,7 +1,7 @@
-"""Which model and engine the blocks of each namespace belong to, for Stat.
+"""The model and engine of each namespace's blocks, for Stat.
 
-The names are read from small files, on a disk that may hang: at most one thread waits for it, and
-an answer is not kept waiting. What is not read yet has no name in it.
+They are read from small files on a disk that may hang. At most one thread waits for that disk, and
+no answer waits for it: a namespace that was not read yet has no model and engine in it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _AGAIN_SECONDS: Final = 60.0  # a namespace without a description may get one
 
 
 class NamespaceUses:
-    """Descriptions are read once: a namespace is the digest of its own. Used on one event loop.
-
-    `describe` may block, and is called in the pool, one call at a time.
+    """A description is read once, because a namespace is the digest of its description. To be used
+    on one event loop. `describe` may block; it runs in the pool, one call at a time.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class NamespaceUses:
         self._reading: asyncio.Task[None] | None = None
 
     async def messages(self, counts: Sequence[tuple[NamespaceId, int]]) -> list[pb.NamespaceUse]:
-        """One for each (namespace, blocks)."""
+        """One message for each pair (namespace, blocks)."""
         now = self._clock()
         names = [name for name, _ in counts]
         self._known = {name: self._known[name] for name in names if name in self._known}

@@ -1,4 +1,4 @@
-"""systemd's readiness protocol: one datagram per state, nothing without NOTIFY_SOCKET."""
+"""systemd's readiness protocol: one datagram per state; nothing without NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def notify(state: str) -> None:
-    """`READY=1`, `STOPPING=1`, `WATCHDOG=1`. A service manager that is gone is no error."""
+    """`READY=1`, `STOPPING=1`, `WATCHDOG=1`. A service manager that has gone is no error."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -23,7 +23,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """Half of the period the service manager expects a sign of life in."""
+    """Half the period in which the service manager expects a sign of life."""
     try:
         period = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6
         meant = os.environ.get("WATCHDOG_PID")

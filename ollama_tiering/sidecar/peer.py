@@ -1,12 +1,12 @@
-"""Who may speak with the sidecar: its own user and root.
+"""Only the sidecar's own user and root may talk to it.
 
-First line: the socket is 0600 in a directory 0700, so the kernel refuses anybody else at connect.
-Second line, should somebody loosen those modes: gRPC does not tell which connection a call came
-from, but the accepted sockets are descriptors of this process. PeerGuard asks each new one for
-SO_PEERCRED before a call is served, and cuts off strangers; not as long as the socket's modes have
-been private without a break, for that takes a system call for each descriptor. It also keeps the
-number of connections bounded: each is a descriptor, and a store without descriptors cannot open its
-files.
+The first line of defence: the socket is 0600 in a directory 0700, so the kernel refuses anybody
+else at connect. The second line holds even if somebody loosens those modes. gRPC does not say from
+which connection a call came, but the accepted sockets are descriptors of this process. Before a
+call is served, PeerGuard asks each new one for SO_PEERCRED, and cuts off strangers. This takes a
+system call per descriptor, so it is left out as long as the socket's modes have been private
+without a break. PeerGuard also bounds the number of connections: each takes a descriptor, and a
+store without descriptors cannot open its files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Socket(Enum):
 
 
 class PeerGuard:
-    """Not thread-safe: called on the event loop only. Does nothing where there is no /proc."""
+    """To be used on the event loop only. Does nothing if there is no /proc."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = str(socket_path)
@@ -53,23 +53,26 @@ class PeerGuard:
         self._seldom = QuietLog(logging.getLogger(__name__))
 
     def trim(self) -> None:
-        """Cuts off connections beyond the bound, also those that never call.
-
-        Not strangers: a call of theirs that has come already would no longer be known as one.
+        """Cuts off connections beyond the bound, even those that never call. It does not cut off
+        strangers: a call of theirs that has already come would no longer be known as theirs.
         """
         self._look_at_new(strangers_too=False)
 
     def strangers(self) -> int:
-        """Looks at connections not seen before; how many strangers it cut off."""
+        """Looks at connections that it has not seen before; returns how many
+        strangers it cut off.
+        """
         now = self._private_socket()
         if now is not None and now == self._private_since:
             return 0
         found = self._look_at_new(strangers_too=True)
-        self._private_since = now if not found else None  # theirs may yet be served
+        self._private_since = now if not found else None  # a call of theirs may still be served
         return found
 
     def _private_socket(self) -> _Inode | None:
-        """What changes whenever its modes do. None while others could connect, or just could."""
+        """A value that changes whenever the socket's modes do. None while others can connect, or
+        could a moment ago.
+        """
         try:
             info = os.lstat(self._path)
         except OSError:
@@ -111,7 +114,9 @@ class PeerGuard:
         return found
 
     def _look(self, fd: int, *, room: bool, strangers_too: bool) -> _Socket:
-        """What the descriptor is; cuts it off if it is a stranger or there is no room for it."""
+        """Finds out what the descriptor is, and cuts it off if it is a stranger or beyond the
+        bound.
+        """
         try:
             connection = socket.socket(fileno=fd)
         except OSError:  # closed meanwhile

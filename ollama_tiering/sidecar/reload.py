@@ -1,7 +1,7 @@
-"""SIGHUP: the configuration is read again, and what can change while the sidecar runs does.
+"""On SIGHUP the settings are read again, and those that can change while the sidecar runs do.
 
-All of it or nothing is read: a file that cannot be used leaves every old setting, and the log says
-why. What needs a restart is named and keeps its old value.
+Either all of the file is read or nothing: if it cannot be used, every old setting stays, and the
+log says why. A setting that needs a restart is named in the log and keeps its old value.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _RULES: Final = frozenset(("model_rules", "ttl_days", "models_dir"))
 
 
 class Reloader:
-    """`reread` gives the settings anew (TieringError when it cannot); `limit` cuts a budget to what
-    the file system has: (directory, wanted bytes, tier) -> bytes.
+    """`reread` gives the new settings, or raises TieringError. `limit` cuts a budget to the size of
+    the file system: (directory, wanted bytes, tier) -> bytes.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class Reloader:
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
-        """A signal handler. Several before the first is done are one."""
+        """A signal handler. Several signals before the first one is dealt with count as one."""
         self._wanted.set()
 
     async def run(self, pool: Executor) -> None:
-        """Until cancelled. Files are read and evicted in the pool, not on the event loop."""
+        """Runs until it is cancelled. Files are read and evicted in the pool, not on the event
+        loop.
+        """
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -99,7 +101,7 @@ class Reloader:
         )
 
     def _change(self, name: str, wanted: SidecarConfig) -> bool:
-        """False when it takes a restart."""
+        """False if the setting needs a restart."""
         if name in _BUDGETS:
             return self._set_budget(name, wanted)
         if name in _WATERMARKS:

@@ -1,8 +1,8 @@
-"""From the rules of the configuration and the names in Ollama's manifests to a namespace's terms.
+"""The terms of a namespace, from the rules in the settings and the names in Ollama's manifests.
 
-The store knows a model by its file name. What has no name is held to the rule `"*"`; but as long as
-another rule says store = false it is neither stored nor served, for it could be that model. Nothing
-is removed on such a suspicion.
+The store knows a model by its file name. The rule `"*"` applies to a model without a name. But as
+long as another rule says store = false, such a model is neither stored nor served, because it could
+be the forbidden one. Nothing is removed on this suspicion.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 from ollama_tiering.config import Ruling, SidecarConfig, ruling
 from ollama_tiering.config.model_rules import EVERY
 from ollama_tiering.errors import did_you_mean
-from ollama_tiering.sidecar.manifests import ManifestReader, Names, is_blob
+from ollama_tiering.sidecar.manifests import ManifestReader, ModelNames, is_blob
 from ollama_tiering.store import Decide, Terms
 
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS: Final = 5.0  # between two looks at the manifests
-_LEAST_SECONDS: Final = 0.5  # ... also where a model is heard of whose name is not known
+_LEAST_SECONDS: Final = 0.5  # ... also if a model appears whose name is not known
 _DAY_SECONDS: Final = 86400.0
 
 
 class RuleBook:
-    """Thread-safe. Without rules no manifest is ever read."""
+    """Thread-safe. Without rules, no manifest is ever read."""
 
     def __init__(self, config: SidecarConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,25 +37,25 @@ class RuleBook:
         self.change(config)
 
     def change(self, config: SidecarConfig) -> None:
-        """Other settings; the store has to be told after that."""
+        """Takes other settings; the store has to be told afterwards."""
         with self._reading:
             self._rules = config.model_rules
             self._ttl_days = config.ttl_days
             self._reader = ManifestReader(config.models_dir)
             self._said: set[str] = set()
-            self._names = Names(unread="not read yet")
+            self._names = ModelNames(unread="not read yet")
             self._untold = False
         self.refresh()
 
     def keep_up(self, tell: Callable[[Decide], object]) -> None:
-        """Tells the store when names have changed. To be called every few seconds. May block."""
+        """Tells the store if names have changed. To be called every few seconds. May block."""
         self.refresh()
         if self._untold:
             self._untold = False
             tell(self.decide)
 
     def refresh(self) -> None:
-        """Reads what has changed of the manifests. May block."""
+        """Reads those manifests that have changed. May block."""
         if not self._rules:
             return
         with self._reading:
@@ -66,7 +66,9 @@ class RuleBook:
             self._say()
 
     def decide(self, model: str) -> Terms:
-        """Terms of a model by its file name; empty: not known. May block."""
+        """The terms of a model, given its file name; an empty one means that it is not known. May
+        block.
+        """
         if not self._rules:
             return Terms(ttl_seconds=self._ttl_days * _DAY_SECONDS)
         if is_blob(model) and model not in self._names.of_blob and self._stale():
@@ -108,7 +110,9 @@ class RuleBook:
         return self._clock() - self._read_at >= _LEAST_SECONDS
 
     def _say(self) -> None:
-        """Each thing once. A rule for no model is a typing error, or is there before its model."""
+        """Logs each thing once. A rule that fits no model is a typing error, or its model is not
+        there yet.
+        """
         names = self._names
         if names.unread:
             self._warn(f"names of models are not all known: {names.unread}")

@@ -1,4 +1,4 @@
-"""What the runners last reported, by process id. In memory only: a dead runner is forgotten."""
+"""The last report of each runner, by process id. In memory only: a dead runner is forgotten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _MAX_REPORT_BYTES = 16 << 10  # all are kept, and sent in one answer to everybod
 
 
 class RunnerTable:
-    """Thread-safe: reports come on the event loop, the metrics are asked for in another thread."""
+    """Thread-safe: reports come on the event loop, and the metrics are asked
+    for in another thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
-"""The sidecar process: directories, locks, socket, signals, drain. No policy.
+"""The sidecar process: directories, locks, socket, signals, shutdown. No policy.
 
-One sidecar per socket and per tier directory, held by file locks that end with the process.
+There is one sidecar per socket and per tier directory, ensured by file locks that end with the
+process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
-from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.entrance import Entrance
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
 from ollama_tiering.sidecar.memory import share_one_arena
@@ -59,7 +60,7 @@ _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
-_PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
+_PEER_SECONDS: Final = 1.0  # how often connections that never call are looked at
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
@@ -69,16 +70,15 @@ def serve(
     ready: Callable[[str], None] | None = None,
     reread: Callable[[], SidecarConfig] | None = None,
 ) -> LeftOver:
-    """Runs until SIGTERM or SIGINT; says what could not be written down in time.
-
-    On SIGHUP the settings are taken from `reread`; a terminal that hangs up ends the sidecar.
+    """Runs until SIGTERM or SIGINT; returns what could not be written down in time. On SIGHUP it
+    takes the settings from `reread`; if a terminal hangs up, the sidecar ends.
     """
     # The loop must not wait 5 ms for the interpreter whenever a copying thread has it.
     sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()
     _allow_open_files()
-    with claim_socket(config.socket_path):
-        config = ram_place.settled(asked := config)
+    with hold_socket(config.socket_path):
+        config = ram_place.placed(asked := config)
         book = RuleBook(config)
         store = open_store(config, book.decide)
         try:
@@ -100,15 +100,17 @@ def serve(
 def _keeping_place(
     asked: SidecarConfig, now: SidecarConfig, reread: Callable[[], SidecarConfig] | None
 ) -> Callable[[], SidecarConfig] | None:
-    """A RAM tier whose place was chosen stays where it is until the next start."""
+    """A RAM tier whose place was chosen stays there until the next start."""
     if reread is None or asked.ram_dir is not None:
         return reread
     return lambda: ram_place.kept(now, reread())
 
 
 @contextlib.contextmanager
-def claim_socket(path: Path) -> Iterator[None]:
-    """Holds the place for the socket; removes one a dead sidecar left, refuses a live one."""
+def hold_socket(path: Path) -> Iterator[None]:
+    """Reserves the socket's path; removes the socket of a dead sidecar, and fails if a live one has
+    it.
+    """
     secure_directory(path.parent)
     lock = lock_file(path.with_name(path.name + ".lock"), f"socket {path}")
     try:
@@ -121,11 +123,11 @@ def claim_socket(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def make_gate(guard: PeerGuard, counting: CallMetrics | None = None) -> Gate:
-    """What every call goes through; services are added to it."""
+def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entrance:
+    """What every call passes first; services are added to it."""
     counted = [counting.around] if counting is not None else []
     layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
-    return Gate(guard, layers)
+    return Entrance(guard, layers)
 
 
 async def _serve(
@@ -146,7 +148,7 @@ async def _serve(
     uses, ledger_file = counts
     registry = make_registry(store, uses, runners := RunnerTable())
     guard = PeerGuard(config.socket_path)
-    gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
+    entrance = make_entrance(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -157,14 +159,16 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     with _pool() as pool, Endpoint(pages, config.metrics_port):
-        rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses, runners), gate)
+        rpc.add_BlockStoreServicer_to_server(
+            BlockStoreService(store, pool, uses, runners), entrance
+        )
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        # `enable_server_reflection` takes the blocking one where the server is no grpc.aio.Server.
+        # `enable_server_reflection` takes the blocking one if the server is no grpc.aio.Server.
         described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, gate)
-        server.add_generic_rpc_handlers((gate,))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, entrance)
+        server.add_generic_rpc_handlers((entrance,))
         bind(server, config.socket_path)
         await server.start()
         for name in ("", SERVICE_NAME):
@@ -190,7 +194,9 @@ async def _serve(
 
 @contextlib.contextmanager
 def _pool() -> Iterator[DaemonPool]:
-    """For calls that may touch a file. What hangs in one does not keep the sidecar from ending."""
+    """Threads for calls that may touch a file. A thread that hangs does not keep the sidecar from
+    ending.
+    """
     pool = DaemonPool(_IO_THREADS, "block-io")
     try:
         yield pool
@@ -216,7 +222,9 @@ async def _watch_names(book: RuleBook, store: TieredStore, pool: Executor) -> No
 
 
 def _allow_open_files() -> None:
-    """The soft limit is often 1024: a burst of connections would leave the tiers none."""
+    """The soft limit is often 1024, and a burst of connections would leave
+    nothing for the tiers.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

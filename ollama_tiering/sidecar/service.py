@@ -1,7 +1,7 @@
 """The protocol over the store: messages in, messages out. No policy.
 
-Calls that only read the store's books run on the event loop, a long one in pieces; everything that
-may touch a file, or has thousands of blocks to let go, runs in a thread pool.
+Calls that only read the store's books run on the event loop, long ones in pieces. Everything that
+may touch a file, or has thousands of blocks to release, runs in a thread pool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ollama_tiering.store import (
     DIGEST_BYTES,
     Awaited,
     BlockKey,
-    Claim,
+    BlockOffer,
     CommitResult,
     LeasedBlock,
     Leasing,
@@ -70,8 +70,8 @@ _OUTCOMES: Final = {
 
 
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
-    """All calls on one event loop; `pool` serves what may block. `book`: what was done for each
-    model, in memory only where none is given; `runners`: what they last reported.
+    """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
+    each model (in memory only if none is given); `runners` are their last reports.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
     async def _answer_get(
         self, request: pb.GetRequest, keys: list[BlockKey], leased: Leasing, context: Context
     ) -> None:
-        """What is not read when the lease ends is not sent any more."""
+        """What the client has not read when the lease ends is not sent any more."""
         deadline = in_seconds(leased.lease_seconds)
         if request.inline:
             await begun(context, deadline)
@@ -262,7 +262,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         )
 
     async def _parts(self, block: LeasedBlock) -> AsyncIterator[bytes]:
-        """Ends early when the block cannot be read."""
+        """Ends early if the block cannot be read."""
         offset = 0
         while offset < block.file_bytes:
             length = min(PART_BYTES, block.file_bytes - offset)
@@ -276,15 +276,15 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
 
 
 def _joined(answers: list[pb.GetResponse]) -> pb.GetResponse:
-    """One message for several blocks: a message costs more than the block that it names."""
+    """One message for several blocks, because a message costs more than the block that it names."""
     first, *more = answers
     first.more.extend(more)
     return first
 
 
 async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
-    """The block once a client can read it. None, and the end of the lease's run: it is not staged,
-    or not in time. Holds no thread of the pool meanwhile.
+    """The block, as soon as a client can read it. None, which ends the lease's run, if it cannot be
+    staged or not in time. Occupies no thread of the pool meanwhile.
     """
     if isinstance(awaited, LeasedBlock):
         return awaited
@@ -300,8 +300,8 @@ async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
 
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
     if request.HasField("reserve"):
-        check_count(len(request.reserve.claims), "claims")
-        answers = session.reserve([_claim(claim) for claim in request.reserve.claims])
+        check_count(len(request.reserve.offers), "offers")
+        answers = session.reserve([_offer(offer) for offer in request.reserve.offers])
         return pb.PutResponse(reserved=pb.PutReserved(reservations=map(_reservation, answers)))
     if request.HasField("commit"):
         check_count(len(request.commit.reservation_ids), "reservations")
@@ -316,8 +316,8 @@ def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None
     return pb.PutResponse(committed=pb.PutCommitted(results=[_committed(result)]))
 
 
-def _claim(claim: pb.BlockClaim) -> Claim:
-    return Claim(as_key(claim.key), bytes(as_key(claim.parent)), claim.file_bytes, claim.tail)
+def _offer(offer: pb.BlockOffer) -> BlockOffer:
+    return BlockOffer(as_key(offer.key), bytes(as_key(offer.parent)), offer.file_bytes, offer.tail)
 
 
 def _reservation(reserved: Reserved) -> pb.Reservation:

@@ -1,7 +1,7 @@
-"""Whether the sidecar lives, and whether it serves: each a reason against it, or nothing.
+"""Whether the sidecar is alive, and whether it is ready: for each a reason against it, or nothing.
 
-Alive is what the service manager's watchdog goes by, too: the event loop answers, and the thread
-that moves blocks begins a piece of work now and then. A disk that stalls for a minute is weather.
+The service manager's watchdog uses "alive", too: the event loop answers, and the thread that moves
+blocks begins a piece of work now and then. A disk that stalls for a minute is weather.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-from ollama_tiering.sidecar.endpoint import Answer, Page, Request, text
+from ollama_tiering.sidecar.endpoint import HttpAnswer, HttpRequest, Page, text
 from ollama_tiering.store import TieredStore
 
 _LOOP_SECONDS: Final = 2.0
@@ -19,7 +19,7 @@ _MOVER_SECONDS: Final = 300.0
 
 
 class Standing:
-    """Made on the event loop that serves; asked on another."""
+    """Made on the event loop that serves, and asked on another one."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
@@ -54,7 +54,7 @@ def standing_pages(standing: Standing) -> dict[str, Page]:
 def _page(good: str, reason_against: Callable[[], Awaitable[str]]) -> Page:
     """200 and the word, or 503 and the reason."""
 
-    async def answer(_: Request) -> Answer:
+    async def answer(_: HttpRequest) -> HttpAnswer:
         reason = await reason_against()
         return text(HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else text(HTTPStatus.OK, good)
 

@@ -1,4 +1,4 @@
-"""What the store reports, as the message that answers Stat. Pure."""
+"""The message that answers Stat, from what the store reports. Pure."""
 
 from __future__ import annotations
 

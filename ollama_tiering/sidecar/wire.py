@@ -1,6 +1,7 @@
-"""Requests that are refused: what is no message at all, and the memory of what was one.
+"""Two things about requests that are refused: those that are no valid message, and the memory of
+the others.
 
-Both for the calls of one service; the others' are gRPC's own affair.
+Both apply to the calls of one service; gRPC deals with the calls of others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters us
 
 
 class WireFormat:
-    """What is no message is INVALID_ARGUMENT, as any other malformed request. Left to itself gRPC
-    answers UNKNOWN and writes a traceback to the log. In a stream the service itself sees it.
+    """Bytes that are no valid message give INVALID_ARGUMENT, as any other malformed request does.
+    By itself gRPC answers UNKNOWN and writes a traceback to the log. In a stream the service itself
+    sees the error.
     """
 
     def __init__(self, service_name: str) -> None:
@@ -33,9 +35,10 @@ class WireFormat:
 
 
 class RefusedRequests:
-    """Frees them at once. gRPC keeps the error that ends a call with the call, and the error's
-    traceback keeps the frames, with the request in them: a circle that the interpreter's collector
-    finds late, since it counts objects, not their 16 MiB each. To be the outermost one.
+    """Frees refused requests at once. gRPC keeps the error that ends a call together with the call,
+    and the error's traceback keeps the frames with the request in them. The interpreter's collector
+    finds this cycle late, because it counts objects, not the 16 MiB that each may hold. This must
+    be the outermost layer.
     """
 
     def __init__(self, service_name: str) -> None:
@@ -65,7 +68,7 @@ def _remade(handler: Any, behaviour: Any, decode: Any) -> Any:
 
 def _decoder(decode: Any) -> Any:
     def decoded(data: bytes) -> Any:
-        """The error as a value: raised here it would be gRPC's to answer."""
+        """Returns the error as a value: if it were raised here, gRPC would answer it."""
         try:
             return decode(data)
         except DecodeError as error:

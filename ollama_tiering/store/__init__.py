@@ -1,8 +1,8 @@
-"""The block store, and its face: what the rest of the product uses of it.
+"""The block store, and its face: the names that the rest of the product may use.
 
-Whoever is outside imports from here, from `errors` (what goes wrong), from `values` (what people
-and tools see) or from `tools` (what a person asks of a store), and from nowhere deeper. What stands
-here is loaded when it is first asked for: who needs a key only does not load SQLite.
+Other packages import from here, from `errors` (what goes wrong), from `values` (what people and
+tools see) or from `tools` (what a person asks of a store), and from nowhere deeper. A name is
+loaded when it is first used, so that a program which needs only keys does not load SQLite.
 
     tools     what a person asks: lists, removals, archives, also without a sidecar
     assemble  from the settings to a TieredStore
@@ -14,7 +14,7 @@ here is loaded when it is first asked for: who needs a key only does not load SQ
     tiers     where bytes lie
     block     what a block is, pure
 
-Each knows those below it. No gRPC, no Click here.
+Each of them knows only those below it. None of them knows gRPC or Click.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.serving.leasing import Awaited as Awaited
     from ollama_tiering.store.serving.leasing import Leasing as Leasing
     from ollama_tiering.store.serving.lookup import PIECE_BLOCKS as PIECE_BLOCKS
-    from ollama_tiering.store.serving.session import Claim as Claim
+    from ollama_tiering.store.serving.session import BlockOffer as BlockOffer
     from ollama_tiering.store.serving.session import CommitResult as CommitResult
     from ollama_tiering.store.serving.session import Outcome as Outcome
     from ollama_tiering.store.serving.session import Reserved as Reserved
@@ -111,7 +111,7 @@ else:
         "books.tree": "BlockRecord",
         "serving.leasing": "Awaited Leasing",
         "serving.lookup": "PIECE_BLOCKS",
-        "serving.session": "Claim CommitResult Outcome Reserved WriteSession",
+        "serving.session": "BlockOffer CommitResult Outcome Reserved WriteSession",
         "tiered": "TieredStore",
         "tiers.contract": "OpenBlock Tier TierKind",
         "tiers.directory": "FsTier",

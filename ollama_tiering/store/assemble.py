@@ -1,4 +1,4 @@
-"""From the settings to a store: its tiers, and what this machine can hold of what was asked for."""
+"""From the settings to a store: which tiers there are, and what this machine can hold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _LEAST_INDEXED_BYTES: Final = 64 * MIB  # less is scanned at once, and the index
 
 
 def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True) -> TieredStore:
-    """The tiers of the settings; a budget of 0 means no such tier. `decide` knows the rules."""
+    """A store with the tiers of the settings. A budget of 0 means no such tier. `decide` knows the
+    rules for models.
+    """
     _refuse_unsupported(config)
     wanted = (
         (TierKind.RAM, config.ram_dir, ram_budget(config)),
@@ -46,7 +48,10 @@ def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True
                 opened = FsTier(kind, directory)
                 tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
         if not tiers:
-            raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
+            raise ConfigError(
+                "there is neither a RAM tier nor a local tier",
+                hint="give one of them a budget: sidecar.ram_budget, sidecar.local_budget",
+            )
         if remote := _remote_tier(config):
             tiers.append((remote, config.remote_budget_bytes))
         return TieredStore(
@@ -80,7 +85,7 @@ def _codec(config: SidecarConfig, kinds: set[TierKind]) -> Codec:
 
 
 def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
-    """Not opened yet: its directory may hang."""
+    """The tier is not opened yet, because its directory may hang."""
     directory = config.remote_dir
     if directory is None or not config.remote_budget_bytes:
         return None
@@ -93,7 +98,7 @@ def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
 
 
 def ram_budget(config: SidecarConfig) -> int:
-    """0 where there is no memory file system worth it: the store then works without a RAM tier."""
+    """0 if no memory file system is large enough: the store then works without a RAM tier."""
     if config.ram_dir is None:
         if config.ram_budget_bytes:
             log.warning("no RAM tier: no memory file system here takes it")
@@ -112,7 +117,7 @@ def ram_budget(config: SidecarConfig) -> int:
 
 
 def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
-    """Never more than the file system has in all."""
+    """The budget, but never more than the size of the file system."""
     most = int(_filesystem_bytes(directory) * _FILESYSTEM_SHARE)
     if budget_bytes <= most:
         return budget_bytes
@@ -126,8 +131,8 @@ def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
 
 
 def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
-    """Beside the blocks of the lowest tier of this host, whose budget it counts against. None: not
-    worth it.
+    """A file beside the blocks of this host's lowest tier, whose budget it counts against. None if
+    an index is not worth it.
     """
     own = [one for one in tiers if not one[0].shared]
     if not own:
@@ -157,7 +162,7 @@ def store_policy(config: SidecarConfig, tiers: Sequence[tuple[Tier, int]]) -> St
 
 
 def _refuse_unsupported(config: SidecarConfig) -> None:
-    """A setting that would be ignored is refused instead."""
+    """Refuses a setting that would otherwise be ignored."""
     if config.local_encoding != "none" and not config.ram_budget_bytes:
         raise ConfigError(
             f"sidecar.local_encoding = {config.local_encoding} needs a RAM tier: clients read "

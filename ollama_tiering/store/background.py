@@ -1,6 +1,6 @@
 """A store's threads: one counts its files after a start, one moves blocks until the store closes.
 
-What a shared tier needs is done by a thread of its own (upkeep/remote_mover.py).
+The work on a shared tier has a thread of its own (upkeep/remote_mover.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 
 
 class Background:
-    """`first` is done once, `step` again and again: one piece of work, and whether there is more.
-
-    `stop` is set when the store closes; whatever waits for a while should wait for it.
+    """`first` is called once, then `step` again and again; `step` does one piece of work and
+    returns whether there is more. `stop` is set when the store closes, so whatever sleeps should
+    wait for it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Background:
         self._seen = 0.0
 
     def count_files(self, survey: Survey) -> None:
-        """Waits for a short while only."""
+        """Waits only for a short time."""
         self.survey_thread = threading.Thread(
             target=survey.run_until_done, name="block-survey", daemon=True
         )
@@ -50,11 +50,11 @@ class Background:
         self._mover_thread.start()
 
     def silent_seconds(self) -> float:
-        """Since a piece of work was begun; 0 where there is no thread."""
+        """Seconds since a piece of work was begun; 0 if there is no thread."""
         return self._state.clock() - self._seen if self._mover_thread is not None else 0.0
 
     def end(self, deadline: float) -> None:
-        """Tells both to end, and waits for them until the (clock) deadline."""
+        """Tells both threads to end, and waits for them until the (clock) deadline."""
         self.stop.set()
         self._state.work.set()
         for thread in (self.survey_thread, self._mover_thread):
@@ -62,7 +62,9 @@ class Background:
                 thread.join(max(0.0, deadline - self._state.clock()))
 
     def wait(self) -> None:
-        """For what the mover's thread is at, as long as it takes."""
+        """Waits until the mover's thread has done its present piece of work,
+        however long it takes.
+        """
         if self._mover_thread is not None:
             self._mover_thread.join()
 

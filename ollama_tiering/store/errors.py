@@ -1,7 +1,8 @@
-"""Failures of the block store, typed by what may be done about them.
+"""Failures of the block store; the type says what may be done.
 
-Damage is a CorruptBlock and leads to quarantine. A format of another time is an UnsupportedFormat:
-a miss, the file stays. Weather is OSError: never a reason to delete anything.
+Damage is a CorruptBlock and leads to quarantine. A format that this version does not know is an
+UnsupportedFormat: a miss, and the file stays. A transient error of a disk (weather) is an OSError,
+and is never a reason to delete anything.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
 
 
 class CorruptBlock(StoreDamaged):
-    """Stored bytes are not what was written, or no valid block file at all."""
+    """The stored bytes are not what was written, or are no valid block file at all."""
 
 
 class UnsupportedFormat(StoreDamaged):
-    """An intact block file of a version or encoding this reader does not know."""
+    """An intact block file with a version or encoding that this reader does not know."""
 
 
 class NotAuthentic(UnsupportedFormat):
-    """A file on a shared tier that no holder of this deployment's key has written: it is no block
-    here, and not ours to put away.
+    """A file on a shared tier that was written without this deployment's key. It is no block for
+    us, and it is left where it is.
     """
 
 
 class InvalidBlock(TieringError):
-    """A block or claim that a client offers contradicts itself or its reservation."""
+    """A block that a client offers contradicts itself or its reservation."""
 
 
 class NoRoom(TieringError):
@@ -36,14 +37,14 @@ class PinsFull(NoRoom):
 
 
 class UnknownId(UsageError):
-    """No stored block has an id that starts so."""
+    """No stored block has an id that begins like this."""
 
 
 class AmbiguousId(UsageError):
-    """Several stored blocks have ids that start so; the message lists them."""
+    """Several stored blocks have ids that begin like this; the message lists them."""
 
 
 class ArchiveRefused(TieringError):
-    """A file or directory to import is not what an export writes, or contradicts itself."""
+    """A file or directory to import is not what an export writes, or it contradicts itself."""
 
     exit_code = StoreDamaged.exit_code

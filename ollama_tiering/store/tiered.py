@@ -1,8 +1,8 @@
 """TieredStore: the block store's policy over an ordered list of tiers, fastest first.
 
-Thread-safe. One lock guards the books and is never held during I/O. Promises: budgets hold at all
-times, reservations included; a chain never has a hole that eviction made; an OSError deletes
-nothing; a damaged block is a miss and is quarantined.
+Thread-safe. One lock guards the books; it is never held during I/O. The store promises four things.
+Budgets hold at all times, reservations included. Eviction never makes a hole in a chain. An OSError
+deletes nothing. A damaged block is a miss, and is quarantined.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ MAX_DESCRIPTION_CHARACTERS: Final = 64 << 10  # a model of 1000 layers has 20 th
 
 
 class TieredStore:
-    """Opened by the constructor (which scans the tiers), ended by `close`.
+    """Opened by the constructor, which scans the tiers, and ended by `close`.
 
-    `tiers` are (tier, budget in bytes), fastest first. With `background` a thread moves blocks;
-    without, `run_pending` does, on the caller's time. `absent_remote` is the directory of a remote
-    tier that is configured but was not to be opened.
+    `tiers` are pairs (tier, budget in bytes), fastest first. With `background` a thread moves
+    blocks; without it, `run_pending` does so when the caller wants. `absent_remote` is the
+    directory of a remote tier that is configured but was not opened.
     """
 
     def __init__(
@@ -162,7 +162,9 @@ class TieredStore:
         tokens: bytes,
         block_tokens: int,
     ) -> list[MatchedBlock]:
-        """Leading run of whole blocks, then the best partly matching child. Counts as use."""
+        """The leading run of whole blocks, then the best child that matches in part. This counts as
+        use.
+        """
         return lookup.match(self._state, namespace, keys, tokens, block_tokens)
 
     def match_in_pieces(
@@ -172,26 +174,26 @@ class TieredStore:
         tokens: bytes,
         block_tokens: int,
     ) -> Iterator[list[MatchedBlock]]:
-        """The same, one bounded piece of work at a time; see lookup.match_in_pieces."""
+        """As `match`, one bounded piece of work at a time; see lookup.match_in_pieces."""
         return lookup.match_in_pieces(self._state, namespace, keys, tokens, block_tokens)
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end.
-
-        Blocks that have to be staged first are; what cannot be in time ends the run: a miss.
+        """Leases the leading run of `keys` that is stored, until `release` or the end of the lease.
+        Blocks that need it are staged first. The run ends, as at a miss, before the first block
+        that cannot be staged in time.
         """
         return self.begin_lease(namespace, keys).wait()
 
     def begin_lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
-        """The same, for a holder that takes each block as it is ready."""
+        """As `lease`, for a caller that takes each block when it is ready."""
         return self._leaser.begin(namespace, keys)
 
     def release(self, lease_id: int) -> None:
-        """Ends a lease; one that is over already is fine."""
+        """Ends a lease. A lease that has ended already is no error."""
         self._leaser.release(lease_id)
 
     def read_part(self, block: LeasedBlock, offset: int, length: int) -> bytes:
-        """Bytes of a leased block for a client that cannot open its file. OSError passes."""
+        """Bytes of a leased block, for a client that cannot open its file. OSError passes."""
         levels = self._state.levels
         tier = next(level.tier for level in levels if level.tier.kind is block.tier)
         with tier.open(block.namespace, block.key) as stored:
@@ -205,7 +207,7 @@ class TieredStore:
         fields: Sequence[tuple[str, str]],
         block_tokens: int,
     ) -> WriteSession:
-        """A writer for one namespace. InvalidBlock when `fields` are not what it is made of."""
+        """A writer for one namespace. InvalidBlock if `fields` do not give that namespace."""
         if sum(len(name) + len(value) for name, value in fields) > MAX_DESCRIPTION_CHARACTERS:
             raise InvalidBlock("the description of the namespace is too long")
         if namespace_digest(fields) != namespace:
@@ -227,7 +229,7 @@ class TieredStore:
         return session
 
     def open_namespaces(self) -> set[NamespaceId]:
-        """Of writers: blocks may follow."""
+        """Namespaces with open writers: more blocks may follow."""
         return {session.namespace for session in list(self._sessions)}
 
     def close_session(self, session: WriteSession) -> None:
@@ -235,9 +237,8 @@ class TieredStore:
         session.close()
 
     def remove_seq(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> tuple[int, int]:
-        """Drops the end of a chain up to what another sequence needs; (blocks, bytes) removed.
-
-        A block that is just being written down is waited for; one that stays leased ends it.
+        """Removes the end of a chain, up to what another sequence needs; returns (blocks, bytes).
+        It waits for a block that is being written down, and stops at one that stays leased.
         """
         removed = freed_bytes = 0
         deadline = time.monotonic() + REMOVE_WAIT_SECONDS
@@ -249,7 +250,7 @@ class TieredStore:
             time.sleep(0.01)
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
-        """Reads the block again; True when a copy of it was damaged and is quarantined now."""
+        """Reads the block again. True if a copy of it was damaged and is now quarantined."""
         return damage.check(self._state, namespace, key)
 
     # --- the rest ------------------------------------------------------------------------------
@@ -258,21 +259,27 @@ class TieredStore:
         return report_of(self._state, self._daily)
 
     def mover_silent_seconds(self) -> float:
-        """Since the background thread last began a piece of work; 0 where there is no thread."""
+        """Seconds since the background thread last began a piece of work; 0 if
+        there is no thread.
+        """
         return self._background.silent_seconds()
 
     def set_budget(self, kind: TierKind, budget_bytes: int) -> int:
-        """Holds from now on; bytes above it that cannot go yet. ValueError: resize.set_budget."""
+        """Sets a budget at once. Returns the bytes above it that cannot be evicted yet. ValueError:
+        see resize.set_budget.
+        """
         over_bytes = resize.set_budget(self._state, kind, budget_bytes)
         self.pins.enforce()
         return over_bytes
 
     def learn_model(self, namespace: NamespaceId, model: str) -> None:
-        """What a runner says, before there is a description. May block."""
+        """Notes the model of a namespace that a runner reports before there is a description. May
+        block.
+        """
         self._state.terms.learn(namespace, model, sure=False)
 
     def set_terms(self, decide: Decide) -> None:
-        """Other rules, or other names of models: hold from now on."""
+        """Applies changed rules, or changed names of models, from now on."""
         self._state.terms.redo(decide)
         self._state.work.set()
 
@@ -281,7 +288,7 @@ class TieredStore:
         self._state.work.set()
 
     def run_pending(self, *, deadline: float | None = None) -> None:
-        """Moves blocks until there is nothing to move or the (clock) deadline has passed."""
+        """Moves blocks until nothing is left to move or the (clock) deadline has passed."""
         while deadline is None or self._state.clock() < deadline:
             self.pins.settle()
             busy = self._withdrawal.run() or self._mover.step()
@@ -294,15 +301,15 @@ class TieredStore:
         self._keeper.flush()
 
     def rebuild_index(self) -> None:
-        """The next flush throws the index away and writes it anew from the books."""
+        """Makes the next flush throw the index away and write it anew from the books."""
         self._keeper.rebuild()
 
     def scrub_index(self) -> None:
-        """Afterwards none of its files holds a token of what was removed."""
+        """Afterwards none of the index's files holds a token of what was removed."""
         self._keeper.scrub()
 
     def close(self, drain_seconds: float = 10.0) -> LeftOver:
-        """Stops, writes down what it can in that time, and says what was left."""
+        """Stops the store. It writes down what it can in that time, and returns what was left."""
         if self._closed:
             return LeftOver(0, 0)
         self._closed = True
@@ -324,7 +331,7 @@ class TieredStore:
         return left
 
     def _finish(self, deadline: float) -> None:
-        """All that may hang."""
+        """The part of closing that may hang."""
         with contextlib.ExitStack() as closing:
             closing.callback(self._keeper.close)
             closing.callback(self._daily.close)
@@ -336,13 +343,13 @@ class TieredStore:
             self.flush_index()
 
     def _begin(self) -> None:
-        """What the thread in the background does once."""
+        """What the background thread does once, at its start."""
         if self._measure:
             measure_levels(self._state)
         self._flushed = self._state.clock()
 
     def _step(self) -> bool:
-        """One piece of what goes on in the background; whether there is more."""
+        """One piece of the background thread's work; returns whether there is more."""
         self.pins.settle()
         busy = self._withdrawal.run() or self._mover.step()
         now = self._state.clock()

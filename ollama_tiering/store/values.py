@@ -1,7 +1,7 @@
 """What the store holds, as people and tools see it: values only.
 
-A chain is one conversation: a leaf of the block tree with everything that leads to it. Its id is
-the key of its last block, in hex; any prefix of it that no other block shares will do.
+A chain is one conversation: a leaf of the block tree and everything that leads to it. Its id is the
+key of its last block in hex; any prefix that no other block shares stands for it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ollama_tiering.store.tiers.contract import TierKind
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a command is about; every condition must hold. Empty: everything."""
+    """Which chains a command means. Every condition must hold; without a condition it means all."""
 
     ids: tuple[str, ...] = ()  # hex prefixes
     model: str = ""  # part of the model's name, prefix of its digest, or of the namespace in hex
     models: tuple[str, ...] = ()  # file names of the models that are meant by it
-    older_than_seconds: float = 0.0  # not used for so long
+    older_than_seconds: float = 0.0  # not used for this time
     min_tokens: int = 0
     min_bytes: int = 0
     tier: TierKind | None = None  # at least one block there
@@ -55,8 +55,8 @@ class BlockLine:
 
 
 def window_keys(blocks: Iterable[BlockLine]) -> set[BlockKey]:
-    """The window blocks among these: their conversation has no more tokens than at the end of the
-    block they hang on, which must be among these, too.
+    """The window blocks among these blocks. Their `tokens` do not go beyond the end of the block
+    that they hang on, which must be among these blocks, too.
     """
     lines = list(blocks)
     tokens: dict[bytes, int] = {line.key: line.tokens for line in lines}
@@ -79,13 +79,15 @@ class ChainLine:
     pinned: bool
     leased: bool
     complete: bool
-    words: bytes = b""  # int32 token ids around where it parts from other chains, if asked for
-    words_before: int = 0  # so many of them come before that place
+    words: bytes = (
+        b""  # int32 token ids around the first difference from other chains, if asked for
+    )
+    words_before: int = 0  # how many of them come before that difference
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Every block counted once, however many chains share it."""
+    """Each block is counted once, however many chains share it."""
 
     chains: int = 0
     blocks: int = 0
@@ -102,7 +104,7 @@ class Listing:
     descriptions: dict[NamespaceId, Fields]
     selected: Totals
     stored: Totals
-    id_digits: int  # so many hex digits tell all stored blocks apart
+    id_digits: int  # how many hex digits distinguish all stored blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class PinResult:
 
 @dataclass(slots=True)
 class Removal:
-    """What was removed, or would be. `kept` counts blocks of the selection by why they stay.
-    `waiting_blocks` are out of use, but stay on the remote tier until it can be told;
+    """What was removed, or would be. `kept` counts blocks of the selection by the reason why they
+    stay. `waiting_blocks` are out of use but stay on the remote tier until it answers;
     `waiting_for` says why.
     """
 
@@ -139,7 +141,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """One kind of what a collection removes."""
+    """One kind of thing that a collection removes."""
 
     kind: str  # expired, model gone, unreachable, quarantined, temporary, vacant
     files: int
@@ -158,7 +160,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class VerifyStep:
-    """How far a verification is, and what it found since the step before."""
+    """How far a verification is, and what it has found since the last step."""
 
     done_blocks: int
     total_blocks: int  # as known at the start; others come and go meanwhile

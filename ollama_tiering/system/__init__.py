@@ -1,1 +1,3 @@
-"""The operating system: files, directories, threads, locks, log lines. Knows no block."""
+"""The operating system: files, directories, threads, locks, log lines. It knows
+nothing of blocks.
+"""

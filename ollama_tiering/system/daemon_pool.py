@@ -1,7 +1,7 @@
 """A pool of threads for file I/O that may hang for ever, as a read of a dead disk does.
 
-The interpreter waits for the threads of a ThreadPoolExecutor before it ends, and so would wait for
-ever. These are daemons: what hangs in them ends with the process.
+Before it ends, the interpreter waits for the threads of a ThreadPoolExecutor, so it might never
+end. The threads here are daemons: what hangs in them ends with the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonPool(Executor):
-    """Thread-safe. Threads are started as they are needed, at most `limit`."""
+    """Thread-safe. Threads are started when they are needed, at most `limit`."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
@@ -33,7 +33,7 @@ class DaemonPool(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """RuntimeError once it is shut down."""
+        """RuntimeError after it was shut down."""
         done: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -47,14 +47,16 @@ class DaemonPool(Executor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits as long as it takes where it is told to: `close` has a deadline."""
+        """If told to wait, waits as long as it takes; `close` has a deadline."""
         self._end(cancel_futures=cancel_futures)
         if wait:
             for thread in self._threads:
                 thread.join()
 
     def close(self, wait_seconds: float = 0.0) -> bool:
-        """Cancels what has not begun, and waits so long for the rest. Whether all has ended."""
+        """Cancels what has not begun, and waits for the rest for this time. Returns whether all has
+        ended.
+        """
         self._end(cancel_futures=True)
         deadline = time.monotonic() + wait_seconds
         for thread in self._threads:

@@ -1,7 +1,7 @@
 """Calls that may never return, each with a deadline, in a bounded set of daemon threads.
 
-A system call on a hung network mount cannot be interrupted: the thread that made it is abandoned
-and comes back by itself if the call ever ends. Once all threads hang, every call fails at once.
+A system call on a hung network mount cannot be interrupted. Its thread is abandoned, and is used
+again if the call ever returns. While all threads hang, every call fails at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ T = TypeVar("T")
 
 
 class InUse:
-    """Closes something only when no call uses it any more, also not one that hangs in it.
-
-    Else an abandoned call could go on with a descriptor that means another file by now.
+    """Closes something only when no call uses it any more, not even one that hangs. Otherwise an
+    abandoned call could go on with a descriptor that means another file by then.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -83,7 +82,7 @@ class _Job(Generic[T]):
 
 
 class DeadlineThreads:
-    """Thread-safe. Threads are started as they are needed, at most `limit`."""
+    """Thread-safe. Threads are started when they are needed, at most `limit`."""
 
     def __init__(self, name: str, *, limit: int, deadline_seconds: float) -> None:
         self.deadline_seconds = deadline_seconds
@@ -98,14 +97,14 @@ class DeadlineThreads:
 
     @property
     def stalled(self) -> int:
-        """Calls that ran past their deadline and have not returned yet."""
+        """Calls that are past their deadline and have not returned yet."""
         with self._lock:
             return self._count_stalled()
 
     def call(self, work: Callable[[], T], *, late: Callable[[T | None], None] | None = None) -> T:
-        """What `work` returns or raises. TimeoutError past the deadline, or when all threads hang.
-
-        If `work` ends after that, `late` gets its result (None if it failed), to clean up after it.
+        """Returns or raises what `work` does. TimeoutError past the deadline, or if all threads
+        hang. If `work` ends after that, `late` gets its result (None if it failed) and can clean
+        up.
         """
         job = _Job(work, late)
         self._start(job)
@@ -126,12 +125,12 @@ class DeadlineThreads:
         return job.result  # type: ignore[return-value] # set where there is no error
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Runs it some time, when a thread does not hang. Nobody learns how it went."""
+        """Runs it at some time, when a thread is free. Nobody learns how it went."""
         with contextlib.suppress(OSError):
             self._start(_Job(work, None), bounded=False)
 
     def close(self) -> None:
-        """Ends the threads that do not hang; calls from now on fail at once."""
+        """Ends the threads that do not hang; later calls fail at once."""
         with self._lock:
             if self._closed:
                 return
@@ -182,7 +181,9 @@ class DeadlineThreads:
         self._load -= 1
 
     def _count_stalled(self) -> int:
-        """Lock held. Jobs that were only submitted count, too: their threads are gone as well."""
+        """To be called with the lock held. Jobs that were only submitted count, too, because their
+        threads are missing as well.
+        """
         if not self._running:
             return 0
         late = time.monotonic() - self.deadline_seconds

@@ -1,7 +1,7 @@
-"""Directories that may be trusted: made 0700, owned by this user, writable by nobody else.
+"""Directories that can be trusted: mode 0700, owned by this user, writable by nobody else.
 
-A path is walked with O_NOFOLLOW one component at a time below the root, so nothing planted below it
-leads elsewhere, and each directory on the way has to be ours, as the file at its end.
+A path is walked with O_NOFOLLOW, one component at a time below the root, so that nothing planted
+below it leads elsewhere. Each directory on the way must be ours, and so must the file at its end.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ Made = Callable[[tuple[str, ...]], None]
 
 
 class UnsafeDirectory(ServiceError):
-    """A directory for files or a socket of ours that another user could write to."""
+    """A directory for our files or socket that another user could write to."""
 
 
 def secure_directory(path: Path) -> Path:
-    """Makes the directory 0700 if it is missing; UnsafeDirectory when others could write to it.
-
-    Its name is durable, and so are those of the directories before it that had to be made.
+    """Makes the directory with mode 0700 if it is missing. UnsafeDirectory if others could write to
+    it. Its name is durable, and so are the names of those above it that had to be made.
     """
     try:
         missing = list(itertools.takewhile(lambda one: not one.exists(), (path, *path.parents)))
@@ -60,7 +59,7 @@ def secure_directory(path: Path) -> Path:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in it durable."""
+    """Makes the names in the directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -70,7 +69,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
-    """Descriptor of root/parts…; links on the way are an error (ELOOP or ENOTDIR), and so is a
+    """A descriptor of root/parts…. A link on the way is an error (ELOOP or ENOTDIR), and so is a
     directory that is not ours (NotOurs).
     """
     fd = walk_below(root, parts, create=create)
@@ -83,8 +82,9 @@ def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> I
 def walk_below(
     root: Path, parts: tuple[str, ...], *, create: bool = False, made: Made | None = None
 ) -> int:
-    """The same, for a caller that closes it. `made` hears of the parts that lead to a directory
-    with a new name in it, and sees to it that the name becomes durable; without it that is done.
+    """As `open_below`, for a caller that closes the descriptor. `made` is called with the parts
+    that lead to a directory with a new name in it, and must make that name durable; without `made`
+    this does so.
     """
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -120,7 +120,7 @@ def regular_file(name: str, flags: int, below: int) -> Iterator[tuple[int, os.st
 
 
 def checked_regular(fd: int, name: str) -> os.stat_result:
-    """FileNotFoundError when it is no regular file or not ours: nothing of ours is there."""
+    """FileNotFoundError if it is no regular file or not ours: then nothing of ours is there."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(f"{name} is not a regular file")
@@ -129,7 +129,7 @@ def checked_regular(fd: int, name: str) -> os.stat_result:
 
 
 def own_directory(entry: os.DirEntry[str]) -> str:
-    """Why the entry of a listing is no directory of ours; empty when it is one."""
+    """Why the entry of a listing is no directory of ours; empty if it is one."""
     if not entry.is_dir(follow_symlinks=False):
         return "it is no directory"
     try:
@@ -139,7 +139,7 @@ def own_directory(entry: os.DirEntry[str]) -> str:
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:
-    """By name; none where there is no directory (any more)."""
+    """Sorted by name; none if there is no directory."""
     try:
         with os.scandir(directory) as found:
             return sorted(found, key=lambda entry: entry.name)

@@ -1,4 +1,4 @@
-"""Small files that are replaced as a whole, durably, and read with a bound."""
+"""Small files that are replaced as a whole, durably, and read up to a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Whoever reads it sees the old or the new content, after a power cut too. OSError passes."""
+    """A reader sees either the old or the new content, even after a power cut. OSError passes."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -29,7 +29,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def bounded_content(path: Path, max_bytes: int) -> bytes:
-    """ValueError when it is no regular file, or longer; ELOOP for a link."""
+    """ValueError if it is no regular file or too long; ELOOP for a link."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

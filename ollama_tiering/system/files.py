@@ -1,4 +1,6 @@
-"""Files by descriptor: reads that fill, writes that finish, past the page cache if wanted."""
+"""Files by descriptor: reads that fill a buffer, writes that finish, past the
+page cache if wanted.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def fd_reader(fd: int) -> Callable[[int, int], bytes]:
-    """Reads with pread, so a file cut short by someone else is an error and not a SIGBUS."""
+    """Reads with pread, so that a file that somebody cut short is an error and not a SIGBUS."""
 
     def read_at(offset: int, length: int) -> bytes:
         data = os.pread(fd, length, offset)
@@ -35,7 +37,7 @@ def fd_reader(fd: int) -> Callable[[int, int], bytes]:
 
 
 def fill(fd: int, offset: int, buffer: memoryview) -> None:
-    """Reads until the buffer is full. EIO when the file ends before."""
+    """Reads until the buffer is full. EIO if the file ends before that."""
     at = 0
     while at < buffer.nbytes:
         read = os.preadv(fd, [buffer[at:]], offset + at)
@@ -52,8 +54,8 @@ def write_all(fd: int, offset: int, data: Buffer) -> None:
 
 
 def writer(fd: int, *, past_cache: bool) -> WriteTo:
-    """`write_all` on one descriptor; `past_cache` for page-aligned parts of whole pages, if the
-    file system can.
+    """`write_all` on one descriptor. `past_cache` is for page-aligned parts of whole pages, if the
+    file system supports it.
     """
     if past_cache:
         with contextlib.suppress(OSError):
@@ -71,7 +73,7 @@ def writer(fd: int, *, past_cache: bool) -> WriteTo:
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:
-    """Whether that changed anything."""
+    """Returns whether that changed anything."""
     flag = getattr(os, "O_DIRECT", 0)
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     new = flags | flag if wanted else flags & ~flag

@@ -1,4 +1,4 @@
-"""What kind of file system a path lies on."""
+"""The type of the file system on which a path lies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _NETWORK: Final = frozenset(
 
 
 def is_memory(kind: str) -> bool:
-    """Whether there is no disk below a file system of this type."""
+    """Whether a file system of this type lies in memory, without a disk."""
     return kind in _MEMORY
 
 
 def is_network(kind: str) -> bool:
-    """Whether others may change it, and it may be slow or gone. FUSE counts: what is behind it only
-    its program knows.
+    """Whether others may change a file system of this type, and it may be slow or gone. FUSE
+    counts, because only its program knows what is behind it.
     """
     return kind.partition(".")[0] in _NETWORK
 
 
 def in_memory(path: Path) -> bool:
-    """Whether the directory lies on a file system without a disk below it."""
+    """Whether the directory lies on a file system in memory."""
     return is_memory(filesystem_type(path))
 
 
 def filesystem_type(path: Path) -> str:
-    """Type of the file system of `path` by its device number; empty when not told."""
+    """The type of the file system of `path`, by its device number; empty if it is not known."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:

@@ -1,4 +1,4 @@
-"""A file that one process holds at a time: the lock goes with the process, however it ends."""
+"""A file that one process holds at a time. The lock ends with the process, however that ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLO
 
 
 def lock_file(path: Path, purpose: str) -> int:
-    """Holds an exclusive lock on `path` for as long as the descriptor lives.
-
-    ServiceError when another process has it; UnsafeDirectory when it is no regular file.
+    """Holds an exclusive lock on `path` as long as the descriptor lives. ServiceError if another
+    process has it; UnsafeDirectory if it is no regular file.
     """
     try:
         fd = os.open(path, _LOCK, 0o600)

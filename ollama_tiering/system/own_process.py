@@ -7,10 +7,12 @@ import sys
 
 
 def is_set(variable: str) -> bool:
-    """Whether the environment gives it a value that is not empty."""
+    """Whether the variable has a value that is not empty."""
     return bool(os.environ.get(variable))
 
 
 def silence_stdout() -> None:
-    """The reader of our output has gone; keep the interpreter's last flush quiet."""
+    """To be called when the reader of our output has gone, so that the interpreter's last flush is
+    silent.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

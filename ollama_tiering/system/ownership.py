@@ -1,7 +1,8 @@
-"""Which files below a tier are this deployment's own: those of its user that nobody else may write.
+"""Which files below a tier are this deployment's own: those of its user that nobody else may write
+to.
 
-What is not is treated as absent: it is never read, never handed out, and never removed either. It
-takes room, so its bytes count. Somebody who can write a file can forge a block, checksums and all.
+Any other file is treated as absent: it is never read, handed out or removed. Its bytes count,
+because it takes room. Whoever can write a file can forge a block, with its checksums.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_COUNTED: Final = 10_000  # names that are remembered
 
 
 class NotOurs(FileNotFoundError):
-    """Of another user, or others may write it: nothing of ours is there."""
+    """It belongs to another user, or others may write to it, so nothing of ours is there."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(errno.ENOENT, reason, name)
@@ -29,7 +30,7 @@ class NotOurs(FileNotFoundError):
 
 
 def why_not_ours(info: os.stat_result) -> str:
-    """What is wrong with a file or directory; empty when it is ours."""
+    """What is wrong with a file or directory; empty if it is ours."""
     if info.st_uid != os.geteuid():
         return f"it belongs to user {info.st_uid}, not to {os.geteuid()}"
     if info.st_mode & _OTHERS_MAY_WRITE:
@@ -43,7 +44,9 @@ def require_ours(info: os.stat_result, name: str) -> None:
 
 
 class Refused:
-    """Files and directories of one tier that were refused: the first is said, each is counted."""
+    """Files and directories of one tier that were refused. The first one is logged; each is
+    counted.
+    """
 
     def __init__(self, tier: str) -> None:
         self._tier = tier

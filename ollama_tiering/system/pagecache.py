@@ -1,4 +1,4 @@
-"""What of a file is in the page cache, and how to keep it out of there."""
+"""Which part of a file is in the page cache, and how to keep it out of there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _PROBES: Final = 8
 
 
 def resident(fd: int, file_bytes: int) -> bool | None:
-    """Probes pages with RWF_NOWAIT, which refuses to wait for a disk. None: partly, or not told."""
+    """Probes pages with RWF_NOWAIT, which does not wait for a disk. None if only a part is there,
+    or if it is not known.
+    """
     nowait = getattr(os, "RWF_NOWAIT", None)
     if nowait is None or not file_bytes:
         return None
@@ -29,10 +31,9 @@ def resident(fd: int, file_bytes: int) -> bool | None:
 
 
 def read_past(path: str, file_bytes: int, flags: int) -> mmap.mmap:
-    """The first bytes of a block file, in memory of their own and not in the page cache too.
-
-    Direct reads where the file system has them: the memory is page-aligned, and a block file whole
-    pages long. EOFError when the file is shorter; OSError passes.
+    """The first bytes of a block file, in memory of their own and not also in the page cache. It
+    reads directly if the file system can: the memory is page-aligned, and a block file is whole
+    pages long. EOFError if the file is shorter; OSError passes.
     """
     memory = mmap.mmap(-1, file_bytes)
     try:
@@ -45,7 +46,7 @@ def read_past(path: str, file_bytes: int, flags: int) -> mmap.mmap:
 
 
 def read_whole(fd: int, file_bytes: int) -> mmap.mmap:
-    """The first bytes of an open file, in memory of their own. EOFError when it is shorter."""
+    """The first bytes of an open file, in memory of their own. EOFError if it is shorter."""
     memory = mmap.mmap(-1, file_bytes)
     _fill(memory, fd)
     return memory
@@ -73,5 +74,5 @@ def _fill(memory: mmap.mmap, fd: int) -> None:
 
 
 def forget(fd: int) -> None:
-    """Lets the system drop the clean pages of a file; those somebody has mapped stay."""
+    """Lets the system drop the clean pages of a file. Pages that somebody has mapped stay."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

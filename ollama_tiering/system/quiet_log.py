@@ -1,6 +1,6 @@
-"""A log line that a client can cause as often as it likes: said at once, then once a minute.
+"""A log line that a client can cause as often as it likes: logged at once, then once a minute.
 
-The line after a pause says how many like it were left out. Thread-safe.
+The line after a pause says how many similar ones were left out. Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class QuietLog:
         self._kinds: dict[str, tuple[float, int]] = {}  # when last said, left out since then
 
     def warning(self, kind: str, message: str, *args: object) -> None:
-        """`message` and `args` as for logging; lines of one kind stand for each other."""
+        """`message` and `args` are as for logging; lines of one kind stand for each other."""
         now = self._clock()
         with self._lock:
             said, left_out = self._kinds.pop(kind, (-_PAUSE_SECONDS, 0))

@@ -1,4 +1,6 @@
-"""The running service manager, where there is one: told of new units, asked about its services."""
+"""The running service manager, if there is one: it is told of new units and asked about its
+services.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _RUNNING: Final = Path("/run/systemd/system")
 
 
 class Manager:
-    """systemctl, with or without --user. `present` is False in a container or for another root."""
+    """systemctl, with or without --user. `present` is False in a container and for another root."""
 
     def __init__(self, *, user_mode: bool, root: Path | None) -> None:
         self._mode = ("--user",) if user_mode else ()
@@ -28,27 +30,28 @@ class Manager:
     def start(self, units: Sequence[str]) -> None:
         if not self.present:
             raise ServiceError(
-                "no service manager runs here", hint="install without --now, start them later"
+                "no service manager runs here",
+                hint="install without --now, and start the services later",
             )
         self._ask("enable", "--now", *units)
 
     def stop(self, units: Sequence[str]) -> None:
-        """Also those that were never started, or whose file is gone."""
+        """Also for units that were never started, or whose file is gone."""
         for unit in units if self.present else ():
             run("systemctl", *self._mode, "disable", "--now", unit)
             if (state := self.state(unit)) in _ALIVE:
                 raise ServiceError(
-                    f"{unit} is {state} still", hint=f"{self.command('stop', unit)}, then again"
+                    f"{unit} is still {state}", hint=f"{self.command('stop', unit)}, then again"
                 )
 
     def state(self, unit: str) -> str:
-        """`active`, `inactive`, `failed` …; empty where nobody can be asked."""
+        """`active`, `inactive`, `failed` …; empty if no manager can be asked."""
         if not self.present:
             return ""
         return run("systemctl", *self._mode, "is-active", unit).stdout.strip()
 
     def command(self, *words: str) -> str:
-        """What a person would type."""
+        """The command that a person would type."""
         return " ".join(("systemctl", *self._mode, *words))
 
     def _ask(self, *words: str) -> None:

@@ -1,7 +1,7 @@
-"""What install wrote, file by file with its SHA-256, and nothing else that uninstall may remove.
+"""What install wrote, each file with its SHA-256. Uninstall removes this and nothing else.
 
-The manifest lies in the prefix. It is written before the files, so an install that was cut off can
-be removed or repeated; a file whose content is not the one that was written is a person's, and
+The manifest lies in the prefix. It is written before the files, so that an install that was cut off
+can be removed or repeated. A file whose content is not what was written belongs to a person, and
 stays.
 """
 
@@ -45,7 +45,7 @@ class NewFile:
 
 
 @dataclass(slots=True)
-class Manifest:
+class InstallManifest:
     files: dict[str, str] = field(default_factory=dict)  # path -> SHA-256
     directories: list[str] = field(default_factory=list)  # made by install, outermost first
     units: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Manifest:
 
 @dataclass(slots=True)
 class Changes:
-    """What was done, or would be; paths without the root."""
+    """What was done, or would be. Paths are without the root."""
 
     written: list[str] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
@@ -75,9 +75,9 @@ class Installed:
         """Where a path of that machine lies on this one."""
         return self._root / Path(path).relative_to("/") if self._root else Path(path)
 
-    def load(self) -> Manifest | None:
+    def load(self) -> InstallManifest | None:
         try:
-            return Manifest(**json.loads(self._path.read_text(encoding="utf-8")))
+            return InstallManifest(**json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
@@ -92,12 +92,12 @@ class Installed:
         return "missing" if found is None else "same" if found == wanted else "changed"
 
     def install(
-        self, files: Sequence[NewFile], wanted: Manifest, *, dry_run: bool = False
+        self, files: Sequence[NewFile], wanted: InstallManifest, *, dry_run: bool = False
     ) -> Changes:
-        """Writes the files and completes `wanted`. ServiceError, and nothing written, where a file
-        that is not ours, or no longer as we wrote it, is in the way.
+        """Writes the files and completes `wanted`. ServiceError, and nothing is written, if a file
+        is in the way that is not ours, or not as we wrote it.
         """
-        old = self.load() or Manifest()
+        old = self.load() or InstallManifest()
         new = {str(file.path): file.digest for file in files}
         blocked = [
             path
@@ -129,8 +129,10 @@ class Installed:
         return changes
 
     def uninstall(self, *, dry_run: bool = False) -> Changes:
-        """Removes what is as install wrote it, the manifest last, then directories now empty."""
-        manifest = self.load() or Manifest()
+        """Removes what is as install wrote it, the manifest last, then the directories that are
+        empty.
+        """
+        manifest = self.load() or InstallManifest()
         changes = Changes()
         self._take_away(manifest.files, changes, dry_run=dry_run)
         if not dry_run:
@@ -164,7 +166,7 @@ class Installed:
         return made
 
     def _write(self, file: NewFile) -> None:
-        """Whole or not at all; a binary that runs is replaced, not written into."""
+        """Whole or not at all. A binary that runs is replaced, not overwritten."""
         target = self.at(file.path)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
@@ -185,13 +187,13 @@ class Installed:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _save(self, manifest: Manifest) -> None:
+    def _save(self, manifest: InstallManifest) -> None:
         text = json.dumps(asdict(manifest), indent=1) + "\n"
         self._write(NewFile(self._prefix / MANIFEST_NAME, content=text.encode()))
 
 
 def digest(path: Path) -> str | None:
-    """Of a file's content or a link's target; None where nothing is."""
+    """Of a file's content or of a link's target; None if there is nothing."""
     try:
         info = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

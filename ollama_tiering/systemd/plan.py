@@ -1,7 +1,8 @@
-"""From what was asked for to every path, user and file of an installation. Reads, writes nothing.
+"""Every path, user and file of an installation, worked out from what was asked for. Reads, writes
+nothing.
 
-The Python side is not copied: the units name the interpreter and the package that run this. The
-patched binary and its libraries are, since the build tree they come from is a cache.
+Python is not copied: the units name the interpreter and the package that run this. The patched
+binary and its libraries are copied, because the build tree that they come from is a cache.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """`root`: as if that directory were `/`, for images and tests."""
+class InstallRequest:
+    """`root`: that directory is treated as `/`, for images and tests."""
 
     user_mode: bool = False
     root: Path | None = None
@@ -68,15 +69,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstallPlan:
     service: Service
     files: tuple[NewFile, ...]
     units: tuple[str, ...]
     stock: dict[str, str]
 
 
-def make_plan(request: Request) -> Plan:
-    """UsageError where the installation could not work."""
+def make_plan(request: InstallRequest) -> InstallPlan:
+    """UsageError if the installation could not work."""
     found = stock.digests(request.root, request.unit_directory)
     service = _service(request, found)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
@@ -84,10 +85,10 @@ def make_plan(request: Request) -> Plan:
     if request.binary is not None:
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *_engine(request)]
         units.append(SERVER_UNIT)
-    return Plan(service, tuple(files), tuple(units), found)
+    return InstallPlan(service, tuple(files), tuple(units), found)
 
 
-def _service(request: Request, found: dict[str, str]) -> Service:
+def _service(request: InstallRequest, found: dict[str, str]) -> Service:
     settings, socket, writable = _settings(request)
     account = _account(request)
     python, package = Path(sys.executable), Path(ollama_tiering.__file__).parents[1]
@@ -113,10 +114,9 @@ def _service(request: Request, found: dict[str, str]) -> Service:
     )
 
 
-def _settings(request: Request) -> tuple[config.Config, Path, tuple[Path, ...]]:
-    """Settings as the service will see them, its socket, and tiers in places of a person's choice.
-
-    Not with the variables of whoever installs: the service will not have them.
+def _settings(request: InstallRequest) -> tuple[config.Config, Path, tuple[Path, ...]]:
+    """The settings as the service will see them, its socket, and tiers in directories that a person
+    chose. The variables of whoever installs are ignored, because the service will not have them.
     """
     file = request.config_file
     here = request.root / file.relative_to("/") if request.root else file
@@ -143,10 +143,13 @@ def without_variables() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _account(request: Request) -> pwd.struct_passwd | None:
+def _account(request: InstallRequest) -> pwd.struct_passwd | None:
     if request.user_mode:
         if request.run_as:
-            raise UsageError("--run-as is for the system's manager", hint="leave out one of both")
+            raise UsageError(
+                "--run-as works only for the system's service manager",
+                hint="give --run-as or --user, not both",
+            )
         return None
     name = request.run_as or DEFAULT_USER
     for account in _accounts(request.root):
@@ -165,7 +168,7 @@ def _account(request: Request) -> pwd.struct_passwd | None:
 
 
 def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
-    """Of the passwd file of another root."""
+    """From the passwd file of another root."""
     if root is None:
         return
     with contextlib.suppress(FileNotFoundError):
@@ -176,8 +179,10 @@ def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
                 yield pwd.struct_passwd((*fields[:2], *numbers, *fields[4:]))
 
 
-def _keys(request: Request, home: Path) -> Path:
-    """The server's own directory; until it has made that, the home it makes it in."""
+def _keys(request: InstallRequest, home: Path) -> Path:
+    """The server's own directory of keys; until it exists, the home in which
+    the server makes it.
+    """
     keys = home / ".ollama"
     here = request.root / keys.relative_to("/") if request.root else keys
     return keys if here.is_dir() else home
@@ -204,12 +209,12 @@ def _may(uid: int, groups: set[int], path: Path) -> bool:
     return uid == 0 or info.st_mode & (wanted << shift) == wanted << shift
 
 
-def _unit(request: Request, name: str, text: str) -> NewFile:
+def _unit(request: InstallRequest, name: str, text: str) -> NewFile:
     return NewFile(request.unit_directory / name, content=text.encode())
 
 
-def _engine(request: Request) -> Iterator[NewFile]:
-    """As upstream's release lays them out: bin/ollama and lib/ollama beside each other."""
+def _engine(request: InstallRequest) -> Iterator[NewFile]:
+    """Laid out as upstream's release is: bin/ollama and lib/ollama beside each other."""
     assert request.binary is not None
     binary = request.binary.resolve()
     if not binary.is_file() or not os.access(binary, os.X_OK):

@@ -1,4 +1,4 @@
-"""Install, look at and remove the services; the stock Ollama is hashed before and after each."""
+"""Installs, examines and removes the services. The stock Ollama is hashed before and after each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ollama_tiering.errors import ResultDiffers
 from ollama_tiering.store import ram_place
 from ollama_tiering.systemd import stock
 from ollama_tiering.systemd.manager import Manager
-from ollama_tiering.systemd.manifest import Changes, Installed, Manifest
-from ollama_tiering.systemd.plan import Plan, Request, make_plan
+from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
+from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
 from ollama_tiering.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
 
 
 @dataclass(slots=True)
-class Outcome:
+class InstallOutcome:
     changes: Changes
     units: list[str]
     stock_before: dict[str, str]
@@ -26,13 +26,13 @@ class Outcome:
 
 
 def install(
-    request: Request, manager: Manager, *, dry_run: bool, now: bool
-) -> tuple[Plan, Outcome]:
+    request: InstallRequest, manager: Manager, *, dry_run: bool, now: bool
+) -> tuple[InstallPlan, InstallOutcome]:
     plan = make_plan(request)
     installed = Installed(request.place, request.root)
-    old = installed.load() or Manifest()
+    old = installed.load() or InstallManifest()
     before = plan.stock
-    wanted = Manifest(units=list(plan.units), stock=before)
+    wanted = InstallManifest(units=list(plan.units), stock=before)
     left_out = [unit for unit in old.units if unit not in plan.units]
     if left_out and not dry_run:  # must not go on without its file
         installed.install(plan.files, wanted, dry_run=True)
@@ -44,11 +44,11 @@ def install(
             manager.start(plan.units)
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
-    return plan, Outcome(changes, list(plan.units), before, after, before)
+    return plan, InstallOutcome(changes, list(plan.units), before, after, before)
 
 
-def uninstall(request: Request, manager: Manager, *, dry_run: bool) -> Outcome | None:
-    """None when nothing is installed there."""
+def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
+    """None if nothing is installed there."""
     installed = Installed(request.place, request.root)
     manifest = installed.load()
     if manifest is None:
@@ -62,14 +62,14 @@ def uninstall(request: Request, manager: Manager, *, dry_run: bool) -> Outcome |
         manager.reload()
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
-    return Outcome(changes, manifest.units, before, after, manifest.stock, links)
+    return InstallOutcome(changes, manifest.units, before, after, manifest.stock, links)
 
 
-def look(request: Request, manager: Manager) -> dict[str, object]:
-    """What is installed, whether it is as it was written, what runs."""
+def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
+    """What is installed, whether it is as it was written, and what runs."""
     installed = Installed(request.place, request.root)
     manifest = installed.load()
-    found = manifest or Manifest()
+    found = manifest or InstallManifest()
     states = {path: installed.state(path, digest) for path, digest in found.files.items()}
     now = stock.digests(request.root, request.unit_directory)
     return {
@@ -91,9 +91,11 @@ def look(request: Request, manager: Manager) -> dict[str, object]:
     }
 
 
-def _remove_enablement(request: Request, installed: Installed, manifest: Manifest) -> list[str]:
-    """Links that `systemctl enable` made and that now lead nowhere. A running manager has removed
-    them itself.
+def _remove_enablement(
+    request: InstallRequest, installed: Installed, manifest: InstallManifest
+) -> list[str]:
+    """Removes links that `systemctl enable` made and that now lead nowhere. A running manager has
+    removed them itself.
     """
     removed = []
     directory = installed.at(request.unit_directory)
@@ -116,7 +118,7 @@ def _require_same(before: dict[str, str], after: dict[str, str]) -> None:
         )
 
 
-def data_left(request: Request) -> list[Path]:
+def data_left(request: InstallRequest) -> list[Path]:
     """Where blocks stay after an uninstall, for a person to remove."""
     if request.user_mode:
         place = ram_place.recorded()

@@ -1,4 +1,6 @@
-"""An installed stock Ollama: its binary, its unit and that unit's drop-ins. Read, never written."""
+"""An installed stock Ollama: its binary, its unit and that unit's drop-ins. They are read, never
+written.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _UNIT_DIRECTORIES: Final = (
 
 
 def digests(root: Path | None, user_units: Path) -> dict[str, str]:
-    """SHA-256 of every file of it, by its path on that machine."""
+    """SHA-256 of each of its files, by the path on that machine."""
     found: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()
     for path in _candidates(root, user_units):

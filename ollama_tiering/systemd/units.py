@@ -1,8 +1,8 @@
-"""The text of the two unit files. Pure: everything is decided in the plan.
+"""The text of the two unit files. Pure: the plan has decided everything.
 
-The sidecar is locked in as far as it goes: it needs its own directories, a Unix socket, loopback
-for the metrics and nothing else. The server is held back less: whatever switches on
-NoNewPrivileges, or closes devices, would keep CUDA from loading its modules.
+The sidecar is restricted as far as possible: it needs its own directories, a Unix socket, loopback
+for the metrics, and nothing else. The server is restricted less: options that imply
+NoNewPrivileges, or that close devices, would keep CUDA from loading its modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STOP_SECONDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the units say. Paths are those of the machine they will run on."""
+    """What the units say. Paths are those of the machine on which they will run."""
 
     python: Path
     package_parent: Path  # the directory that `import ollama_tiering` needs on its path
@@ -107,7 +107,7 @@ def sidecar_unit(service: Service) -> str:
 
 
 def _locked_in(service: Service) -> list[str]:
-    """What only the system's manager can do without a user namespace."""
+    """Options that only the system's manager can apply without a user namespace."""
     return [
         "",
         *_user(service),
@@ -211,7 +211,7 @@ def _environment(**values: str) -> list[str]:
 
 
 def quote(path: Path) -> str:
-    """One word of a unit file; a specifier at its start (`%t/…`) stays one."""
+    """One word of a unit file. A specifier at its start (`%t/…`) stays one."""
     text = str(path)
     escaped = _escaped(text, keep="%" if text[:1] == "%" else "").replace("$", "$$")
     return f'"{escaped}"' if escaped != text or set(text) & set(" ;'\t") else text

@@ -175,11 +175,11 @@ class PutStream:
         return answer
 
     def reserve(self, blocks: list[samples.SampleBlock]) -> list[pb.Reservation]:
-        claims = [
-            pb.BlockClaim(key=b.key, parent=b.parent, file_bytes=len(b.data), tail=b.tail)
+        offers = [
+            pb.BlockOffer(key=b.key, parent=b.parent, file_bytes=len(b.data), tail=b.tail)
             for b in blocks
         ]
-        return list(self.call(reserve=pb.PutReserve(claims=claims)).reserved.reservations)
+        return list(self.call(reserve=pb.PutReserve(offers=offers)).reserved.reservations)
 
     def commit(self, ids: list[int]) -> list[pb.Committed]:
         return list(self.call(commit=pb.PutCommit(reservation_ids=ids)).committed.results)

@@ -201,9 +201,9 @@ class FaultyTier:
         self.faults.before("describe")
         self.inner.describe(namespace, fields)
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
-        self.faults.before("settle")
-        self.inner.settle(namespace, key)
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self.faults.before("drop_pages")
+        self.inner.drop_pages(namespace, key)
 
     def probe(self) -> None:
         self.faults.before("probe")

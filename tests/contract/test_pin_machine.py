@@ -74,7 +74,7 @@ class PinRules(StoreMachine):
         """Other sequences than the rest of the rules puts, so that something must go."""
         assert self.session is not None
         blocks = samples.sequence(NS, range(first, first + 16))
-        answers = self.session.reserve([block.claim for block in blocks])
+        answers = self.session.reserve([block.offer for block in blocks])
         ids = []
         for block, answer in zip(blocks, answers, strict=True):
             if answer.outcome is Outcome.RESERVED:

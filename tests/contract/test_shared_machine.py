@@ -125,7 +125,7 @@ class SharedMachine(RuleBasedStateMachine):
     def put_sequence(self, which: int, tokens: list[int]) -> None:
         session = self.sidecars[which].session
         blocks = samples.sequence(NS, tokens)
-        answers = session.reserve([block.claim for block in blocks])
+        answers = session.reserve([block.offer for block in blocks])
         for block, answer in zip(blocks, answers, strict=True):
             if answer.outcome is Outcome.RESERVED:
                 session._pending[answer.reservation_id].temp.write_at(0, block.data)

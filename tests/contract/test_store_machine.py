@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
     def put_sequence(self, tokens: list[int], keep: bool) -> None:
         assert self.session is not None
         blocks = samples.sequence(NS, tokens)
-        answers = self.session.reserve([block.claim for block in blocks])
+        answers = self.session.reserve([block.offer for block in blocks])
         ids = []
         for block, answer in zip(blocks, answers, strict=True):
             if answer.outcome is not Outcome.RESERVED:
@@ -144,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
         on = samples.SampleBlock(meta.key, meta.parent, meta.rows, False, b"")
         first = min(first, meta.rows - 1)
         window = samples.window(NS, on, tokens, meta.first_position, first)
-        (answer,) = self.session.reserve([window.claim])
+        (answer,) = self.session.reserve([window.offer])
         if answer.outcome is not Outcome.RESERVED:
             return
         self.session._pending[answer.reservation_id].temp.write_at(0, window.data)

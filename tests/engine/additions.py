@@ -13,14 +13,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ollama_tiering.models.shapes import Shape
+from ollama_tiering.models.shapes import ModelShape
 
 RANK = 4
 IMAGE_SIZE, PATCH_SIZE, WIDTH = 28, 14, 32  # four patches, each of which becomes an embedding
 PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
 
 
-def make_adapter(path: Path, shape: Shape, seed: int) -> None:
+def make_adapter(path: Path, shape: ModelShape, seed: int) -> None:
     """A LoRA adapter of the K and V projections of every layer."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
@@ -36,7 +36,7 @@ def make_adapter(path: Path, shape: Shape, seed: int) -> None:
     _write(writer)
 
 
-def make_projector(path: Path, shape: Shape, seed: int) -> None:
+def make_projector(path: Path, shape: ModelShape, seed: int) -> None:
     """A CLIP encoder of one layer and LLaVA's projector of two matrices."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "clip")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.models import vocab
 from ollama_tiering.models.make import write_model
-from ollama_tiering.models.shapes import Shape
+from ollama_tiering.models.shapes import ModelShape
 from ollama_tiering.models.tensors import Tensor
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ TOKEN_SHARPNESS = 1.0  # of the second: at 16K a fifth of the weight lies on all
 LOGIT_SCALE = 2.5
 NEAR = 128  # positions before a query that the first layer's reference looks at; checked
 
-SHAPE = Shape("retrieval", "qwen3", 2, 3 * PART, 2, 1, HEAD, 32, CTX, "f32", 1e24, 1e-6, "")
+SHAPE = ModelShape("retrieval", "qwen3", 2, 3 * PART, 2, 1, HEAD, 32, CTX, "f32", 1e24, 1e-6, "")
 
 
 def _channel(letter: int) -> int:

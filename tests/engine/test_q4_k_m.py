@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.models import kquant
 from ollama_tiering.models.make import make_model, tensor_values, write_model
-from ollama_tiering.models.shapes import Shape, make_shape
+from ollama_tiering.models.shapes import ModelShape, make_shape
 from ollama_tiering.models.tensors import Tensor
 from tests.engine.harness import Server, Sidecar, assert_same, text
 
@@ -19,7 +19,7 @@ from tests.engine.harness import Server, Sidecar, assert_same, text
 MOST_APART = 0.25
 
 
-def mixed_and_plain() -> tuple[Shape, Shape]:
+def mixed_and_plain() -> tuple[ModelShape, ModelShape]:
     shape = make_shape("qwen3-tiny", dtype="q4_k_m")
     return shape, make_shape("qwen3-tiny", dtype="f32")
 

@@ -54,9 +54,9 @@ def store(daemon: Daemon, ns: Any, tokens: list[int]) -> list[samples.SampleBloc
     return blocks
 
 
-def made_up_claims(count: int, file_bytes: int, mark: int = 0) -> list[pb.BlockClaim]:
+def made_up_offers(count: int, file_bytes: int, mark: int = 0) -> list[pb.BlockOffer]:
     return [
-        pb.BlockClaim(
+        pb.BlockOffer(
             key=bytes([mark]) * 4 + index.to_bytes(28, "big"),
             parent=NS.digest(),
             file_bytes=file_bytes,

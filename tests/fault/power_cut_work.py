@@ -223,7 +223,7 @@ class Work:
         back = self.promises[-1].removed & {block.key for block in blocks}
         if back:
             self._promise(removed=self.promises[-1].removed - back)
-        answers = self._session.reserve([block.claim for block in blocks])
+        answers = self._session.reserve([block.offer for block in blocks])
         for block, answer in zip(blocks, answers, strict=True):
             if answer.outcome is Outcome.RESERVED:
                 pending = self._session._pending[answer.reservation_id]

@@ -25,7 +25,7 @@ from tests.fault.abuse import (
     WIDE,
     Hits,
     Watched,
-    made_up_claims,
+    made_up_offers,
     status_of,
     store,
 )
@@ -73,12 +73,12 @@ def test_ten_thousand_reservations_of_one_client_are_bounded(patient: Daemon) ->
     watched = Watched(patient)
     with patient.channel() as channel:
         greedy = PutStream(rpc.BlockStoreStub(channel), NS)
-        claims = made_up_claims(10_000, SMALLEST_BYTES)
+        offers = made_up_offers(10_000, SMALLEST_BYTES)
         outcomes = [
             one.outcome
-            for start in range(0, len(claims), 1000)
+            for start in range(0, len(offers), 1000)
             for one in greedy.call(
-                reserve=pb.PutReserve(claims=claims[start : start + 1000])
+                reserve=pb.PutReserve(offers=offers[start : start + 1000])
             ).reserved.reservations
         ]
         assert outcomes[:MAX_WRITER_RESERVATIONS] == [pb.Reservation.OUTCOME_RESERVED] * 4096
@@ -108,8 +108,8 @@ def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: Daemon) 
         for number in range(40):
             channel = held.enter_context(patient.channel())
             streams.append(PutStream(rpc.BlockStoreStub(channel), NS))
-            claims = made_up_claims(250, SMALLEST_BYTES, mark=number + 1)
-            answer = streams[-1].call(reserve=pb.PutReserve(claims=claims)).reserved
+            offers = made_up_offers(250, SMALLEST_BYTES, mark=number + 1)
+            answer = streams[-1].call(reserve=pb.PutReserve(offers=offers)).reserved
             outcomes += [one.outcome for one in answer.reservations]
         assert outcomes[:MAX_RESERVATIONS] == [pb.Reservation.OUTCOME_RESERVED] * 8192
         assert set(outcomes[MAX_RESERVATIONS:]) == {pb.Reservation.OUTCOME_NO_ROOM}
@@ -130,8 +130,8 @@ def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: Daemon) 
 def test_reservations_end_though_their_stream_is_open(daemon: Daemon) -> None:
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
-        claims = made_up_claims(1000, SMALLEST_BYTES)
-        stream.call(reserve=pb.PutReserve(claims=claims))
+        offers = made_up_offers(1000, SMALLEST_BYTES)
+        stream.call(reserve=pb.PutReserve(offers=offers))
         end = time.monotonic() + 60
         while daemon.stat().tiers[0].reserved_bytes:
             assert time.monotonic() < end
@@ -141,15 +141,15 @@ def test_reservations_end_though_their_stream_is_open(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("file_bytes", HUGE)
-def test_a_claim_of_impossible_size_is_refused_with_one_line(
+def test_an_offer_of_impossible_size_is_refused_with_one_line(
     patient: Daemon, file_bytes: int
 ) -> None:
     watched = Watched(patient)
     with patient.channel() as channel:
         for _ in range(20):
             stream = PutStream(rpc.BlockStoreStub(channel), NS)
-            claims = made_up_claims(1, file_bytes)
-            stream.outgoing.put(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+            offers = made_up_offers(1, file_bytes)
+            stream.outgoing.put(pb.PutRequest(reserve=pb.PutReserve(offers=offers)))
             assert status_of(stream.answers) is grpc.StatusCode.INVALID_ARGUMENT
         assert watched.lines("call refused: call=Put status=INVALID_ARGUMENT") == 1
         nothing_reserved(patient)
@@ -187,7 +187,7 @@ def test_a_message_may_name_only_so_many_things(patient: Daemon) -> None:
         assert status_of(stub.Get(get, timeout=30)) is invalid
         for request in (
             pb.PutRequest(commit=pb.PutCommit(reservation_ids=[1] * too_many)),
-            pb.PutRequest(reserve=pb.PutReserve(claims=made_up_claims(too_many, SMALLEST_BYTES))),
+            pb.PutRequest(reserve=pb.PutReserve(offers=made_up_offers(too_many, SMALLEST_BYTES))),
         ):
             stream = PutStream(stub, NS)
             stream.outgoing.put(request)
@@ -378,8 +378,8 @@ def test_no_key_leads_out_of_a_tiers_directory(patient: Daemon, trick: bytes) ->
     with patient.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
         stream = PutStream(stub, NS)
-        claim = pb.BlockClaim(key=trick, parent=trick[::-1], file_bytes=SMALLEST_BYTES)
-        (reserved,) = stream.call(reserve=pb.PutReserve(claims=[claim])).reserved.reservations
+        offer = pb.BlockOffer(key=trick, parent=trick[::-1], file_bytes=SMALLEST_BYTES)
+        (reserved,) = stream.call(reserve=pb.PutReserve(offers=[offer])).reserved.reservations
         path = Path(reserved.path)
         assert path.parent == patient.ram_dir / "v1" / NS.digest().hex() / trick.hex()[:2]
         stream.close()
@@ -406,8 +406,8 @@ def test_a_name_of_another_length_is_refused(patient: Daemon, name: bytes) -> No
         ):
             assert status_of(stub.Get(request, timeout=10)) is invalid
         stream = PutStream(stub, NS)
-        claim = pb.BlockClaim(key=name, parent=NS.digest(), file_bytes=SMALLEST_BYTES)
-        stream.outgoing.put(pb.PutRequest(reserve=pb.PutReserve(claims=[claim])))
+        offer = pb.BlockOffer(key=name, parent=NS.digest(), file_bytes=SMALLEST_BYTES)
+        stream.outgoing.put(pb.PutRequest(reserve=pb.PutReserve(offers=[offer])))
         assert status_of(stream.answers) is invalid
 
 

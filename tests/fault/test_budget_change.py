@@ -27,7 +27,7 @@ def write(store: TieredStore, start: int, failures: list[BaseException]) -> None
                 blocks = samples.sequence(NS, [start + number, *range(10)])
                 ids = []
                 for block, reserved in zip(
-                    blocks, session.reserve([block.claim for block in blocks]), strict=True
+                    blocks, session.reserve([block.offer for block in blocks]), strict=True
                 ):
                     if reserved.outcome is Outcome.RESERVED:
                         pending = session._pending[reserved.reservation_id]

@@ -60,7 +60,7 @@ number = 0
 while True:
     tokens = [number % 7, number % 3, *range(number, number + number % 30)]
     blocks = samples.sequence(NS, tokens)
-    for block, reserved in zip(blocks, session.reserve([b.claim for b in blocks])):
+    for block, reserved in zip(blocks, session.reserve([b.offer for b in blocks])):
         if reserved.path is None:
             continue
         if moment == "half written" and number == 5:

@@ -116,12 +116,12 @@ def test_a_namespace_whose_place_is_taken_is_not_stored_and_others_are(
                 block_tokens=4,
             )
             (block,) = samples.sequence(OTHER, [1])
-            claim = pb.BlockClaim(
+            offer = pb.BlockOffer(
                 key=block.key, parent=block.parent, file_bytes=len(block.data), tail=True
             )
             requests = [
                 pb.PutRequest(open=opened),
-                pb.PutRequest(reserve=pb.PutReserve(claims=[claim])),
+                pb.PutRequest(reserve=pb.PutReserve(offers=[offer])),
             ]
             (answer,) = stub.Put(iter(requests), timeout=10)
             (reservation,) = answer.reserved.reservations

@@ -37,7 +37,7 @@ OPERATIONS = (
     "read_at",
     "remove",
     "describe",
-    "settle",
+    "drop_pages",
     "probe",
     "announce",
     "neighbours",

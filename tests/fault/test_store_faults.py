@@ -225,8 +225,8 @@ def test_a_full_disk_evicts_retries_and_refuses(small_disk: Path) -> None:
         bench.put([token])  # evicts within a budget that is far from used up
     assert 1 <= len(bench.in_tier(0)) <= 4
     lease = bench.lease(samples.sequence(NS, [11]))
-    claims = [samples.sequence(NS, [token])[0] for token in range(100, 108)]
-    outcomes = [reserved.outcome for reserved in bench.reserve(claims)]
+    offers = [samples.sequence(NS, [token])[0] for token in range(100, 108)]
+    outcomes = [reserved.outcome for reserved in bench.reserve(offers)]
     assert outcomes[0] is Outcome.RESERVED
     assert outcomes[-1] is Outcome.NO_ROOM
     bench.store.release(lease)

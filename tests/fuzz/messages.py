@@ -192,7 +192,7 @@ def _reserve(rng: random.Random) -> list[pb.PutRequest]:
     for _ in range(rng.choice((0, 1, 3, 50))):
         size = rng.choice((8192, 20480, 1 << 20, 1 << 30, 1 << 40, 4096 * rng.randrange(1, 300)))
         key = rng.choice((rng.choice(RAW).key, rng.randbytes(32)))
-        reserve.claims.add(key=key, parent=NAMESPACE, file_bytes=size, tail=rng.random() < 0.3)
+        reserve.offers.add(key=key, parent=NAMESPACE, file_bytes=size, tail=rng.random() < 0.3)
     return [pb.PutRequest(reserve=reserve)]
 
 

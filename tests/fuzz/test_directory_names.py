@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.serving.session import BlockOffer
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
@@ -244,7 +244,7 @@ def store_through_link(rng: random.Random, world: World, root: Path, outside: Pa
     at.symlink_to(outside)
     assert world.store is not None
     session = world.store.open_session(NAMESPACE, NS.fields(), ROWS)
-    (answer,) = session.reserve([Claim(one.key, NAMESPACE, len(data))])
+    (answer,) = session.reserve([BlockOffer(one.key, NAMESPACE, len(data))])
     if answer.path is not None:
         answer.path.write_bytes(data)
         session.commit([answer.reservation_id])

@@ -15,7 +15,7 @@ from ollama_tiering.store.block.key import TOKEN_BYTES
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.serving.session import BlockOffer
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -89,7 +89,7 @@ class World:
         for index in range(number):
             data = raw_block(first_token + index * ROWS)
             one = sample(f"block {index}", data, data)
-            (answer,) = session.reserve([Claim(one.key, NAMESPACE, len(data))])
+            (answer,) = session.reserve([BlockOffer(one.key, NAMESPACE, len(data))])
             assert answer.path is not None
             answer.path.write_bytes(data)
             (result,) = session.commit([answer.reservation_id])

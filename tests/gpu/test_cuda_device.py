@@ -7,7 +7,7 @@ import pytest
 
 from ollama_tiering.kernels import check, check_gpu, gpu_bench
 from ollama_tiering.kernels.gpu import GpuAttention
-from ollama_tiering.kernels.gpu_bench import Ratio
+from ollama_tiering.kernels.gpu_bench import BoundedRatio
 from ollama_tiering.kernels.gpu_device import GpuDevice
 from ollama_tiering.kernels.gpu_ring import ColdRun, GpuRing
 from ollama_tiering.kernels.shape import Dtype, Shape
@@ -127,7 +127,7 @@ def test_cold_runs_through_the_ring(device: GpuDevice) -> None:
         assert error(got, f64(q, k_values, v_values, seen)) <= BOUND
 
 
-def held(ratios: list[Ratio]) -> None:
+def held(ratios: list[BoundedRatio]) -> None:
     for ratio in ratios:
         print(f"{ratio.name}: {ratio.value:.3f} (bound {ratio.bound})")
     assert [r.name for r in ratios if not r.holds] == []

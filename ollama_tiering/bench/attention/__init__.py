@@ -1,1 +1,1 @@
-"""Attention by itself: ours, ggml's of the cached Ollama source, and what the machine gives."""
+"""Attention by itself: ours, ggml's from the cached Ollama source, and what the machine can do."""

@@ -1,4 +1,4 @@
-"""Row 1: relative L2 error against f64 over the dequantised K and V, 1 to 128K keys."""
+"""Relative L2 error against f64 over the dequantised K and V, for 1 to 128K keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ollama_tiering.bench.attention.rig import (
     FLASH,
     OURS,
     PLAIN,
-    Rig,
+    AttentionRig,
     checked_queries,
     heads,
     run_ours,
@@ -39,7 +39,7 @@ _PREFILL_QUERIES: Final = 64
 _OTHERS_FROM_KEYS: Final = 1024
 
 
-def measure(rig: Rig) -> Section:
+def measure(rig: AttentionRig) -> Section:
     ratios = []
     for n_cells in sorted({rig.keys(keys) for keys in KEYS}):
         for logits, deviation in LOGITS.items():
@@ -59,7 +59,7 @@ def measure(rig: Rig) -> Section:
     return Section("accuracy", title, axis, ratios, notes, log_axis=True)
 
 
-def _ratios(rig: Rig, n_cells: int, logits: str, deviation: float) -> list[Ratio]:
+def _ratios(rig: AttentionRig, n_cells: int, logits: str, deviation: float) -> list[Ratio]:
     worst: dict[str, dict[str, float]] = {}  # by side and data type
     for dtype in DTYPES:
         for n_q in sorted({1, min(_PREFILL_QUERIES, n_cells)}):
@@ -82,8 +82,8 @@ def _ratios(rig: Rig, n_cells: int, logits: str, deviation: float) -> list[Ratio
     ]
 
 
-def _errors(rig: Rig, sample: Sample) -> dict[str, float]:
-    """By side, all over the same queries."""
+def _errors(rig: AttentionRig, sample: Sample) -> dict[str, float]:
+    """Errors by side, all over the same queries."""
     problem = sample.problem
     queries = checked_queries(problem.n_q)
     right = exact(sample, queries)

@@ -1,4 +1,4 @@
-"""Sides measured in turns, so that what else the machine does falls on all of them."""
+"""Measures sides in turns, so that other work on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Series:
 
 
 def alternate(sides: Mapping[str, Turn], rounds: int) -> dict[str, Series]:
-    """In each round every side has one turn; a turn answers the seconds of its repetitions."""
+    """In each round every side has one turn; a turn returns the seconds of its repetitions."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, turn in sides.items():

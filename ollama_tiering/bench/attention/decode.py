@@ -1,4 +1,6 @@
-"""Row 3: one query over a long cache, beside read bandwidth and ggml with and without flash."""
+"""One query over a long cache, compared with read bandwidth and ggml with and without flash
+attention.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from ollama_tiering.bench.attention.rig import (
     OURS,
     PLAIN,
     READ,
+    AttentionRig,
     Comparison,
-    Rig,
     compare,
     heads,
     milliseconds,
@@ -29,7 +31,7 @@ BOUNDS: Final = {FLASH: 20.0, PLAIN: 4.5}
 REPEATS: Final = 10  # in one turn, of some milliseconds each
 
 
-def measure(rig: Rig) -> Section:
+def measure(rig: AttentionRig) -> Section:
     ratios: list[Ratio] = []
     seconds = {}
     for n_cells in sorted({rig.keys(KEYS), rig.keys(SHORT_KEYS)}, reverse=True):
@@ -93,7 +95,7 @@ def decode_problem(n_cells: int) -> Problem:
     return Problem(40, 8, 128, 128, n_cells)
 
 
-def how(rig: Rig) -> list[str]:
+def how(rig: AttentionRig) -> list[str]:
     return [
         f"Best of {rig.rounds} rounds in which every side has its turn of several runs; the ratios "
         "are of the bests. Roofline: reading K and V once at the read bandwidth, or the "

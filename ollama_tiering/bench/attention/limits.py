@@ -24,7 +24,7 @@ NOTE: Final = (
 def of_memory(
     name: str, problem: Problem, ours: Series, cached: Series, read: Series
 ) -> list[Ratio]:
-    """`read` in seconds per byte."""
+    """`read` is in seconds per byte."""
     reading = problem.kv_bytes * read.best
     measured = milliseconds(ours)
     limits = f"in cache {milliseconds(cached)}, reading {1e3 * reading:.4g} ms"
@@ -43,7 +43,7 @@ def of_memory(
 
 
 def of_arithmetic(name: str, problem: Problem, cached: Series, fma: Series) -> Ratio:
-    """`fma` in seconds per operation."""
+    """`fma` is in seconds per operation."""
     multiplying = problem.flops * fma.best
     return Ratio(
         f"{name}, in cache ÷ multiply-adds alone",

@@ -98,7 +98,7 @@ def _version(compiler: str) -> str:
 
 
 def _folder(name: str, decisive: list[str]) -> Path:
-    """Where the result of exactly these inputs lies."""
+    """The folder for the result of exactly these inputs."""
     state = hashlib.sha256()
     for part in decisive:
         state.update(len(part.encode()).to_bytes(8, "little") + part.encode())

@@ -1,4 +1,6 @@
-"""What this machine gives without attention: multiply-adds in registers, bytes read, copied."""
+"""What this machine can do without attention: multiply-adds in registers, bytes
+read, bytes copied.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class Peaks:
     def __init__(
         self, library: Path, threads: int, *, repeats: int = 3, memory_bytes: int = 512 << 20
     ) -> None:
-        """`memory_bytes` are read: far more than a last-level cache holds."""
+        """`memory_bytes` are read; they must be far more than a last-level cache holds."""
         self.threads, self.repeats, self._memory_bytes = threads, repeats, memory_bytes
         loaded = ctypes.CDLL(str(library))
         self._fma = loaded.pab_fma_flops
@@ -35,8 +37,8 @@ class Peaks:
             function.restype = _DOUBLE
 
     def fma_flops(self, isa: str) -> float:
-        """f32 operations; a multiply-add is two. 0 where this machine has not the `isa`, and for
-        `scalar`, which has no peak of its own.
+        """f32 operations per second; a multiply-add counts as two. 0 if this machine lacks the
+        `isa`, and for `scalar`, which has no peak of its own.
         """
         return float(self._fma(isa.encode(), self.threads, _FMA_REPEATS))
 
@@ -46,11 +48,11 @@ class Peaks:
 
     @cached_property
     def _memory(self) -> NDArray[np.uint8]:
-        """Whose pages are there."""
+        """Memory whose pages are resident."""
         return np.ones(self._memory_bytes, np.uint8)
 
     def copy_bytes(self) -> float:
-        """Half of the memory into the other half; each byte counts once."""
+        """Bytes per second from one half of the memory to the other; each byte counts once."""
         half = self._memory.nbytes // 2
         start = self._memory.ctypes.data
         return float(self._copy(start + half, start, half, self.threads, self.repeats))

@@ -1,4 +1,6 @@
-"""Row 2: a prompt of 8K in batches of 512, beside the FMA peak and ggml with and without flash."""
+"""A prompt of 8K in batches of 512, compared with the FMA peak and ggml with and without flash
+attention.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from ollama_tiering.bench.attention.rig import (
     FMA,
     OURS,
     PLAIN,
+    AttentionRig,
     Comparison,
-    Rig,
     compare,
     heads,
     roofline,
@@ -25,7 +27,7 @@ HEADS: Final = ((16, 8), (40, 8))
 BOUNDS: Final = {"avx512": {FLASH: 18.0, PLAIN: 3.5}, "avx2": {FLASH: 10.0, PLAIN: 3.0}}
 
 
-def measure(rig: Rig) -> Section:
+def measure(rig: AttentionRig) -> Section:
     ratios: list[Ratio] = []
     seconds = {}
     for n_head, n_kv_head in HEADS:
@@ -56,7 +58,7 @@ def measure(rig: Rig) -> Section:
     )
 
 
-def _ratios(rig: Rig, comparison: Comparison) -> list[Ratio]:
+def _ratios(rig: AttentionRig, comparison: Comparison) -> list[Ratio]:
     name = heads(comparison.problem)
     ours = comparison.series[OURS]
     measured = f"{ours.best:.3f} s (median {ours.median:.3f}), error {comparison.errors[OURS]:.1e}"

@@ -25,8 +25,8 @@ _CHECKED_QUERIES: Final = 5
 
 
 @dataclass(frozen=True)
-class Rig:
-    """`isa` is the one that runs, not "auto". `ggml_program` None: `why_no_ggml` says why."""
+class AttentionRig:
+    """`isa` is the one that runs, not "auto". If `ggml_program` is None, `why_no_ggml` says why."""
 
     threads: int
     isa: str
@@ -38,15 +38,15 @@ class Rig:
     say: Callable[[str], None] = field(default=lambda _text: None)
 
     def keys(self, wanted: int) -> int:
-        """No more than asked for with --keys."""
+        """At most as many as --keys says."""
         return wanted if self.max_keys is None else min(wanted, self.max_keys)
 
     def bound(self, value: float | None, keys: int) -> float | None:
-        """The bounds hold for a number of keys; with fewer there is none."""
+        """A bound holds for a number of keys; with fewer keys there is none."""
         return value if self.keys(keys) == keys else None
 
     def peak_turns(self) -> dict[str, Turn]:
-        """FMA, where the instruction set has one, and READ: seconds per operation, per byte."""
+        """FMA (if the instruction set has it) and READ: seconds per operation and per byte."""
         turns: dict[str, Turn] = {READ: lambda: [1 / self.peaks.read_bytes()]}
         if self.peaks.fma_flops(self.isa):
             turns[FMA] = lambda: [1 / self.peaks.fma_flops(self.isa)]
@@ -71,7 +71,7 @@ class Comparison:
         return self.series[side].best
 
     def rate(self, side: str) -> float:
-        """Of a machine's peak: its best, per second."""
+        """A machine's peak: the best rate, per second."""
         return 1 / self.series[side].best
 
     @property
@@ -88,9 +88,12 @@ class Comparison:
         return {f"{name}, {s}": self.series[s].seconds for s in sides if s in self.series}
 
 
-def compare(rig: Rig, problem: Problem, *, repeats: int, cached: bool = False) -> Comparison:
-    """`repeats`: runs in one turn, the same for all sides, since the best of more is better. The
-    machine's peaks have turns of their own. `cached`: ours has one more, with rows in a cache.
+def compare(
+    rig: AttentionRig, problem: Problem, *, repeats: int, cached: bool = False
+) -> Comparison:
+    """`repeats` are the runs in one turn, the same for all sides, because the best of more runs is
+    better. The machine's peaks have turns of their own. With `cached`, ours has one more turn, with
+    rows that stay in a cache.
     """
     sample = make(problem)
     quantised = problem.v_type.block_values > 1
@@ -132,17 +135,17 @@ def roofline(problem: Problem, series: Mapping[str, Series]) -> str:
 
 
 def running_isa(isa: str) -> str:
-    """What "auto" is on this machine. PaError where it has not the one asked for."""
+    """What "auto" is on this machine. PaError if it lacks the one asked for."""
     with CpuAttention(Problem(1, 1, 64, 64, 1).shape, 1, isa) as plan:
         return plan.isa
 
 
 def checked_queries(n_q: int) -> list[int]:
-    """A few of them, first and last included: f64 is slow."""
+    """A few queries, including the first and the last: f64 is slow."""
     return sorted({round(i * (n_q - 1) / (_CHECKED_QUERIES - 1)) for i in range(_CHECKED_QUERIES)})
 
 
-def run_ours(rig: Rig, sample: Sample) -> NDArray[np.float32]:
+def run_ours(rig: AttentionRig, sample: Sample) -> NDArray[np.float32]:
     """The output of one turn."""
     ours = Ours(sample, rig.threads, rig.isa, 1)
     try:

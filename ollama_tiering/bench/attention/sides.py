@@ -1,5 +1,6 @@
-"""The two that are compared: ours, and ggml's with and without flash attention. Both run the same
-problem on the same q, K and V; a turn answers the seconds of each repetition.
+"""The two sides that are compared: ours, and ggml's with and without flash attention.
+
+Both run the same problem on the same q, K and V. A turn returns the seconds of each repetition.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Ours:
         )
 
     def turn(self) -> Sequence[float]:
-        """The last batch runs once before, unmeasured."""
+        """The last batch runs once before, without being measured."""
         self._run(*self._batches[-1])
         return [sum(self._run(*batch) for batch in self._batches) for _ in range(self._repeats)]
 
@@ -92,7 +93,7 @@ class Ggml:
 
     @property
     def out(self) -> NDArray[np.float32]:
-        """Of the last turn."""
+        """The output of the last turn."""
         problem = self._sample.problem
         values = np.fromfile(self._file, np.float32, offset=self._out_offset)
         return values.reshape(problem.n_q, problem.n_head, problem.d_v)
@@ -100,7 +101,7 @@ class Ggml:
 
 @contextlib.contextmanager
 def ggml(program: Path, sample: Sample, threads: int) -> Iterator[Ggml]:
-    """The file lies in memory where there is a tmpfs, and is removed at the end."""
+    """The file lies on tmpfs if there is one, and is removed at the end."""
     memory = Path("/dev/shm")
     with tempfile.NamedTemporaryFile(
         prefix="ggml-attention-", dir=memory if memory.is_dir() else None

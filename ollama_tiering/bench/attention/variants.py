@@ -1,4 +1,4 @@
-"""Rows 4 and 10: decode with quantised caches against f16, peaked logits against diffuse ones."""
+"""Decode with quantised caches compared with f16, and peaked logits compared with diffuse ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from ollama_tiering.bench.attention.decode import (
     decode_problem,
     how,
 )
-from ollama_tiering.bench.attention.rig import FMA, READ, Rig, heads, milliseconds, roofline
+from ollama_tiering.bench.attention.rig import (
+    FMA,
+    READ,
+    AttentionRig,
+    heads,
+    milliseconds,
+    roofline,
+)
 from ollama_tiering.bench.attention.sides import Ours
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.kernels.samples import PEAKED, Problem, Sample, in_cache, make
@@ -25,7 +32,7 @@ QUANT_BOUNDS: Final = {Dtype.Q8_0: 0.75, Dtype.Q4_0: 0.65}
 PEAKED_BOUND: Final = 1.2
 
 
-def measure_quantised(rig: Rig) -> Section:
+def measure_quantised(rig: AttentionRig) -> Section:
     n_cells = rig.keys(KEYS)
     rig.say(f"quantised K and V, {n_cells:,} keys")
     problems = {
@@ -70,7 +77,7 @@ def measure_quantised(rig: Rig) -> Section:
     return Section("quant", "Quantised caches", "ratio of times", ratios, notes, seconds=seconds)
 
 
-def measure_peaked(rig: Rig) -> Section:
+def measure_peaked(rig: AttentionRig) -> Section:
     tokens = rig.keys(SHORT_KEYS)
     cases = {
         f"decode, {rig.keys(KEYS):,} keys": (decode_problem(rig.keys(KEYS)), REPEATS),
@@ -106,8 +113,8 @@ def _cached(name: str) -> str:
     return f"{name}, in cache"
 
 
-def _in_turns(rig: Rig, samples: Mapping[str, Sample], repeats: int) -> dict[str, Series]:
-    """By name of the sample; the machine's peaks besides."""
+def _in_turns(rig: AttentionRig, samples: Mapping[str, Sample], repeats: int) -> dict[str, Series]:
+    """Results by the name of the sample; the machine's peaks besides."""
     ours = {name: Ours(sample, rig.threads, rig.isa, repeats) for name, sample in samples.items()}
     try:
         turns = {name: one.turn for name, one in ours.items()}

@@ -1,1 +1,3 @@
-"""The store by itself, each number against what the machine gives without it, in the same run."""
+"""The store by itself. Each number is compared with what the machine does without it, in the same
+run.
+"""

@@ -1,4 +1,4 @@
-"""What the encodings make of K/V rows: how much smaller, and how fast, per core."""
+"""What the encodings do to K/V rows: how much smaller they become, and how fast, per core."""
 
 from __future__ import annotations
 
@@ -75,14 +75,18 @@ def _of(name: str, parts: Sequence[bytes]) -> list[Ratio]:
 
 
 def _round_and_encode(part: bytes) -> None:
-    """What happens to a segment on its way: rounded at commit, codes when it is written down."""
+    """What happens to a segment: it is rounded at commit, and becomes codes when it is written
+    down.
+    """
     rounded = q8_0.round_rows(part)
     if rounded is not None:
         q8_0.codes_of(rounded.data)
 
 
 def _planes() -> list[Ratio]:
-    """Splitting into byte planes and joining them: at least 4 GB/s, or zstd would wait for it."""
+    """Splitting into byte planes and joining them. It must reach 4 GB/s, or
+    zstd would wait for it.
+    """
     parts = [bytes(range(256)) * (_PLANE_BYTES // 256) for _ in range(64)]
     split = [planes.split(part, "f16") for part in parts]
     total = _PLANE_BYTES * len(parts)
@@ -103,7 +107,9 @@ def _rates(encode: float, decode: float) -> str:
 
 
 def _rate(size_bytes: int, work: Callable[..., Any], *columns: Sequence[Any]) -> float:
-    """Bytes per second of processor time, the best run: other work on the machine only slows."""
+    """Bytes per second of processor time in the best run, because other work on the machine only
+    slows it.
+    """
     best = float("inf")
     for _ in range(REPEATS):
         start = time.thread_time()

@@ -1,4 +1,6 @@
-"""What the machine does without a store: memcpy, and one sequential file past the page cache."""
+"""What the machine does without a store: memcpy, and reading and writing one file past the page
+cache.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ Bytes = NDArray[np.uint8]
 
 
 def touched(size_bytes: int) -> Bytes:
-    """Memory whose pages are there."""
+    """Memory whose pages are resident."""
     return np.ones(size_bytes, np.uint8)
 
 
 def memcpy_seconds(source: Bytes, target: Bytes) -> float:
-    """By one thread, the better of two runs."""
+    """With one thread; the better of two runs."""
     return min(_timed_copy(source, target) for _ in range(2))
 
 
@@ -40,7 +42,7 @@ def _timed_copy(source: Bytes, target: Bytes) -> float:
 
 @contextlib.contextmanager
 def direct(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor past the page cache; through it where the file system knows no other way."""
+    """A descriptor that bypasses the page cache, if the file system supports that."""
     try:
         fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError:
@@ -52,7 +54,9 @@ def direct(path: Path, flags: int) -> Iterator[int]:
 
 
 def sequential_write_seconds(path: Path, size_bytes: int) -> float:
-    """One file of so many bytes from its beginning to its end, space taken before, synced after."""
+    """Writes one file of that many bytes in order; its space is allocated before, and it is synced
+    after.
+    """
     with memoryview(mmap.mmap(-1, REQUEST_BYTES)) as part:
         part[:] = os.urandom(REQUEST_BYTES)
         with direct(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
@@ -66,7 +70,7 @@ def sequential_write_seconds(path: Path, size_bytes: int) -> float:
 
 
 def sequential_read_seconds(path: Path, size_bytes: int) -> float:
-    """The same file read back, by one thread, into memory that is used again and again."""
+    """Reads the same file with one thread, into memory that is used again and again."""
     drop([path])
     with (
         memoryview(mmap.mmap(-1, REQUEST_BYTES)) as part,
@@ -79,7 +83,7 @@ def sequential_read_seconds(path: Path, size_bytes: int) -> float:
 
 
 def drop(paths: Iterable[Path]) -> None:
-    """Files as after a reboot: none of their pages in memory."""
+    """Puts files into the state after a reboot: none of their pages is in memory."""
     for path in paths:
         fd = os.open(path, _FLAGS)
         try:

@@ -1,7 +1,7 @@
-"""K/V rows to encode: the reference engine's, of a model with random weights or of a trained one.
+"""K/V rows to encode: those of the reference engine, with random weights or with a trained model.
 
-V of layer 0 depends on nothing but its token, and with one token per byte tokens repeat: what
-stands for a real model are the layers above it.
+V of layer 0 depends only on its token, and with one token per byte tokens repeat. The layers above
+it are like those of a real model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.models import make
-from ollama_tiering.models.shapes import Shape, make_shape
+from ollama_tiering.models.shapes import ModelShape, make_shape
 from ollama_tiering.store import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 
 CONTEXT: Final = 256  # tokens of one passage
@@ -35,7 +35,9 @@ def of_random_weights(passages: Sequence[str]) -> list[Cache]:
 
 
 def of_trained(archive: Path) -> tuple[list[Cache], str]:
-    """(K/V of text it was not trained on, what it is) of a file of scripts/train_tiny.py."""
+    """(K/V of text on which it was not trained, what it is), from a file of
+    scripts/train_tiny.py.
+    """
     with np.load(archive) as found, tempfile.TemporaryDirectory() as name:
         file = Path(name) / "trained.gguf"
         shape = trained_gguf(found, file)
@@ -54,7 +56,7 @@ def made_up_passages() -> list[str]:
     ]
 
 
-def trained_gguf(archive: Any, path: Path) -> Shape:
+def trained_gguf(archive: Any, path: Path) -> ModelShape:
     """The weights of scripts/train_tiny.py as a GGUF in f32."""
     geometry = {key[2:]: int(archive[key]) for key in archive.files if key.startswith("g/")}
     shape = make_shape("qwen3-tiny", dtype="f32", **geometry)
@@ -89,7 +91,7 @@ def passages_of(text: bytes) -> list[str]:
 
 
 def segments(caches: Sequence[Cache], kinds: str = "kv", first_layer: int = 0) -> list[bytes]:
-    """One layer's K or V of one block each, as they lie in a block file."""
+    """K or V of one layer, for one block each, as they lie in a block file."""
     return [
         rows[start : start + BLOCK_TOKENS].tobytes()
         for cache in caches

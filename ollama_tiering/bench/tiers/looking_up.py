@@ -22,7 +22,7 @@ import grpc.aio
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.server import bind, make_gate
+from ollama_tiering.sidecar.server import bind, make_entrance
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import (
     BlockKey,
@@ -44,7 +44,7 @@ _INSIDE_SECONDS, _GRPC_SECONDS = 300e-6, 1e-3
 
 
 def measure(records: int, say: Callable[[str], None]) -> Section:
-    """Takes about 1 kB of memory for every record, twice one after the other."""
+    """Takes about 1 kB of memory for every record, twice in succession."""
     say(f"look-ups among {records:,} blocks, in the store")
     inside = _inside(records)
     say(f"look-ups among {records:,} blocks, through gRPC")
@@ -69,7 +69,7 @@ def _ratio(what: str, seconds: list[float], allowed: float, bound: float | None)
 
 
 def chain_tokens(number: int) -> list[int]:
-    """Of one conversation: CHAIN whole blocks that no other one shares."""
+    """The tokens of one conversation: CHAIN whole blocks that no other one shares."""
     seed = hashlib.shake_128(number.to_bytes(8, "little")).digest(4 * BLOCK_TOKENS * CHAIN)
     return [value >> 1 for (value,) in struct.iter_unpack("<I", seed)]
 
@@ -85,7 +85,7 @@ def _records(blocks: int) -> Iterator[BlockRecord]:
 
 
 def _store_of(blocks: int) -> TieredStore:
-    """Books without files."""
+    """A store whose books name blocks without files."""
     store = TieredStore([(MemoryTier(TierKind.LOCAL), 1 << 60)], background=False, measure=False)
     level = store.state.levels[0]
     for record in _records(blocks):
@@ -136,11 +136,11 @@ def _inside(blocks: int) -> list[float]:
 
 def _serve(socket: str, blocks: int, ready: Any) -> None:
     async def run() -> None:
-        server, gate = grpc.aio.server(), make_gate(PeerGuard(Path(socket)))
+        server, entrance = grpc.aio.server(), make_entrance(PeerGuard(Path(socket)))
         with ThreadPoolExecutor(2) as pool:
             service = BlockStoreService(_store_of(blocks), pool)
-            rpc.add_BlockStoreServicer_to_server(service, gate)
-            server.add_generic_rpc_handlers((gate,))
+            rpc.add_BlockStoreServicer_to_server(service, entrance)
+            server.add_generic_rpc_handlers((entrance,))
             bind(server, Path(socket))
             await server.start()
             gc.freeze()

@@ -1,4 +1,4 @@
-"""A sidecar of the measurement's own: a process, on directories of its own, ended with it."""
+"""A sidecar for the measurement: a process of its own, on directories of its own, ended with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sidecar(
     options: Sequence[str], settings: str = ""
 ) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
     """(seconds until it is ready, the process, its socket). `settings` are lines of [sidecar]; the
-    user's own do not count.
+    user's own settings do not count.
     """
     with tempfile.TemporaryDirectory() as run:
         socket = f"{run}/s"

@@ -1,4 +1,6 @@
-"""Restoring: out of RAM against memcpy, from a cold disk against one sequential direct read."""
+"""Restoring: from RAM compared with memcpy, from a cold disk compared with one sequential direct
+read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from ollama_tiering.bench.tiers.hardware import (
     touched,
 )
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import ROWS, Blocks, OpenBlock, Rig
+from ollama_tiering.bench.tiers.rig import ROWS, OpenRamBlock, RandomBlocks, StoreRig
 from ollama_tiering.store import LeasedBlock, TierKind, buffer_reader, read_meta, verify_buffer
 from ollama_tiering.system.pagecache import read_past
 
@@ -45,8 +47,8 @@ def measure(
     for size in block_bytes:
         name = f"blocks of {size >> 20} MiB"
         say(f"restore, {name}")
-        blocks = Blocks.of(size, total_bytes)
-        rig = Rig(disk, total_bytes)
+        blocks = RandomBlocks.of(size, total_bytes)
+        rig = StoreRig(disk, total_bytes)
         try:
             rig.put(blocks, list(blocks.files()))
             rig.store.run_pending()
@@ -67,7 +69,7 @@ def measure(
     return Section("restore", "Restoring", "÷ memcpy or direct read", [*ram, *cold], notes)
 
 
-def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
+def _from_ram(rig: StoreRig, blocks: RandomBlocks, name: str, threads: int) -> list[Ratio]:
     copies, wholes, plain = [], [], []
     target: NDArray[np.uint8] | None = None
     for check in (False, True) * REPEATS:
@@ -101,7 +103,7 @@ def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
     return found
 
 
-def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
+def _from_disk(rig: StoreRig, blocks: RandomBlocks, name: str, threads: int) -> Ratio:
     taken, plain = [], []
     other = rig.other_file
     total = sum(path.stat().st_size for path in rig.block_files(rig.local_dir))
@@ -123,8 +125,8 @@ def _from_disk(rig: Rig, blocks: Blocks, name: str, threads: int) -> Ratio:
 def _shared_out(
     pool: ThreadPoolExecutor, threads: int, call: Callable[..., T], *of: Sequence[Any]
 ) -> list[T]:
-    """`pool.map`, but each thread goes through a share of its own, as a client's readers do: to
-    hand over every block by itself takes as long as copying a small one.
+    """As `pool.map`, but each thread works through a share of its own, as a client's readers do:
+    handing over every block separately takes as long as copying a small one.
     """
     items = list(zip(*of, strict=True))
     shares = [items[first::threads] for first in range(threads)]
@@ -132,7 +134,7 @@ def _shared_out(
     return [done[index % threads][index // threads] for index in range(len(items))]
 
 
-def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
+def _lease(rig: StoreRig, blocks: RandomBlocks) -> list[LeasedBlock]:
     rig.store.match(blocks.ns.digest(), blocks.keys, blocks.tokens, ROWS)
     leased = rig.store.lease(blocks.ns.digest(), blocks.keys)
     rig.store.release(leased.lease_id)  # nothing else runs here that could evict
@@ -141,17 +143,17 @@ def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
     return leased.blocks
 
 
-def _opened(block: LeasedBlock) -> OpenBlock:
+def _opened(block: LeasedBlock) -> OpenRamBlock:
     if block.tier is not TierKind.RAM:
         raise RuntimeError(f"a block lies in the {block.tier.label} tier only")
-    return OpenBlock(block)
+    return OpenRamBlock(block)
 
 
-def _copied(file: OpenBlock, rows: memoryview) -> None:
+def _copied(file: OpenRamBlock, rows: memoryview) -> None:
     file.read_into(rows, check=False)
 
 
-def _checked(file: OpenBlock, rows: memoryview) -> None:
+def _checked(file: OpenRamBlock, rows: memoryview) -> None:
     file.read_into(rows, check=True)
 
 
@@ -162,7 +164,7 @@ def _checked_read(block: LeasedBlock) -> None:
         verify_buffer(read_meta(buffer_reader(memory), len(memory)), memory)
 
 
-def _parts(target: NDArray[np.uint8], files: Sequence[OpenBlock]) -> list[memoryview]:
-    """Where the rows of each come to lie: one after the other."""
+def _parts(target: NDArray[np.uint8], files: Sequence[OpenRamBlock]) -> list[memoryview]:
+    """Where the rows of each block go: one after the other."""
     memory, ends = target.data, np.cumsum([file.rows_bytes for file in files])
     return [memory[end - file.rows_bytes : end] for end, file in zip(ends, files, strict=True)]

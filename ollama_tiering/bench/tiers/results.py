@@ -1,4 +1,4 @@
-"""One number beside what it was measured against."""
+"""A number beside what it is compared with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What belongs into one table and one plot. `axis` says what the ratio is one of."""
+    """The contents of one table and one plot. `axis` says what the ratio is of."""
 
     name: str  # of the plot's file
     title: str

@@ -17,7 +17,7 @@ import numpy as np
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store import (
     BlockKey,
-    Claim,
+    BlockOffer,
     FsTier,
     LeasedBlock,
     Namespace,
@@ -47,7 +47,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RandomBlocks:
     """One sequence of random blocks: 256 KiB for each of `layers`."""
 
     ns: Namespace
@@ -56,7 +56,7 @@ class Blocks:
     layers: int
 
     @classmethod
-    def of(cls, block_bytes: int, total_bytes: int) -> Blocks:
+    def of(cls, block_bytes: int, total_bytes: int) -> RandomBlocks:
         layers = max(1, block_bytes // LAYER_BYTES)
         count = max(2, total_bytes // (layers * LAYER_BYTES))
         name = f"bench-{layers}"
@@ -66,7 +66,7 @@ class Blocks:
         tokens = tokens_to_bytes(range(count * ROWS))
         return cls(ns, prefix_chain(ns.digest(), tokens, ROWS), tokens, layers)
 
-    def files(self) -> Iterator[tuple[Claim, bytes]]:
+    def files(self) -> Iterator[tuple[BlockOffer, bytes]]:
         shapes = [
             SegmentShape(0, layer, kind, "f16", HEADS * HEAD_DIM * 2)
             for layer in range(self.layers)
@@ -83,7 +83,7 @@ class Blocks:
                 shapes=shapes,
             )
             data = encode_block(plan, [rng.bytes(LAYER_BYTES // 2) for _ in shapes])
-            yield Claim(key, parent, len(data)), data
+            yield BlockOffer(key, parent, len(data)), data
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def bench_directories(disk: Path, total_bytes: int) -> Iterator[tuple[Path, Path
         yield ram_dir, local_dir, other_file, budget_bytes
 
 
-class Rig:
+class StoreRig:
     """RAM tier on tmpfs over a local tier below `disk`; both are removed at the end."""
 
     def __init__(
@@ -143,17 +143,17 @@ class Rig:
         )
 
     def reboot(self) -> None:
-        """RAM forgets; the disk stays."""
+        """Empties the RAM tier; the disk stays."""
         self.store.close()
         shutil.rmtree(self.ram_dir)
         self.ram_dir.mkdir(mode=0o700)
         self.open()
 
-    def put(self, blocks: Blocks, files: Sequence[tuple[Claim, bytes]]) -> None:
-        """As a client on this host: reserve, write the file, commit."""
+    def put(self, blocks: RandomBlocks, files: Sequence[tuple[BlockOffer, bytes]]) -> None:
+        """As a client on this host does: reserve, write the file, commit."""
         session = self.store.open_session(blocks.ns.digest(), blocks.ns.fields(), ROWS)
-        for claim, data in files:
-            (answer,) = session.reserve([claim])
+        for offer, data in files:
+            (answer,) = session.reserve([offer])
             if answer.outcome is not Outcome.RESERVED or answer.path is None:
                 raise UsageError(f"the store has no room: {answer.outcome.name.lower()}")
             with answer.path.open("r+b", buffering=0) as file:
@@ -171,9 +171,9 @@ class Rig:
         self._left.close()
 
 
-class OpenBlock:
+class OpenRamBlock:
     """A block of the RAM tier as the Go client has it (overlay/kvtier/file_linux.go): open and not
-    mapped, its header read and checked. To be closed.
+    mapped, its header read and checked. The caller closes it.
     """
 
     def __init__(self, block: LeasedBlock) -> None:

@@ -1,5 +1,5 @@
 """A sidecar over very many small block files: how soon it answers, how much memory it takes, and
-whether that stays so while clients put and get for as long as one cares to wait.
+whether that stays so while clients put and get for as long as wanted.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _flat(samples_bytes: list[int]) -> list[Ratio]:
 
 
 def _make_files(directory: Path, blocks: int) -> None:
-    """As a sidecar would have left them, without the time that takes."""
+    """Makes the files that a sidecar would have left, but faster."""
     tier = FsTier(TierKind.LOCAL, directory)
     try:
         for number in range(-(-blocks // CHAIN)):
@@ -134,7 +134,7 @@ def _make_files(directory: Path, blocks: int) -> None:
 def _sidecar(
     root: Path, files: int, budget_bytes: int = _ENOUGH_BYTES
 ) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
-    """(seconds until it is ready, the process, its socket); all files are known by then."""
+    """(seconds until it is ready, the process, its socket). All files are known by then."""
     budget = ["--local-gb", str(budget_bytes / 2**30)]
     with sidecar(["--ram-gb", "0", "--local", str(root / "local"), *budget]) as started:
         while not _settled(_local(started[2]), files if budget_bytes == _ENOUGH_BYTES else 0):
@@ -143,7 +143,9 @@ def _sidecar(
 
 
 def _settled(tier: pb.TierStat, blocks: int) -> bool:
-    """At least so many are known, and the files are counted: before that nothing is written."""
+    """Whether at least that many are known, and the files are counted; nothing is written before
+    that.
+    """
     return tier.surveyed and tier.blocks >= blocks
 
 
@@ -191,7 +193,7 @@ def _soak(
 def _client(
     socket: str, files: int, number: int, over: threading.Event, failures: list[str]
 ) -> None:
-    """Puts a conversation nobody has; gets that one and an old one, in turns. An old one may have
+    """Stores a new conversation, then gets that one and an old one, in turns. An old one may have
     been evicted, a new one not.
     """
     rows = np.zeros((BLOCK_TOKENS, 8), np.float16)

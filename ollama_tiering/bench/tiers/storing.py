@@ -1,6 +1,8 @@
-"""Storing: from the first reservation until everything is on the disk, against one direct write.
+"""Storing: from the first reservation until everything is on the disk, compared with one direct
+write.
 
-The sidecar is a process of its own, as it always is: a client's work is not done on its time.
+The sidecar is a process of its own, as it always is, so a client's work does not count as the
+sidecar's time.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from ollama_tiering.bench.table import rate
 from ollama_tiering.bench.tiers.hardware import sequential_write_seconds
 from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import ROWS, Blocks, bench_directories
+from ollama_tiering.bench.tiers.rig import ROWS, RandomBlocks, bench_directories
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import UsageError
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import Claim, TierKind
+from ollama_tiering.store import BlockOffer, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.files import write_all
 
@@ -34,7 +36,7 @@ _MOST_SECONDS: Final = 600.0
 _MEASURING_SECONDS: Final = 10.0
 _SETTINGS: Final = "min_tokens = 1\ntail_seconds = 0\nmin_free_percent = 0\ndaily_write = 0"
 
-File = tuple[Claim, bytes]
+File = tuple[BlockOffer, bytes]
 
 
 def measure(
@@ -44,7 +46,7 @@ def measure(
     for size in block_bytes:
         name = f"blocks of {size >> 20} MiB"
         say(f"put, {name}")
-        blocks = Blocks.of(size, total_bytes)
+        blocks = RandomBlocks.of(size, total_bytes)
         files = list(blocks.files())
         total = sum(len(data) for _, data in files)
         runs = [_once(disk, blocks, files, total) for _ in range(REPEATS)]
@@ -72,10 +74,10 @@ def measure(
 
 
 def _once(
-    disk: Path, blocks: Blocks, files: Sequence[File], total: int
+    disk: Path, blocks: RandomBlocks, files: Sequence[File], total: int
 ) -> tuple[float, float, float, float]:
-    """Seconds until the client is done, until all is on the disk, of processors meanwhile, and of
-    the plain write.
+    """Seconds until the client is done, seconds until all is on the disk, processor seconds
+    meanwhile, and seconds of the plain write.
     """
     with bench_directories(disk, total) as (ram_dir, local_dir, other_file, budget_bytes):
         gigabytes = str(budget_bytes / 1e9)
@@ -107,7 +109,7 @@ def _processor_seconds(process: psutil.Process) -> float:
 
 
 def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
-    """A sidecar's first seconds go into measuring its tiers."""
+    """In its first seconds a sidecar measures its tiers."""
     end = time.perf_counter() + _MEASURING_SECONDS
     while time.perf_counter() < end:
         tiers = stub.Stat(pb.StatRequest(), timeout=30).tiers
@@ -116,7 +118,7 @@ def _wait_until_measured(stub: rpc.BlockStoreStub) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _put(stub: rpc.BlockStoreStub, blocks: Blocks, files: Sequence[File]) -> None:
+def _put(stub: rpc.BlockStoreStub, blocks: RandomBlocks, files: Sequence[File]) -> None:
     fields = [pb.NamespaceField(name=name, value=value) for name, value in blocks.ns.fields()]
     with Exchange(stub.Put, _MOST_SECONDS) as exchange:
         exchange.send(
@@ -129,10 +131,10 @@ def _put(stub: rpc.BlockStoreStub, blocks: Blocks, files: Sequence[File]) -> Non
             )
         )
         for batch in _batches(files):
-            claims = [
-                pb.BlockClaim(key=c.key, parent=c.parent, file_bytes=c.file_bytes) for c, _ in batch
+            offers = [
+                pb.BlockOffer(key=c.key, parent=c.parent, file_bytes=c.file_bytes) for c, _ in batch
             ]
-            answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(claims=claims)))
+            answer = exchange.call(pb.PutRequest(reserve=pb.PutReserve(offers=offers)))
             ids = []
             for (_, data), reserved in zip(batch, answer.reserved.reservations, strict=True):
                 if not reserved.path:
@@ -151,11 +153,11 @@ def _put(stub: rpc.BlockStoreStub, blocks: Blocks, files: Sequence[File]) -> Non
 
 def _batches(files: Sequence[File]) -> Iterator[list[File]]:
     batch: list[File] = []
-    for claim, data in files:
+    for offer, data in files:
         if batch and sum(len(one) for _, one in batch) + len(data) > BATCH_BYTES:
             yield batch
             batch = []
-        batch.append((claim, data))
+        batch.append((offer, data))
     yield batch
 
 

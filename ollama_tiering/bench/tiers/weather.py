@@ -1,4 +1,4 @@
-"""Hits in RAM while the remote tier hangs for ever, against the same with a healthy one."""
+"""Hits in RAM while the remote tier hangs, compared with the same hits while it works."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import LAYER_BYTES, ROWS, Blocks, Rig
+from ollama_tiering.bench.tiers.rig import LAYER_BYTES, ROWS, RandomBlocks, StoreRig
 from ollama_tiering.store import RemoteTier, SharedFsTier
 
 _CALLS: Final = 3000
 _BLOCKS: Final = 32
 _DEADLINE_SECONDS: Final = 0.2
 _REMOTE_CALLS: Final = (
-    "scan", "create", "publish", "discard", "open", "remove", "describe", "settle", "probe",
+    "scan", "create", "publish", "discard", "open", "remove", "describe", "drop_pages", "probe",
     "announce", "neighbours", "touch", "exists",
 )  # fmt: skip
 
 
 class StoppingTier(SharedFsTier):
-    """A remote directory whose every call waits while `go_on` is not set, as in the kernel."""
+    """A remote directory in which every call waits, as in the kernel, until `go_on` is set."""
 
     def __init__(self, directory: Path, go_on: threading.Event) -> None:
         self.go_on = go_on
@@ -59,8 +59,8 @@ def measure(disk: Path, say: Callable[[str], None]) -> Section:
 
 
 def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
-    """(p99 of seconds of a hit in RAM, calls of the remote tier that hang)."""
-    blocks = Blocks.of(LAYER_BYTES, _BLOCKS * LAYER_BYTES)
+    """(p99 of the seconds of a hit in RAM, calls of the remote tier that hang)."""
+    blocks = RandomBlocks.of(LAYER_BYTES, _BLOCKS * LAYER_BYTES)
     directory = Path(tempfile.mkdtemp(dir=disk, prefix="tiering-bench-"))
     go_on = threading.Event()
     if not hangs:
@@ -68,7 +68,7 @@ def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
     remote = RemoteTier(
         directory, lambda: StoppingTier(directory, go_on), deadline_seconds=_DEADLINE_SECONDS
     )
-    rig = Rig(disk, _BLOCKS * LAYER_BYTES, background=True, remote=remote)
+    rig = StoreRig(disk, _BLOCKS * LAYER_BYTES, background=True, remote=remote)
     try:
         rig.put(blocks, list(blocks.files()))
         time.sleep(2 * _DEADLINE_SECONDS)
@@ -80,8 +80,8 @@ def _with_remote(disk: Path, *, hangs: bool) -> tuple[float, int]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def hits(rig: Rig, blocks: Blocks) -> float:
-    """p99 of seconds."""
+def hits(rig: StoreRig, blocks: RandomBlocks) -> float:
+    """p99 of the seconds."""
     seconds = []
     namespace = blocks.ns.digest()
     for _ in range(_CALLS):

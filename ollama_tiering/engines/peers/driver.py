@@ -1,7 +1,7 @@
 """A peer with the model loaded, in a process of its own, asked over a Unix socket.
 
-Seconds are counted here, from the request to the line with the token, as they are for Ollama: what
-a client would see.
+Seconds are counted here, from the request to the line with the token, as they are for Ollama: this
+is what a client would see.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INSTRUCTIONS = ("AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "SVE", "NEO
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """As worker.py reads them. The cache is f16, nothing runs on a GPU."""
+    """The settings that worker.py reads. The cache is f16, and nothing runs on a GPU."""
 
     peer: str
     context_tokens: int
@@ -56,7 +56,9 @@ class PeerDriver:
         self._log = scratch.root / f"{settings.peer}.log"
 
     def start(self) -> None:
-        """The model is loaded. ServiceError, with the last lines of its log, where it is not."""
+        """Returns when the model is loaded. ServiceError, with the last lines of its log, if it
+        cannot be.
+        """
         path = self._scratch.root / "p.sock"
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -79,7 +81,7 @@ class PeerDriver:
         self.engine, self.built_for = str(hello["version"]), instructions(str(hello["system"]))
 
     def generate(self, prompt: str, new_tokens: int) -> Generated:
-        """ServiceError where the process dies meanwhile."""
+        """ServiceError if the process dies meanwhile."""
         answer = Generated()
         request = {"prompt": encode(prompt), "new_tokens": new_tokens}
         started = time.perf_counter()

@@ -1,7 +1,8 @@
 """The virtual environment with the packages of the peers, apart from ours.
 
 Versions and hashes are those of requirements-peers.lock, and only wheels are installed: nothing is
-compiled here. One peer's wheel that this machine or Python can't have does not keep the other out.
+compiled here. If the wheel of one peer is not available for this machine or Python, the other is
+installed all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOCK = Path(__file__).with_name("requirements-peers.lock")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A program and its packages on PyPI, the one with its library first."""
+    """A program and its packages on PyPI; the first one has its library."""
 
     name: str
     packages: tuple[str, ...]
@@ -37,10 +38,9 @@ PEERS = (LLAMA_CPP, IK_LLAMA_CPP)
 def python_with(
     peers: Sequence[Peer], given: Path | None, report: Report
 ) -> tuple[Path, dict[str, str]]:
-    """An interpreter that can import the peers, and for each that it cannot the reason, by name.
-
-    `given` names an environment: one that is there is taken as it is, with whatever builds of the
-    packages are in it, else it is made. None: ours, below the cache.
+    """An interpreter that can import the peers, and, by name, why it cannot import the others.
+    `given` names an environment. One that exists is used as it is, with whatever builds are in it;
+    otherwise it is made. None: ours, below the cache.
     """
     folder = given or own_folder()
     python = folder / "bin" / "python"
@@ -55,8 +55,8 @@ def python_with(
 
 
 def requirements(packages: Sequence[str], lock: str) -> str:
-    """The lines of some packages of a lock file, with every hash; one may be there for several
-    Pythons.
+    """The lines of some packages of a lock file, with every hash. A package may be there for
+    several Pythons.
     """
     wanted = "|".join(map(re.escape, packages))
     found = re.findall(rf"^(?:{wanted})==.*(?:\n    --hash=.*)+", lock, re.MULTILINE)
@@ -64,25 +64,25 @@ def requirements(packages: Sequence[str], lock: str) -> str:
 
 
 def own_folder() -> Path:
-    """Another lock or another Python is another environment."""
+    """Another lock file or another Python has another environment."""
     version = "{}.{}".format(*sys.version_info)
     name = hashlib.sha256(LOCK.read_bytes() + version.encode()).hexdigest()[:16]
     return config.cache_dir() / "peers" / name
 
 
 def _has_pip(python: Path) -> bool:
-    """It comes last: without it the environment was begun and not finished."""
+    """pip comes last: without it the environment was begun and not finished."""
     return python.is_file() and run(python, "-c", "import pip").returncode == 0
 
 
 def _make(folder: Path, report: Report) -> str:
-    """Why there is none; empty where there is."""
+    """Why the environment could not be made; empty if it was."""
     done = run(sys.executable, "-m", "venv", "--clear", folder, report=report)
     return f"no virtual environment: {_last(done.tail)}" if done.returncode else ""
 
 
 def _install(python: Path, peer: Peer, report: Report) -> str:
-    """Why it is not there; empty where it is."""
+    """Why the package could not be installed; empty if it was."""
     lines = requirements(peer.packages, LOCK.read_text(encoding="utf-8"))
     pinned = lines.partition("==")[2].split()[0]
     if _version(python, peer.packages[0]) == pinned:
@@ -97,7 +97,7 @@ def _install(python: Path, peer: Peer, report: Report) -> str:
 
 
 def _version(python: Path, package: str) -> str:
-    """Empty where it is not installed."""
+    """Empty if it is not installed."""
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     done = run(python, "-c", ask, package)
     return "" if done.returncode else done.stdout.strip()

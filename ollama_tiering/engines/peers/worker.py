@@ -1,11 +1,12 @@
 """One model in one peer: `python worker.py SOCKET SETTINGS`, in the peers' virtual environment.
 
-SETTINGS is JSON: peer, model, own_socket (where a peer listens that insists on it; its name ends in
-.sock), context_tokens, batch_tokens, threads, flash. JSON lines go over the Unix socket SOCKET:
-first {"version", "system"} when the model is loaded. A request {"prompt": ids, "new_tokens": n} is
-answered by n lines {"token": id, "top": [[id, log probability], ...]}, each sent when its token is
-known, then {"prompt_tokens": n}. Greedy; nothing is kept from one request to the next. Standard
-library and the peer's package only: nothing of ours is there.
+SETTINGS is JSON: peer, model, own_socket (for a peer that insists on listening; its name ends in
+.sock), context_tokens, batch_tokens, threads, flash. JSON lines go over the Unix socket SOCKET,
+beginning with {"version", "system"} when the model is loaded. The answer to a request {"prompt":
+ids, "new_tokens": n} is n lines {"token": id, "top": [[id, log probability], ...]}, each sent when
+its token is known, and then {"prompt_tokens": n}. Greedy; nothing is kept from one request to the
+next. This uses only the standard library and the peer's package, because our package is not
+installed there.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ MAX_FILE_BYTES: Final = 1 << 40
 _PREAMBLE: Final = struct.Struct("<8sIIQI")  # without the CRC over itself
 _COPY_BYTES: Final = 1 << 20
 
-ReadAt = Callable[[int, int], bytes]  # (offset, length) -> exactly so many bytes, or raises
+ReadAt = Callable[[int, int], bytes]  # (offset, length) -> exactly that many bytes, or raises
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentShape:
-    """One segment to be written: which rows, and how wide they are."""
+    """A segment to be written: which one it is, and how wide its rows are."""
 
     child: int
     layer: int
@@ -103,7 +103,7 @@ class BlockMeta:
 
     @property
     def raw_file_bytes(self) -> int:
-        """Size of the file once decoded: what a client that reads it sees."""
+        """Size of the decoded file, which is what a client sees."""
         if not self.encoded:
             return self.file_bytes
         return self.raw_payload_offset + sum(align(s.raw_bytes) for s in self.segments)
@@ -114,14 +114,14 @@ class BlockMeta:
 
     @property
     def plain_rows(self) -> int:
-        """Leading rows with nothing but a token: they may match in part. < 0: a window block."""
+        """Leading rows with nothing but a token; these may match in part. < 0: a window block."""
         if self.cells:
             return plain_rows_of_window(self.extras, self.segments[0].child, self.rows)
         return self.extras[0].row if self.extras else self.rows
 
 
 class BlockPlan:
-    """Where everything of a block to be written will lie, before its payload is known."""
+    """Where each part of a block will lie; its payload is not known yet."""
 
     def __init__(self, header: pb.BlockHeader) -> None:
         self._header = header
@@ -133,11 +133,11 @@ class BlockPlan:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """(offset in the file, bytes) of every segment, in the order of the shapes."""
+        """Pairs (offset in the file, bytes) of the segments, in the order of the shapes."""
         return [(self.payload_offset + s.offset, s.stored_bytes) for s in self._header.segments]
 
     def head(self, checksums: Sequence[int]) -> bytes:
-        """Preamble, header and padding: the file's bytes before the payload."""
+        """Preamble, header and padding: the bytes of the file before its payload."""
         header = pb.BlockHeader()
         header.CopyFrom(self._header)
         for segment, checksum in zip(header.segments, checksums, strict=True):
@@ -201,7 +201,7 @@ def plan_block(
 
 
 def encode_block(plan: BlockPlan, payload: Sequence[Buffer]) -> bytes:
-    """The whole file in memory: for inline transfer; the fast path fills a file in place."""
+    """The whole file in memory, for inline transfer. The fast path fills a file in place."""
     out = bytearray(plan.file_bytes)
     checksums = []
     for (offset, stored_bytes), data in zip(plan.spans, payload, strict=True):
@@ -246,13 +246,13 @@ def read_meta(read_at: ReadAt, file_bytes: int) -> BlockMeta:
 
 
 def check_place(meta: BlockMeta, namespace: NamespaceId, key: BlockKey) -> None:
-    """CorruptBlock where a valid file lies under another block's name."""
+    """CorruptBlock if a valid file lies under the name of another block."""
     if (meta.namespace, meta.key) != (namespace, key):
         raise CorruptBlock("the file lies where another block belongs")
 
 
 def declared_file_bytes(head: Buffer) -> int | None:
-    """Size of the file that starts with these bytes, by its header alone; None while incomplete."""
+    """The file's size by the header in these first bytes; None if that is incomplete."""
     view = memoryview(head).cast("B")
     if view.nbytes < PREAMBLE_BYTES:
         return None
@@ -268,7 +268,7 @@ def declared_file_bytes(head: Buffer) -> int | None:
 
 
 def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
-    """Checks every segment's CRC-32C. CorruptBlock names the first one that does not match."""
+    """Checks the CRC-32C of every segment. CorruptBlock names the first one that does not match."""
     for segment in meta.segments:
         crc = 0
         end = segment.file_offset + segment.stored_bytes
@@ -279,7 +279,7 @@ def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
 
 
 def verify_buffer(meta: BlockMeta, data: Buffer) -> None:
-    """The same for a whole file in memory, which is not copied."""
+    """As `verify_payload`, for a whole file in memory, without copying it."""
     with memoryview(data) as whole, whole.cast("B") as view:
         for segment in meta.segments:
             end = segment.file_offset + segment.stored_bytes

@@ -1,7 +1,7 @@
 """CRC-32C by google-crc32c's C extension, over any buffer without copying it.
 
-The extension takes only objects without a release hook: numpy arrays pass, memoryview and mmap do
-not. It holds the interpreter lock, so long buffers are taken in slices.
+The extension takes only objects without a release hook: it accepts numpy arrays, but neither
+memoryview nor mmap. It holds the interpreter's lock, so long buffers are passed in slices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A namespace's description: what it is the digest of, as the text of `namespace.json` and checked.
+"""A namespace's description, that is, what it is the digest of: as the text of `namespace.json`,
+and checked.
 
-A client writes it: without a bound, one description could take a tier's whole budget.
+A client writes the description. Without a limit, one description could use a tier's whole budget.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_TEXT_BYTES: Final = 64 << 10  # eight times that of a model with 256 layers
 
 
 def namespace_text(fields: Sequence[tuple[str, str]]) -> bytes:
-    """InvalidBlock when it is too long."""
+    """InvalidBlock if it is too long."""
     text = json.dumps(dict(fields), indent=1, ensure_ascii=False).encode() + b"\n"
     if len(text) > MAX_TEXT_BYTES:
         raise InvalidBlock(
@@ -28,7 +29,7 @@ def namespace_text(fields: Sequence[tuple[str, str]]) -> bytes:
 
 
 def checked_fields(pairs: list[tuple[object, object]], namespace: NamespaceId) -> Fields:
-    """The pairs, if they are text and the namespace is their digest; else none."""
+    """The pairs, if they are text and their digest is the namespace; otherwise none."""
     fields = tuple((n, v) for n, v in pairs if isinstance(n, str) and isinstance(v, str))
     try:
         right = len(fields) == len(pairs) and namespace_digest(fields) == namespace

@@ -1,7 +1,7 @@
-"""How the bytes of a segment may be stored: as they are, or as zstd frames of their byte planes.
+"""How the bytes of a segment are stored: as they are, or as zstd frames of their byte planes.
 
-Pure. A frame is decoded into exactly the bytes its header may claim, never more: the size a frame
-states is compared with what the segment's rows say before anything is allocated.
+Pure. A frame is decoded into exactly as many bytes as its header may state: the size is compared
+with what the segment's rows need before anything is allocated.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ MIN_SAVED: Final = 0.05  # share of the bytes below which it does not pay
 
 
 class Encoding(Enum):
-    """What a tier writes; blocks that would not get smaller stay raw under each of them."""
+    """How a tier writes blocks. Under each encoding, blocks that would not
+    become smaller stay raw.
+    """
 
     NONE = "none"
     ZSTD = "zstd"
 
 
 class ZstdPlanes:
-    """Encodes and decodes segments. Thread-safe: contexts are one per thread."""
+    """Encodes and decodes segments. Thread-safe: each thread has contexts of its own."""
 
     def __init__(self, level: int = DEFAULT_ZSTD_LEVEL) -> None:
         self._level = level
         self._local = threading.local()
 
     def encode(self, raw: Buffer, dtype: str) -> list[bytes]:
-        """One frame per plane of `raw`."""
+        """One zstd frame per plane of `raw`."""
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             compressor = zstandard.ZstdCompressor(level=self._level)
@@ -56,8 +58,8 @@ class ZstdPlanes:
         raw_bytes: int,
         scratch: planes.Bytes | None = None,
     ) -> planes.Bytes:
-        """The `raw_bytes` bytes that were encoded, in `scratch` if they fit there. CorruptBlock
-        when the frames are not theirs.
+        """The `raw_bytes` bytes that were encoded, in `scratch` if they fit there. CorruptBlock if
+        the frames do not give them.
         """
         sizes = planes.plane_sizes(dtype, raw_bytes)
         view = memoryview(stored).cast("B")
@@ -86,7 +88,9 @@ class ZstdPlanes:
 
 
 def plausible(segment: pb.Segment, raw_bytes: int) -> bool:
-    """Whether so many rows can be stored in the bytes the segment says, in its encoding."""
+    """Whether that many rows can be stored in the bytes that the segment
+    states, in its encoding.
+    """
     stored_bytes = segment.stored_bytes
     if segment.encoding == pb.ENCODING_RAW:
         return stored_bytes == raw_bytes
@@ -99,5 +103,5 @@ def plausible(segment: pb.Segment, raw_bytes: int) -> bool:
 
 
 def pays(stored_bytes: int, raw_bytes: int) -> bool:
-    """Whether storing so many bytes instead is worth the decoding."""
+    """Whether the saved bytes are worth the decoding."""
     return stored_bytes <= (1 - MIN_SAVED) * raw_bytes

@@ -45,7 +45,7 @@ _LAYER_KINDS: Final = ("full", "swa", "chunked")
 
 @dataclass(frozen=True, slots=True)
 class BlockExtra:
-    """What else than a token stands at a row of a block, e.g. an image."""
+    """What stands at a row of a block besides a token, such as an image."""
 
     row: int  # within the block
     digest: bytes
@@ -76,7 +76,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """All that changes the meaning of a block's bytes, apart from tokens."""
+    """Everything but tokens that changes the meaning of a block's bytes."""
 
     model: str
     engine: str
@@ -121,7 +121,7 @@ class Namespace:
 
 
 def namespace_digest(fields: Iterable[tuple[str, str]]) -> NamespaceId:
-    """Digest of (name, value) pairs as a peer sent them; the names are not judged."""
+    """The digest of pairs (name, value) that a client sent; the names are not checked."""
     state = hashlib.sha256(_lp(_NAMESPACE_TAG))
     for name, value in fields:
         state.update(_lp(name.encode()))
@@ -130,15 +130,17 @@ def namespace_digest(fields: Iterable[tuple[str, str]]) -> NamespaceId:
 
 
 def window_extra(child: int, first: int, cells: Sequence[int]) -> BlockExtra:
-    """What tells a window block from its parent's other children: rows of this cache child, from
-    this row of the parent on, that lay in these cells.
+    """Distinguishes a window block from its parent's other children: it has rows of this cache
+    child, from this row of the parent on, which lay in these cells.
     """
     numbers = struct.pack(f"<{2 + len(cells)}I", child, first, *cells)
     return BlockExtra(0, hashlib.sha256(_lp(_WINDOW_TAG) + numbers).digest())
 
 
 def window_end_extra(child: int, first: int) -> BlockExtra:
-    """The same for the block that a window ends with, which is found without knowing cells."""
+    """As `window_extra`, for the block that ends a window, which is found without knowing the
+    cells.
+    """
     numbers = struct.pack("<2I", child, first)
     return BlockExtra(0, hashlib.sha256(_lp(_WINDOW_END_TAG) + numbers).digest())
 
@@ -156,12 +158,14 @@ def as_namespace(value: bytes) -> NamespaceId:
 
 
 def digest_from_hex(text: str) -> bytes | None:
-    """The 32 bytes of a lower-case hex file or directory name; None when it is not one."""
+    """The 32 bytes that a file or directory name gives in lower-case hex; None if it is no such
+    name.
+    """
     return bytes.fromhex(text) if _HEX.fullmatch(text) else None
 
 
 def tokens_to_bytes(tokens: Iterable[int] | np.ndarray) -> bytes:
-    """Token ids as int32 little endian. OverflowError for an id that is no int32."""
+    """Token ids as int32, little endian. OverflowError for an id that does not fit."""
     ids = tokens if isinstance(tokens, np.ndarray) else list(tokens)
     array = np.asarray(ids, dtype=np.int64)
     if array.size and (array.min() < -(1 << 31) or array.max() >= 1 << 31):
@@ -174,7 +178,7 @@ def tokens_from_bytes(data: bytes) -> list[int]:
 
 
 def block_key(parent: bytes, tokens: bytes, extras: Sequence[BlockExtra] = ()) -> BlockKey:
-    """Key of the block with these tokens after `parent` (the namespace for the first block)."""
+    """The key of the block with these tokens after `parent` (the namespace for the first block)."""
     state = hashlib.sha256(_lp(_KEY_TAG))
     state.update(_lp(parent))
     state.update(_lp(tokens))
@@ -188,7 +192,9 @@ def prefix_chain(
     block_tokens: int,
     extras: Sequence[BlockExtra] = (),
 ) -> list[BlockKey]:
-    """Keys of a prompt's whole blocks, first to last. Rows of `extras` count from its start."""
+    """The keys of a prompt's whole blocks, first to last. Rows of `extras` count from the prompt's
+    start.
+    """
     step = block_tokens * TOKEN_BYTES
     keys: list[BlockKey] = []
     parent: bytes = namespace
@@ -206,7 +212,7 @@ def tail_key(
     block_tokens: int,
     extras: Sequence[BlockExtra] = (),
 ) -> BlockKey | None:
-    """Key of the tail block after the whole ones; None when the tokens end at a block's end."""
+    """The key of the tail block; None if the tokens end at the end of a block."""
     whole = len(tokens) // (block_tokens * TOKEN_BYTES)
     rest = tokens[whole * block_tokens * TOKEN_BYTES :]
     if not rest:

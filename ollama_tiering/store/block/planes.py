@@ -1,9 +1,9 @@
-"""Byte planes: of elements of w bytes, first all their lowest bytes, ... , last all their highest.
+"""Byte planes of elements of w bytes: first the lowest byte of every element, …, last the highest.
 
-In K/V rows the high bytes (sign, exponent) repeat and the low ones (mantissa) do not: apart, the
-former compress. Two-byte elements go through 16-bit arithmetic, which numpy does with the vector
-unit: 4 and 2 times as fast as strided copies of bytes (docs/measurements/encoding.md). Pure; numpy
-releases the interpreter lock in all of it.
+In K/V rows the high bytes (sign, exponent) repeat and the low ones (mantissa) do not; separated,
+the high bytes compress. Elements of two bytes are split and joined by 16-bit arithmetic, which
+numpy does with the vector unit: 4 and 2 times as fast as copying bytes with a stride
+(docs/measurements/encoding.md). Pure; numpy releases the interpreter's lock in all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PART_ELEMENTS: Final = 64 << 10  # so that a part's temporaries stay in the L2 
 
 
 def plane_sizes(dtype: str, raw_bytes: int) -> list[int]:
-    """Bytes of each plane. What is left of a last, incomplete element is a plane of its own."""
+    """The bytes of each plane. The bytes of an incomplete last element are a plane of their own."""
     width = _ELEMENT_BYTES.get(dtype, 1)
     elements, rest = divmod(raw_bytes, width)
     return [size for size in (*[elements] * width, rest) if size]
@@ -47,10 +47,9 @@ def split(raw: Buffer, dtype: str) -> list[Bytes]:
 def join(
     planes: Sequence[Buffer], dtype: str, raw_bytes: int, scratch: Bytes | None = None
 ) -> Bytes:
-    """The opposite of `split`; the planes have the sizes that `plane_sizes` says.
-
-    What is returned lies in `scratch` where that is large enough: memory that is used again is much
-    faster than fresh memory, whose every page is a fault.
+    """The inverse of `split`; the planes have the sizes that `plane_sizes` gives. The result lies
+    in `scratch` if that is large enough: memory that is used again is much faster than fresh
+    memory, of which every page causes a fault.
     """
     width = _ELEMENT_BYTES.get(dtype, 1)
     if scratch is None or scratch.size < raw_bytes:

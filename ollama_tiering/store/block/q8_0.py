@@ -1,9 +1,9 @@
 """ggml's q8_0 on f16 rows: blocks of 32 elements share a scale. Lossy, once; pure.
 
-`round_rows` is the loss: quantise and back, by ggml's rule (ggml-quants.c, quantize_row_q8_0_ref:
-d = max|x| / 127, q = round half away from zero of x / d, d kept as f16). What it gives is written
-wherever the rows go, so every copy of a block has the same bytes. `codes_of` and `rows_of` are a
-lossless encoding of rows that have been rounded: 34 bytes for 64.
+The loss is in `round_rows`: it quantises and converts back, by ggml's rule (ggml-quants.c,
+quantize_row_q8_0_ref: d = max|x| / 127, q = round half away from zero of x / d, d kept as f16). Its
+result is written wherever the rows go, so every copy of a block has the same bytes. `codes_of` and
+`rows_of` encode rounded rows without loss, 64 bytes as 34.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEPS: Final = (0, -1, 1, -2, 2)
 
 
 def round_rows(raw: Buffer) -> Bytes | None:
-    """The rows as q8_0 has them; None when they cannot be: not whole blocks, not finite."""
+    """The rows rounded to q8_0; None if they cannot be: no whole blocks, or not finite."""
     values = _values(raw)
     if values is None:
         return None
@@ -40,7 +40,7 @@ def round_rows(raw: Buffer) -> Bytes | None:
 
 
 def codes_of(raw: Buffer) -> Bytes | None:
-    """The q8_0 blocks whose rows are exactly these; None when there are none."""
+    """The q8_0 blocks that give exactly these rows; None if there are none."""
     values = _values(raw)
     if values is None:
         return None

@@ -20,7 +20,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class BlockOffer:
     key: BlockKey
     parent: bytes
     file_bytes: int
@@ -41,21 +41,23 @@ class CommitResult:
     reason: str = ""
 
 
-def check_claim(claim: Claim) -> None:
-    if not 2 * ALIGNMENT <= claim.file_bytes <= MAX_FILE_BYTES or claim.file_bytes % ALIGNMENT:
-        raise InvalidBlock(f"{claim.file_bytes} bytes cannot be the size of a block file")
+def check_offer(offer: BlockOffer) -> None:
+    if not 2 * ALIGNMENT <= offer.file_bytes <= MAX_FILE_BYTES or offer.file_bytes % ALIGNMENT:
+        raise InvalidBlock(f"{offer.file_bytes} bytes cannot be the size of a block file")
 
 
-def check_meta(meta: BlockMeta, claim: Claim, namespace: NamespaceId, block_tokens: int) -> None:
+def check_meta(
+    meta: BlockMeta, offer: BlockOffer, namespace: NamespaceId, block_tokens: int
+) -> None:
     if meta.namespace != namespace:
         raise InvalidBlock("the header is of another namespace")
-    if meta.key != claim.key or meta.parent != claim.parent:
+    if meta.key != offer.key or meta.parent != offer.parent:
         raise InvalidBlock("the header is of another block than was reserved")
     if meta.encoded:
         raise InvalidBlock("a client stores blocks raw; the tiers encode them")
-    if meta.file_bytes != claim.file_bytes:
+    if meta.file_bytes != offer.file_bytes:
         raise InvalidBlock("the file has another size than was reserved")
-    if meta.rows > block_tokens or (meta.rows < block_tokens) != claim.tail:
+    if meta.rows > block_tokens or (meta.rows < block_tokens) != offer.tail:
         raise InvalidBlock(f"{meta.rows} rows do not fit the reservation")
     if meta.first_position % block_tokens or (meta.first_position == 0) != (
         meta.parent == namespace

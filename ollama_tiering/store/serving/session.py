@@ -30,19 +30,19 @@ from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
 from ollama_tiering.store.serving.offers import (
-    Claim,
+    BlockOffer,
     CommitResult,
     Outcome,
     Reserved,
-    check_claim,
     check_meta,
+    check_offer,
 )
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
 from ollama_tiering.store.upkeep import room, shares, transcode
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.quiet_log import QuietLog
 
-__all__ = ["Claim", "CommitResult", "Outcome", "Reserved", "WriteSession"]
+__all__ = ["BlockOffer", "CommitResult", "Outcome", "Reserved", "WriteSession"]
 
 seldom = QuietLog(logging.getLogger(__name__))
 
@@ -51,7 +51,7 @@ _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
 
 @dataclass(slots=True)
 class _Pending:
-    claim: Claim
+    offer: BlockOffer
     level: Level
     temp: TempBlock
     room: Reservation[BlockKey]
@@ -92,18 +92,18 @@ class WriteSession:
         self._pending: dict[int, _Pending] = {}  # under the lock: what is too old is taken away
         self._inline: _Inline | None = None
 
-    def reserve(self, claims: Sequence[Claim]) -> list[Reserved]:
-        """One answer per claim. After the first that is not taken none of the rest is either."""
-        for claim in claims:
-            check_claim(claim)
+    def reserve(self, offers: Sequence[BlockOffer]) -> list[Reserved]:
+        """One answer per offer. After the first that is not taken none of the rest is either."""
+        for offer in offers:
+            check_offer(offer)
         if refusal := self._state.terms.of(self.namespace).refusal:
-            return [Reserved(Outcome.REFUSED, reason=refusal)] * len(claims)
+            return [Reserved(Outcome.REFUSED, reason=refusal)] * len(offers)
         answers: list[Reserved] = []
-        for claim in claims:
+        for offer in offers:
             if answers and answers[-1].outcome in (Outcome.NO_ROOM, Outcome.REFUSED):
                 answers.append(Reserved(answers[-1].outcome))
                 continue
-            pending = self._claim(claim)
+            pending = self._begin(offer)
             if isinstance(pending, Outcome):
                 answers.append(Reserved(pending))
                 continue
@@ -116,7 +116,7 @@ class WriteSession:
     def commit(self, reservation_ids: Sequence[int]) -> list[CommitResult]:
         """Checks each filled file against its reservation and makes it visible."""
         results = []
-        claims: list[Claim] = []
+        offers: list[BlockOffer] = []
         for reservation_id in reservation_ids:
             with self._lock:
                 pending = self._pending.pop(reservation_id, None)
@@ -124,8 +124,8 @@ class WriteSession:
                 results.append(CommitResult(False, "no such reservation, or it has expired"))
             else:
                 results.append(self._commit(pending, verify=False))
-                claims.append(pending.claim)
-        self._touch(claims)
+                offers.append(pending.offer)
+        self._touch(offers)
         return results
 
     def put_inline(self, key: BlockKey, part: bytes, *, last: bool) -> CommitResult | None:
@@ -146,11 +146,11 @@ class WriteSession:
             if present:
                 return CommitResult(True)
             pending = inline.pending
-            if pending is None or inline.written_bytes != pending.claim.file_bytes:
+            if pending is None or inline.written_bytes != pending.offer.file_bytes:
                 raise InvalidBlock("the block ends before its header says")
             inline.pending = None
             result = self._commit(pending, verify=True)
-            self._touch([pending.claim])
+            self._touch([pending.offer])
             return result
         except BaseException:
             self._inline = None
@@ -187,8 +187,8 @@ class WriteSession:
     ) -> None:
         self.close()
 
-    def _claim(self, claim: Claim) -> _Pending | Outcome:
-        answer = entering.begin(self._state, claim.key, claim.parent, len(self._pending))
+    def _begin(self, offer: BlockOffer) -> _Pending | Outcome:
+        answer = entering.begin(self._state, offer.key, offer.parent, len(self._pending))
         if isinstance(answer, str):
             seldom.warning("reservations", "reservation refused: %s", answer)
             return Outcome.NO_ROOM
@@ -196,46 +196,46 @@ class WriteSession:
             return Outcome.PRESENT if answer is Answer.PRESENT else Outcome.NO_ROOM
         pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
-            pending = self._find_room(claim)
+            pending = self._find_room(offer)
         finally:
             if isinstance(pending, Outcome):
-                entering.end(self._state, claim.key, claim.parent)
+                entering.end(self._state, offer.key, offer.parent)
         return pending
 
-    def _find_room(self, claim: Claim) -> _Pending | Outcome:
+    def _find_room(self, offer: BlockOffer) -> _Pending | Outcome:
         """In the first tier that has room. A client cannot fill a file on a remote one."""
         state = self._state
         outcome = Outcome.NO_ROOM
         for level in state.levels:
             if level.tier.kind is TierKind.REMOTE or state.suspended(level):
                 continue
-            if not state.admission.direct(claim.key, level):
+            if not state.admission.direct(offer.key, level):
                 outcome = Outcome.REFUSED
                 continue
-            reservation = shares.reserve_room(state, level, self.namespace, claim.file_bytes)
+            reservation = shares.reserve_room(state, level, self.namespace, offer.file_bytes)
             if reservation is None:
                 continue
-            if not state.admission.charge(level, claim.file_bytes):
+            if not state.admission.charge(level, offer.file_bytes):
                 reserving.release(state, reservation)
                 outcome = Outcome.REFUSED
                 continue
             try:
                 temp = room.create_temp(
-                    state, level, self.namespace, claim.key, claim.file_bytes, reservation
+                    state, level, self.namespace, offer.key, offer.file_bytes, reservation
                 )
             except OSError as error:
-                state.admission.refund(level, claim.file_bytes)
+                state.admission.refund(level, offer.file_bytes)
                 reserving.release(state, reservation)
                 weather.failed(state, level, error, "reserve")
                 continue
             deadline = state.clock() + self._reserve_seconds
-            return _Pending(claim, level, temp, reservation, deadline, claim.file_bytes)
+            return _Pending(offer, level, temp, reservation, deadline, offer.file_bytes)
         return outcome
 
-    def _touch(self, claims: Sequence[Claim]) -> None:
+    def _touch(self, offers: Sequence[BlockOffer]) -> None:
         """Marks the chains as used that end with these, each once however many of its blocks."""
-        parents = {claim.parent for claim in claims}
-        entering.used(self._state, [one.key for one in claims if one.key not in parents])
+        parents = {offer.parent for offer in offers}
+        entering.used(self._state, [one.key for one in offers if one.key not in parents])
 
     def _commit(self, pending: _Pending, *, verify: bool) -> CommitResult:
         state, level = self._state, pending.level
@@ -244,7 +244,7 @@ class WriteSession:
                 raise InvalidBlock(refusal)  # since it was reserved
             with pending.temp.open() as block:
                 meta = read_meta(block.read_at, block.file_bytes)
-                check_meta(meta, pending.claim, self.namespace, self._block_tokens)
+                check_meta(meta, pending.offer, self.namespace, self._block_tokens)
                 if verify:
                     verify_payload(meta, block.read_at)
                 if self._rounded:
@@ -262,16 +262,16 @@ class WriteSession:
         except (CorruptBlock, UnsupportedFormat, InvalidBlock) as error:
             self._drop(pending)
             said = "commit refused: key=%s reason=%s"
-            seldom.warning("commit", said, pending.claim.key.hex(), error)
+            seldom.warning("commit", said, pending.offer.key.hex(), error)
             return CommitResult(False, str(error))
         except OSError as error:
             weather.failed(state, level, error, "commit")
             with contextlib.suppress(OSError):  # renamed already, but perhaps not durable
-                level.tier.remove(self.namespace, pending.claim.key)
+                level.tier.remove(self.namespace, pending.offer.key)
             self._drop(pending)
             return CommitResult(False, f"{level.tier.kind.label} tier: {error.strerror or error}")
         pending.charged_bytes = 0  # written, whatever becomes of it
-        tail = pending.claim.tail
+        tail = pending.offer.tail
         doomed = entering.entered(
             state, level, record, pending.room, stored_bytes, tail=tail, seconds=seconds
         )
@@ -287,7 +287,7 @@ class WriteSession:
     def _take_part(self, inline: _Inline, part: bytes) -> bool:
         """Writes what can be written. True when the block is stored already."""
         if inline.pending is not None:
-            if inline.written_bytes + len(part) > inline.pending.claim.file_bytes:
+            if inline.written_bytes + len(part) > inline.pending.offer.file_bytes:
                 raise InvalidBlock("the block is longer than its header says")
             inline.pending.temp.write_at(inline.written_bytes, part)
             inline.written_bytes += len(part)
@@ -308,9 +308,9 @@ class WriteSession:
             raise InvalidBlock("a client stores blocks raw; the tiers encode them")
         if refusal := self._state.terms.of(self.namespace).refusal:
             raise NoRoom(refusal)
-        claim = Claim(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
-        check_claim(claim)
-        pending = self._claim(claim)
+        offer = BlockOffer(inline.key, meta.parent, file_bytes, meta.rows < self._block_tokens)
+        check_offer(offer)
+        pending = self._begin(offer)
         if isinstance(pending, Outcome):
             if pending is Outcome.PRESENT:
                 return True
@@ -324,6 +324,6 @@ class WriteSession:
         state = self._state
         room.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
-        claim = pending.claim
-        doomed = entering.given_up(state, pending.level, claim.key, claim.parent, pending.room)
+        offer = pending.offer
+        doomed = entering.given_up(state, pending.level, offer.key, offer.parent, pending.room)
         room.unlink(state, doomed)

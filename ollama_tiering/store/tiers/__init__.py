@@ -1,1 +1,3 @@
-"""Where bytes lie: what a tier must do, and the tiers there are. Knows blocks, no policy."""
+"""Where bytes lie: the contract of a tier, and every tier. This package knows blocks, but no
+policy.
+"""

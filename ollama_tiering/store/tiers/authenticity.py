@@ -3,10 +3,11 @@
     <block file: a multiple of 4096 bytes> <trailer: 64 bytes>
     trailer: "KVTMAC1\\n", key id (8 bytes), 16 zero bytes, MAC (32 bytes)
 
-The checksums in a block file are CRCs: whoever can write a file can make them right. The MAC is
-BLAKE2b, keyed with the deployment's secret; nobody without the key can make one. All of a file is
-read into memory before any of it is used, so that what was checked is what is used, whoever writes
-to the file meanwhile. The key id tells a block of another deployment from a forged one.
+The checksums in a block file are CRCs, which anybody who can write the file can make right. The MAC
+is BLAKE2b, keyed with the deployment's secret, so nobody without the key can make one. A file is
+read into memory as a whole before any of it is used: the bytes that are used are the bytes that
+were checked, even if somebody writes to the file meanwhile. The key id distinguishes a block of
+another deployment from a forged one.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ _PART_BYTES: Final = 1 << 20  # of one call: a tier may limit the time of each
 
 
 class Authenticity:
-    """What is asked of the files of one tier. Without a key nothing is: none is written, none
-    checked. Thread-safe.
-    """
+    """Makes and checks the MACs of one tier's files. Without a key it does neither. Thread-safe."""
 
     def __init__(self, key: bytes | None, cure: str = "give both sides the same key") -> None:
         if key is not None and len(key) != KEY_BYTES:
@@ -54,7 +53,7 @@ class Authenticity:
 
     @property
     def trailer_bytes(self) -> int:
-        """By how much a file grows that is written."""
+        """How many bytes a written file has beyond its block."""
         return TRAILER_BYTES if self.required else 0
 
     def mac(self, content: Buffer) -> bytes:
@@ -64,12 +63,12 @@ class Authenticity:
         return mac.digest()
 
     def trailer(self, content: Buffer) -> bytes:
-        """What follows these bytes, the whole block file, on the disk."""
+        """The trailer of a block file with these bytes."""
         head = (_MAGIC + self.key_id).ljust(TRAILER_BYTES - _MAC_BYTES, b"\0")
         return head + self.mac(content)
 
     def check_trailer(self, trailer: bytes) -> None:
-        """NotAuthentic unless a MAC made with our key is there, right or not."""
+        """NotAuthentic unless there is a MAC with our key's id. The MAC itself is not checked."""
         if trailer[: len(_MAGIC)] != _MAGIC:
             raise self._refusal("it carries no MAC")
         key_id = trailer[len(_MAGIC) : len(_MAGIC) + _ID_BYTES]
@@ -78,13 +77,13 @@ class Authenticity:
             raise self._refusal(reason)
 
     def check(self, content: Buffer, trailer: bytes) -> None:
-        """NotAuthentic unless these bytes are what a holder of the key wrote."""
+        """NotAuthentic unless a holder of the key wrote exactly these bytes."""
         self.check_trailer(trailer)
         if not hmac.compare_digest(trailer, self.trailer(content)):
             raise self._refusal("its MAC does not match: it was changed, or forged")
 
     def seen(self, stored: StoredBlock) -> StoredBlock:
-        """The file a scan found as the block file that is in it."""
+        """A file that a scan found, with the size of the block file in it."""
         return dataclasses.replace(
             stored,
             file_bytes=content_bytes(stored.file_bytes),
@@ -92,11 +91,15 @@ class Authenticity:
         )
 
     def opened(self, block: OpenBlock) -> OpenBlock:
-        """The block file below the trailer; reading it raises NotAuthentic unless it is."""
+        """The block file without the trailer. Reading it raises NotAuthentic if the MAC does not
+        match.
+        """
         return AuthenticBlock(block, self) if self.required else Trimmed(block)
 
     def peeked(self, block: OpenBlock) -> OpenBlock:
-        """The same, not checked but for the key's id: to see what it says it is."""
+        """The block file without the trailer, to see what it says it is. Only the key's id is
+        checked.
+        """
         if self.required:
             self.check_trailer(self.trailer_of(block))
         return Trimmed(block)
@@ -111,12 +114,12 @@ class Authenticity:
 
 
 def content_bytes(file_bytes: int) -> int:
-    """Of the block file below the trailer, if there is one."""
+    """The size of the block file without the trailer, if there is one."""
     return file_bytes - TRAILER_BYTES if has_trailer(file_bytes) else file_bytes
 
 
 def has_trailer(file_bytes: int) -> bool:
-    """By its size: a block file ends at a multiple of 4096."""
+    """Judged by the size: a block file ends at a multiple of 4096."""
     return file_bytes % ALIGNMENT == TRAILER_BYTES
 
 
@@ -131,7 +134,9 @@ class Trimmed:
 
 
 class AuthenticBlock:
-    """Read as a whole at the first read. NotAuthentic from any read, OSError as of the file."""
+    """A block file that is read as a whole at the first read. Any read may raise NotAuthentic, or
+    OSError as the file does.
+    """
 
     def __init__(self, block: OpenBlock, authenticity: Authenticity) -> None:
         self.file_bytes = content_bytes(block.file_bytes)
@@ -166,7 +171,9 @@ class AuthenticBlock:
 
 
 class ToAuthenticate:
-    """The content of a block that is being written, in whatever order, until it is complete."""
+    """The content of a block that is being written, kept until it is complete; parts may come in
+    any order.
+    """
 
     def __init__(self, file_bytes: int) -> None:
         self._content = bytearray(file_bytes)
@@ -176,7 +183,7 @@ class ToAuthenticate:
             self._content[offset : offset + view.nbytes] = view
 
     def write_to(self, write: WriteAt, authenticity: Authenticity) -> None:
-        """Everything, the trailer last."""
+        """Writes everything, the trailer last."""
         with memoryview(self._content) as view:
             for offset in range(0, view.nbytes, _PART_BYTES):
                 write(offset, view[offset : offset + _PART_BYTES])

@@ -1,8 +1,8 @@
-"""What a storage level must do; the suite in tests/contract runs over every implementation.
+"""What a tier must do. The suite in tests/contract runs over every implementation.
 
-A tier moves and names bytes; it decides nothing. Budgets, LRU order and locks are the store's.
-Calls may block and may come from several threads, never two writers for one block at once. OSError
-is weather and passes through; damage is judged by the caller.
+A tier moves and names bytes; it decides nothing. Budgets, the LRU order and locks belong to the
+store. Calls may block and may come from several threads, but there are never two writers of one
+block. An OSError is weather and passes through; the caller judges damage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TierKind(enum.IntEnum):
-    """Values are those of the protocol's `Tier`."""
+    """The values are those of the protocol's `Tier`."""
 
     RAM = 1
     LOCAL = 2
@@ -34,7 +34,7 @@ class TierKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block file a scan found; nothing inside it was read yet."""
+    """A block file that a scan found; nothing inside it was read yet."""
 
     namespace: NamespaceId
     key: BlockKey
@@ -67,23 +67,23 @@ class WriteAt(Protocol):
 
 
 class OpenBlock(Protocol):
-    """A stored block, open for reading; stays readable if the block is removed meanwhile."""
+    """A stored block, open for reading. It stays readable if the block is removed."""
 
     file_bytes: int
 
     def read_at(self, offset: int, length: int) -> bytes: ...
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills the buffer. OSError when the file ends before."""
+        """Fills the buffer. OSError if the file ends before that."""
         ...
 
     def resident(self) -> bool | None:
-        """Whether its bytes are in host memory already; None when that cannot be told."""
+        """Whether the bytes are in host memory already; None if that is not known."""
         ...
 
 
 class TempBlock(Protocol):
-    """A block being written: invisible until published."""
+    """A block that is being written; nobody sees it until it is published."""
 
     namespace: NamespaceId
     key: BlockKey
@@ -94,7 +94,7 @@ class TempBlock(Protocol):
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
     def writer(self, *, pages: bool = False) -> AbstractContextManager[WriteAt]:
-        """`write_at` for many parts. `pages` promises whole pages of page-aligned memory."""
+        """Gives `write_at` for many parts. `pages` promises whole pages of page-aligned memory."""
         ...
 
     def open(self) -> AbstractContextManager[OpenBlock]: ...
@@ -106,7 +106,7 @@ class Neighbour:
 
     owner: str
     generation: int  # changes whenever it claims anew
-    claim_bytes: int  # that it may yet write
+    claim_bytes: int  # that it may still write
 
 
 class Tier(Protocol):
@@ -114,7 +114,7 @@ class Tier(Protocol):
 
     @property
     def directory(self) -> Path | None:
-        """Where its files are; None when it has none."""
+        """The directory of its files; None if it has none."""
         ...
 
     in_memory: bool  # no disk below it
@@ -122,70 +122,75 @@ class Tier(Protocol):
 
     @property
     def refused_files(self) -> int:
-        """Distinct files it would not use, for they are not ours (system/ownership.py)."""
+        """How many files it did not use because they are not ours (system/ownership.py)."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Other sidecars use it too, and a call may take until a deadline. Then it is a SharedTier,
-        and no client is ever given a path of it.
+        """True if other sidecars use it, too, and a call may take until a deadline. Then it is a
+        SharedTier, and no client is given a path on it.
         """
         ...
 
     def scan(self) -> Iterator[StoredBlock]:
-        """Everything stored. Removes what an interrupted write left behind. Names that may not be
-        durable, for whoever gave them may have been killed, are so after the next `sync_names`.
+        """Everything that is stored. Removes what an interrupted write left behind. If a block's
+        name may not be durable, because its writer may have been killed, the next `sync_names`
+        makes it so.
         """
         ...
 
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> TempBlock:
-        """A file of exactly that size, its space really taken. ENOSPC when there is none."""
+        """Makes a file of exactly that size, with its space allocated. ENOSPC if there is none."""
         ...
 
     def seal(self, temp: TempBlock) -> None:
-        """Makes the content of a filled block durable. May be left to `publish`; thread-safe."""
+        """Makes the content of a filled block durable. This may be left to
+        `publish`. Thread-safe.
+        """
         ...
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
-        """Makes a filled block durable and visible; its physical bytes. Unless `durable`, the name
-        may be lost in a power cut until `sync_names`.
+        """Makes a filled block durable and visible; returns its physical bytes. Unless `durable`, a
+        power cut may lose the name until `sync_names`.
         """
         ...
 
     def sync_names(self) -> None:
-        """Makes the names durable that were published since."""
+        """Makes the names durable that were published since the last call."""
         ...
 
     def sync_removals(self) -> None:
-        """What was removed since does not come back after a power cut."""
+        """Ensures that what was removed since the last call does not come back
+        after a power cut.
+        """
         ...
 
     def discard(self, temp: TempBlock) -> None: ...
 
     def open(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
-        """FileNotFoundError when it is not there."""
+        """FileNotFoundError if there is no such block."""
         ...
 
     def peek(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
-        """As `open`, to see what a file says it is: where `open` checks a MAC, this does not."""
+        """As `open`, but without checking a MAC: to see what a file says it is."""
         ...
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool: ...
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
-        """Where a client on this host may read it; None when there is no such place."""
+        """Where a client on this host may read it; None if there is no such place."""
         ...
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """Removing what is not there is fine."""
+        """Removing a block that is not there is no error."""
         ...
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """Puts a damaged block out of the way, for a person to look at."""
+        """Renames a damaged block, so that it is not used and a person can examine it."""
         ...
 
     def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """The damaged copy that was put out of the way; none is fine."""
+        """Removes the quarantined copy of the block; having none is no error."""
         ...
 
     def quarantined_bytes(self) -> int: ...
@@ -195,19 +200,19 @@ class Tier(Protocol):
         ...
 
     def measure_overhead(self) -> None:
-        """Looks again at what others write into the directory: the index, a lock, a count."""
+        """Measures again what others write into the directory: the index, a lock, a count."""
         ...
 
     def purge_quarantine(self, keep_blocks: int) -> None:
-        """Removes the oldest damaged blocks but `keep_blocks`."""
+        """Removes quarantined blocks, the oldest first, until `keep_blocks` are left."""
         ...
 
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
-        """Keeps, for people, what the namespace is the digest of."""
+        """Stores, for people and tools, what the namespace is the digest of."""
         ...
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """Tells the system that a durable block need not stay in its page cache."""
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
+        """Tells the system that it need not keep a durable block in its page cache."""
         ...
 
     def close(self) -> None: ...
@@ -218,31 +223,37 @@ class SharedTier(Tier, Protocol):
 
     @property
     def foreign_bytes(self) -> int:
-        """What the last whole scan saw besides blocks: others' unfinished writes and the like."""
+        """Bytes of what the last complete scan saw besides blocks, such as others' unfinished
+        writes.
+        """
         ...
 
     @property
     def stalled(self) -> int:
-        """Calls that ran past their deadline and have not returned yet."""
+        """Calls that are past their deadline and have not returned yet."""
         ...
 
     @property
     def caches_names(self) -> bool:
-        """What others did may be seen late: a network file system."""
+        """Whether changes by others may be seen late, as on a network file system."""
         ...
 
     def probe(self) -> None:
-        """A cheap call that fails while the tier does."""
+        """A cheap call that fails as long as the tier does."""
         ...
 
     def announce(self, generation: int, claim_bytes: int) -> float:
-        """Says to the others that this sidecar lives, and what it claims; the tier's own time."""
+        """Tells the others that this sidecar is alive, and what it claims. Returns the tier's own
+        time.
+        """
         ...
 
     def neighbours(self) -> list[Neighbour]:
-        """The other sidecars that live. An announcement is seen by all who ask after it."""
+        """The other sidecars that are alive. An announcement is seen by everybody who calls this
+        after it.
+        """
         ...
 
     def touch(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """Marks a block as used now, for all."""
+        """Marks a block as used now, for all sidecars."""
         ...

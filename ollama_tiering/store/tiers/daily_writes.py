@@ -1,11 +1,11 @@
-"""Bytes written to the local disk today, in a small file that survives restarts, kills, power cuts.
+"""Bytes written to the local disk today, in a small file that survives restarts, kills and power
+cuts.
 
-The file is always ahead of what was written, by at most `_AHEAD_BYTES` and a small part of the
-limit: a killed sidecar has spent too much of its day, never too little. It is not in the index,
-which may be thrown away.
-
-The day is a UTC date. A clock that jumps back does not end the day; one that jumps forward does,
-but two days of one process are at least `_SHORTEST_DAY_SECONDS` of the monotonic clock apart.
+The count in the file is always ahead of what was written, by at most `_AHEAD_BYTES` and a small
+part of the limit. So a sidecar that is killed has used up too much of its day, never too little.
+The count is not in the index, because the index may be thrown away. The day is a UTC date. A clock
+that jumps back does not end the day. A clock that jumps forward does, but within one process two
+days begin at least `_SHORTEST_DAY_SECONDS` apart by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _FILE_LIMIT_BYTES: Final = 4096
 
 
 class DailyWrites:
-    """Thread-safe. `limit_bytes` 0: counted, not limited. `path` None: kept in memory only."""
+    """Thread-safe. With `limit_bytes` 0 writes are counted but not limited; with `path` None the
+    count is only in memory.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class DailyWrites:
     def of(
         cls, tiers: Sequence[tuple[Tier, int]], limit_bytes: int, wall_clock: Callable[[], float]
     ) -> DailyWrites:
-        """The count lies in the directory of the tier whose disk it spares."""
+        """The count lies in the directory of the tier whose disk it protects."""
         local = [tier.directory for tier, _ in tiers if tier.kind is TierKind.LOCAL]
         path = local[0] / WRITTEN_NAME if local and local[0] is not None else None
         return cls(path, limit_bytes, wall_clock=wall_clock)
@@ -71,11 +73,11 @@ class DailyWrites:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a block of any size would be refused. Waits for nothing."""
+        """Whether a block of any size would be refused. Does not wait."""
         return bool(self.limit_bytes) and self.written_bytes >= self.limit_bytes
 
     def charge(self, written_bytes: int) -> bool:
-        """To be asked before writing; False: not today."""
+        """To be called before writing. False: nothing more may be written today."""
         with self._lock:
             self._change_day()
             if self.limit_bytes and self._written_bytes + written_bytes > self.limit_bytes:
@@ -86,12 +88,12 @@ class DailyWrites:
             return True
 
     def refund(self, written_bytes: int) -> None:
-        """What was charged for was not written."""
+        """Takes back a charge for something that was not written."""
         with self._lock:
             self._written_bytes = max(0, self._written_bytes - written_bytes)
 
     def close(self) -> None:
-        """Leaves the exact count behind."""
+        """Writes the exact count to the file."""
         with self._lock:
             if self._saved_bytes != self._written_bytes:
                 self._save(self._written_bytes)
@@ -130,7 +132,7 @@ class DailyWrites:
         return min(day, today), min(max(0, written_bytes), _MOST_BYTES)
 
     def _save(self, written_bytes: int) -> None:
-        """Best effort: a disk that refuses this file refuses the blocks too."""
+        """Best effort: a disk that refuses this file refuses blocks too."""
         self._saved_bytes = written_bytes
         if self._path is None:
             return

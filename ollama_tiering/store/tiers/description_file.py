@@ -1,4 +1,4 @@
-"""`namespace.json` beside the blocks of a namespace: its description, written once and read."""
+"""`namespace.json` beside the blocks of a namespace: its description. It is written once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_description(directory: Path, namespace: NamespaceId) -> Fields:
-    """(name, value) pairs in the order they are hashed; none when there is no valid one."""
+    """Pairs (name, value) in the order in which they are hashed; none if there is no valid file."""
     try:
         with open_below(directory, (VERSION_DIRECTORY, namespace.hex())) as below:
             fd = os.open(DESCRIPTION_NAME, _READ, dir_fd=below)
@@ -40,8 +40,8 @@ def read_description(directory: Path, namespace: NamespaceId) -> Fields:
 def write_description(
     directory: Path, place: tuple[str, ...], text: bytes, *, durable: bool
 ) -> bool:
-    """Leaves the file in root/place…, which is made; False when there is one already. `durable`:
-    whole or not there, also after a power cut.
+    """Writes the file in root/place…, and makes that directory. False if there is a file already.
+    `durable`: after a power cut the file is complete or absent.
     """
     with open_below(directory, place, create=True) as below:
         try:

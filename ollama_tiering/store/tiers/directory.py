@@ -1,12 +1,12 @@
-"""A directory as a tier: RAM when it lies on tmpfs, else SSD.
+"""A directory as a tier: RAM if it lies on tmpfs, else a disk.
 
     <directory>/v1/<namespace hex>/<first 2 hex digits of key>/<key hex>.kvb
 
-Written under a temporary name, made durable (not on tmpfs), renamed; then never modified. The
-directory is synced at once or, for many blocks, by `sync_names`. `.bad` is a quarantined block,
-`.tmp` one that was not finished. Nothing below the directory is followed if it is a link, nothing
-but regular files is opened. A directory goes with the last block in it. Thread-safe: there is no
-state but physical bytes of quarantined files and of what is no block, and names to be synced.
+A block is written under a temporary name, made durable (not on tmpfs), renamed, and then never
+modified. Its directory is synced at once or, for many blocks, by `sync_names`. `.bad` is a
+quarantined block, `.tmp` an unfinished one. Below the directory no link is followed, and only
+regular files are opened. A directory is removed with its last block. Thread-safe: the only state is
+the physical bytes of quarantined files and of what is no block, and the names to be synced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ollama_tiering.store.tiers.names import (
     shard,
 )
 from ollama_tiering.store.tiers.other_bytes import OtherBytes, files_bytes, physical_bytes
-from ollama_tiering.store.tiers.unsynced import Names
+from ollama_tiering.store.tiers.unsynced import UnsyncedNames
 from ollama_tiering.store.tiers.walk import Inside, What, files, inside, namespaces
 from ollama_tiering.system.directories import (
     entries,
@@ -61,7 +61,7 @@ _TOP: Final = ("",)  # place of the files beside the version directory
 
 
 class FsTier:
-    """One directory. `exclusive` refuses a second user of it on this host (ServiceError)."""
+    """One directory. With `exclusive`, a second user of it on this host gets a ServiceError."""
 
     shared = False
 
@@ -73,7 +73,7 @@ class FsTier:
         self._bad: dict[tuple[NamespaceId, str], int] = {}  # oldest first -> physical bytes
         self._other = OtherBytes()
         self.refused = Refused(kind.label)
-        self._names = Names(directory, in_memory=self.in_memory)
+        self._names = UnsyncedNames(directory, in_memory=self.in_memory)
         block_bytes = min(os.statvfs(directory).f_frsize, _LARGEST_BLOCK_BYTES)
         self.growth_bytes = 0 if self.in_memory else _GROWTH_BLOCKS * block_bytes
         self._exclusive = exclusive
@@ -166,7 +166,7 @@ class FsTier:
             os.fchmod(fd, 0o400)
             if not self.in_memory:
                 os.fsync(fd)
-                forget(fd)  # who reads it soon reads it in RAM
+                forget(fd)  # a reader in the near future reads it from RAM
             temp.stored_bytes = physical_bytes(os.fstat(fd))
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
@@ -238,7 +238,7 @@ class FsTier:
         return sum(tuple(self._bad.values()))  # a copy: a scan may go on in another thread
 
     def quarantined(self) -> frozenset[NamespaceId]:
-        """Whose damaged blocks lie here."""
+        """The namespaces whose quarantined blocks lie here."""
         return frozenset(namespace for namespace, _ in tuple(self._bad))
 
     def overhead_bytes(self) -> int:
@@ -261,14 +261,14 @@ class FsTier:
             self._note((*parts, DESCRIPTION_NAME), self._root / parts[1] / DESCRIPTION_NAME)
 
     def remove_vacant(self, namespace: NamespaceId) -> None:
-        """The directories and description of a namespace; if there is anything else, they stay."""
+        """Removes directories and description of a namespace, unless there is anything else."""
         place = (VERSION_DIRECTORY, namespace.hex())
         for entry in entries(self.directory.joinpath(*place)):
             if entry.is_dir(follow_symlinks=False):
                 self._remove_directory(*place, entry.name)
         self._remove_namespace(place)
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
         if self.in_memory:
             return
         with self.opened(namespace, key, file_name(key), READ) as (fd, _):
@@ -306,7 +306,7 @@ class FsTier:
             self._remove_directory(*place)
 
     def _remove_directory(self, *place: str) -> None:
-        """If it is empty. Its bytes are looked up again where another thread made it anew."""
+        """Removes it if empty; measures its bytes again if another thread remade it."""
         with contextlib.suppress(OSError):
             with open_below(self.directory, place[:-1]) as above:
                 os.rmdir(place[-1], dir_fd=above)
@@ -315,7 +315,7 @@ class FsTier:
             self._note(place, self.directory.joinpath(*place))
 
     def _remove_namespace(self, place: tuple[str, ...]) -> None:
-        """What is left of a model that has no block any more."""
+        """Removes what is left of a model that has no block any more."""
         names = [entry.name for entry in entries(self.directory.joinpath(*place))]
         if names in ([], [DESCRIPTION_NAME]):
             with contextlib.suppress(OSError):
@@ -372,11 +372,13 @@ class FsTier:
     def _damaged(self, namespace: NamespaceId, name: str) -> None: ...
 
     def _not_ours(self, place: tuple[str, ...], stored_bytes: int) -> None:
-        """Left alone, but it takes room."""
+        """Leaves the file alone, but counts its bytes."""
         self._other.note(place, stored_bytes)
 
     def _trusted(self, entry: os.DirEntry[str]) -> bool:
-        """Whether blocks below a directory may be used: not where others may have put them."""
+        """Whether blocks below a directory may be used: not if somebody else may have put them
+        there.
+        """
         reason = own_directory(entry)
         if reason and entry.is_dir(follow_symlinks=False):
             self.refused.note(entry.path, reason)

@@ -1,6 +1,7 @@
-"""The files of a directory tier while they are open: a stored block, and one that is being written.
+"""The open files of a directory tier: a stored block, and one that is being written.
 
-Nothing is opened by a path: each walks down from the tier's directory (system/directories.py).
+No file is opened by its path: each opening walks down from the tier's directory
+(system/directories.py).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class FsOpenBlock:
 
 
 class FsTempBlock:
-    """A client may have thousands of these waiting, so it has no file open; only who asks for a
-    `writer` is about to fill it and have it named, and keeps it open till then.
+    """A client may have thousands of these waiting, so it keeps no file open. A caller that asks
+    for a `writer` is about to fill and publish the block, so from then on the file stays open.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class FsTempBlock:
 
     @contextlib.contextmanager
     def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
-        # What goes to a disk here is read from RAM as long as it is there.
+        # What is written to a disk here is read from RAM as long as RAM has it.
         past_cache = pages and not self._in_memory
         if self._kept is None:
             self._keep()
@@ -92,7 +93,7 @@ class FsTempBlock:
 
     @contextlib.contextmanager
     def directory(self) -> Iterator[int]:
-        """Its descriptor."""
+        """The directory's descriptor."""
         if self._kept is not None:
             yield self._kept[0]
             return
@@ -101,7 +102,7 @@ class FsTempBlock:
 
     @contextlib.contextmanager
     def file(self, below: int, flags: int) -> Iterator[int]:
-        """Its descriptor, with at least these flags; `below` is what `directory` gives."""
+        """The file's descriptor, with at least these flags; `below` is what `directory` gives."""
         if self._kept is not None:
             yield self._kept[1]
             return
@@ -113,7 +114,7 @@ class FsTempBlock:
             os.close(fd)
 
     def let_go(self) -> None:
-        """Closes what is kept open."""
+        """Closes what was kept open."""
         kept, self._kept = self._kept, None
         for fd in kept or ():
             os.close(fd)

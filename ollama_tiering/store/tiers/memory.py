@@ -1,4 +1,4 @@
-"""The tier contract in a dict: for tests of everything above a tier."""
+"""A tier in a dict, for tests of everything above a tier."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MemoryTempBlock:
 
 
 class MemoryTier:
-    """`capacity_bytes` is the disk below it: a block that does not fit is ENOSPC."""
+    """`capacity_bytes` stands for the size of the disk: a block that does not fit is ENOSPC."""
 
     shared = False
     refused_files = 0
@@ -149,7 +149,7 @@ class MemoryTier:
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         self.described.setdefault(namespace, dict(fields))
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
         pass
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the files of a tier's directory are called (docs/format.md)."""
+"""The names of the files in a tier's directory (docs/format.md)."""
 
 from __future__ import annotations
 

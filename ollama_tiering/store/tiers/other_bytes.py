@@ -1,7 +1,7 @@
-"""Physical bytes of what a tier directory holds beside blocks: directories, descriptions, index.
+"""Physical bytes of what a tier's directory holds besides blocks: directories, descriptions, index.
 
-Known by place, so that they can be counted without looking at the disk. Thread-safe; `OtherBytes`
-never waits for a disk.
+They are noted by place, so that they can be added up without looking at the disk. Thread-safe;
+`OtherBytes` never waits for a disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def physical_bytes(info: os.stat_result) -> int:
 
 
 def files_bytes(directory: Path) -> int:
-    """Of a directory and the files in it, not of what is below. Waits for the disk."""
+    """Bytes of a directory and the files in it, without what lies below. Waits for the disk."""
     total = physical_bytes(directory.stat())
     for entry in entries(directory):
         with contextlib.suppress(FileNotFoundError):
@@ -41,7 +41,7 @@ class OtherBytes:
         return place in self._bytes
 
     def note(self, place: tuple[str, ...], stored_bytes: int) -> int:
-        """By how much it has grown."""
+        """Returns by how much the place has grown."""
         with self._lock:
             grown = stored_bytes - self._bytes.get(place, 0)
             self.total += grown

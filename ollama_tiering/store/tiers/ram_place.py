@@ -1,8 +1,10 @@
-"""Where the RAM tier lies when nobody named a directory: in memory, where nobody else can be first.
+"""Chooses a directory for the RAM tier if the settings name none: in memory, where no other user
+can be first.
 
-Below $XDG_RUNTIME_DIR where that is a memory file system of ours with room; else under a name in
-/dev/shm that nobody can guess, for there everybody may make directories. The place is recorded in
-the state directory and used again as long as it is there and ours; else another is made.
+It lies below $XDG_RUNTIME_DIR if that is a memory file system of ours with enough room. Otherwise
+it lies in /dev/shm, where everybody may make directories, so its name cannot be guessed. The place
+is recorded in the state directory. It is used again as long as it exists and is ours; otherwise
+another one is made.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 _LEAST_BYTES: Final = 128 * MIB
-_RUNTIME_SHARE: Final = 2  # it must have room for the budget so often: the session lives there too
+_RUNTIME_SHARE: Final = 2  # it must be this many times the budget: the session uses it, too
 _ATTEMPTS: Final = 8
 
 
-def settled(config: SidecarConfig) -> SidecarConfig:
-    """With a directory for the RAM tier, made by us. Still without one (`ram_dir` is None) where no
-    memory file system takes it: the store then does without, unless it has nothing else.
+def placed(config: SidecarConfig) -> SidecarConfig:
+    """The settings with a directory for the RAM tier, which this makes. `ram_dir` stays None if no
+    memory file system is large enough; the store then works without a RAM tier if it has another
+    tier.
     """
     if config.ram_dir is not None or not config.ram_budget_bytes:
         return config
@@ -49,18 +52,18 @@ def settled(config: SidecarConfig) -> SidecarConfig:
 
 
 def recorded() -> Path | None:
-    """The place of the last start, as far as it is there and ours. Changes nothing."""
+    """The place of the last start, if it exists and is ours. Changes nothing."""
     place = read_record(_record_file())
     return place if place is not None and _expected(place) and is_ours(place) else None
 
 
 def kept(now: SidecarConfig, wanted: SidecarConfig) -> SidecarConfig:
-    """`wanted` with the place that is in use, where it names none either."""
+    """`wanted` with the place that is in use, if it names none itself."""
     return wanted if wanted.ram_dir is not None else replace(wanted, ram_dir=now.ram_dir)
 
 
 def is_ours(directory: Path) -> bool:
-    """No link, of this user, open to nobody else."""
+    """Whether it is no link, belongs to this user, and is open to nobody else."""
     try:
         info = directory.lstat()
     except OSError:
@@ -126,12 +129,12 @@ def _in_shared_memory() -> Path | None:
 
 
 def _prefix() -> str:
-    """Tells the directories of several installations of one user apart, and is no secret."""
+    """Distinguishes the directories of several installations of one user. It is no secret."""
     return f"{APP_NAME}-{hashlib.sha256(os.fsencode(state_dir())).hexdigest()[:8]}-"
 
 
 def _expected(place: Path) -> bool:
-    """Whether it is a place that we choose: a record must not lead anywhere else."""
+    """Whether it is a place that this module would choose: a record must not lead anywhere else."""
     runtime = _runtime()
     if runtime is not None and place == runtime / APP_NAME / "ram":
         return True
@@ -140,13 +143,15 @@ def _expected(place: Path) -> bool:
 
 
 def _left_behind(place: Path | None) -> Iterator[Path]:
-    """Of the version that had one name for each user, and of starts whose record was lost."""
+    """Directories of the version that had one name for each user, and of starts whose record was
+    lost.
+    """
     found = [SHARED_MEMORY / f"{APP_NAME}-{os.getuid()}", *SHARED_MEMORY.glob(f"{_prefix()}*")]
     yield from (path for path in found if path != place and is_ours(path))
 
 
 def _remove(directory: Path) -> None:
-    """Unless a sidecar uses it."""
+    """Removes the directory unless a sidecar uses it."""
     try:
         lock = lock_file(directory / LOCK_NAME, str(directory))
     except (OSError, TieringError) as error:

@@ -1,7 +1,7 @@
-"""The file that remembers the RAM tier's directory: 0600, ours, one path in it.
+"""The file that remembers the RAM tier's directory: mode 0600, ours, with one path in it.
 
-Whoever could write it would choose where blocks go; whoever can read it learns the name before the
-directory is there. So it counts only as we wrote it.
+Whoever could write this file would choose where blocks go. Whoever can read it learns the name
+before the directory exists. So the file counts only if it is as we wrote it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 4096
 
 
 def read_record(file: Path) -> Path | None:
-    """None where there is none, or none that counts."""
+    """None if there is no record, or none that counts."""
     try:
         fd = os.open(file, _READ)
     except OSError as error:
@@ -47,7 +47,9 @@ def read_record(file: Path) -> Path | None:
 
 
 def write_record(file: Path, place: Path) -> None:
-    """Replaces it. A state directory that cannot be written costs the next start its RAM tier."""
+    """Replaces the record. If the state directory cannot be written, the next start does not find
+    its RAM tier.
+    """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

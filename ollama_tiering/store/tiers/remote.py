@@ -1,9 +1,9 @@
-"""A shared tier behind deadlines: whatever hangs below, every call here ends in time.
+"""A shared tier with deadlines: whatever hangs below it, every call to it ends in time.
 
-Wraps any SharedTier. Each of its calls runs in one of a few threads of its own (DeadlineThreads); a
-call that does not return is a TimeoutError, that is an OSError: weather. No call is made before it
-is needed, not even to open the directory, so that a mount that hangs does not hold up a start. What
-is read is checked by its MAC, where one is asked for (authenticity.py).
+It wraps any SharedTier. Each call runs in one of a few threads (DeadlineThreads). A call that does
+not return is a TimeoutError, which is an OSError, that is, weather. No call is made before it is
+needed, not even to open the directory, so that a mount that hangs does not delay a start. If MACs
+are in use, what is read is checked (authenticity.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RemoteOpenBlock:
         self._in_use = in_use
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """FileNotFoundError also where another host removed the file while it was read."""
+        """FileNotFoundError also if another host removed the file during the read."""
 
         def read() -> bytes:
             with self._in_use:
@@ -69,7 +69,7 @@ class RemoteOpenBlock:
         buffer[:] = self.read_at(offset, buffer.nbytes)
 
     def resident(self) -> bool | None:
-        return None  # not asked: the pages are dropped after every transfer (settle)
+        return None  # not asked: the pages are dropped after every transfer (drop_pages)
 
 
 class RemoteTempBlock:
@@ -83,7 +83,7 @@ class RemoteTempBlock:
         self.temp = temp
         self.hangs = False
         self._threads = threads
-        # Its MAC needs all of it in order, and who writes keeps no order.
+        # Its MAC needs all bytes in order, and writers keep no order.
         self._waiting = ToAuthenticate(file_bytes) if file_bytes != temp.file_bytes else None
 
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -93,7 +93,7 @@ class RemoteTempBlock:
             self._write_through(offset, data)
 
     def complete(self, authenticity: Authenticity) -> None:
-        """Writes what waits to be, and its trailer."""
+        """Writes what still waits, and the trailer."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.write_to(self._write_through, authenticity)
@@ -116,7 +116,9 @@ class RemoteTempBlock:
 
 
 class RemoteTier:
-    """`open_inner` makes the tier below; it is called in a thread, again until it succeeds."""
+    """`open_inner` makes the wrapped tier. It is called in a thread, and again
+    until it succeeds.
+    """
 
     shared = True
     in_memory = False
@@ -170,7 +172,7 @@ class RemoteTier:
         return self.quarantined_bytes()
 
     def measure_overhead(self) -> None:
-        """The scan does that: here it could hang."""
+        """Left to the scan: here it could hang."""
 
     # --- calls ---------------------------------------------------------------------------------
 
@@ -190,16 +192,16 @@ class RemoteTier:
         return RemoteTempBlock(self._threads, temp, file_bytes)
 
     def seal(self, temp: TempBlock) -> None:
-        """`publish` does it."""
+        """Left to `publish`."""
 
     def sync_names(self) -> None:
-        """A name is durable when `publish` returns."""
+        """A name is durable once `publish` has returned."""
 
     def sync_removals(self) -> None:
-        """Its file server does that."""
+        """Left to the file server."""
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
-        """After a TimeoutError it may become visible yet; the next scan finds it then."""
+        """After a TimeoutError the block may still become visible; the next scan then finds it."""
         assert isinstance(temp, RemoteTempBlock)
         temp.complete(self._authenticity)
         try:
@@ -217,7 +219,7 @@ class RemoteTier:
 
     @contextlib.contextmanager
     def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
-        """What is read is authentic, or reading it raises NotAuthentic."""
+        """What is read is authentic; otherwise reading raises NotAuthentic."""
         with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
             yield self._authenticity.opened(block)
 
@@ -244,8 +246,8 @@ class RemoteTier:
     def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
         self._call(lambda tier: tier.describe(namespace, fields))
 
-    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
-        self._call(lambda tier: tier.settle(namespace, key))
+    def drop_pages(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.drop_pages(namespace, key))
 
     def probe(self) -> None:
         self._call(lambda tier: tier.probe())
@@ -260,7 +262,7 @@ class RemoteTier:
         self._call(lambda tier: tier.touch(namespace, key))
 
     def close(self) -> None:
-        """Does not wait for calls that hang. Whatever is called from now on fails at once."""
+        """Does not wait for calls that hang. Every later call fails at once."""
         inner = self._inner
         if inner is not None and not self.stalled:
             with contextlib.suppress(OSError):
@@ -273,7 +275,7 @@ class RemoteTier:
         return self._threads.call(lambda: work(self._opened()), late=late)
 
     def _opened(self) -> SharedTier:
-        """In a thread. Two that come at once may both open it: the first one stays."""
+        """Runs in a thread. If two calls open it at once, the first result stays."""
         if self._inner is None:
             try:
                 opened = self._open_inner()

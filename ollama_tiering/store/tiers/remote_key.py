@@ -1,7 +1,8 @@
-"""The deployment's secret: what authenticates blocks in a directory that several machines share.
+"""The deployment's secret, with which blocks in a directory that several machines share are
+authenticated.
 
-A file of 64 hex digits, readable by its owner only, made at first use. Whoever has it can make
-blocks that every sidecar with the same key believes.
+It is a file of 64 hex digits, readable by its owner only, and made at first use. Whoever has it can
+make blocks that every sidecar with the same key believes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def remote_authenticity(path: Path | None, *, mac: bool, make: bool) -> Authenticity:
-    """What is asked of the remote tier's files. ConfigError for a key file that cannot be used.
-
-    Where there is none it is made; with `make` false (somebody only looks) nothing matches then.
+    """The Authenticity of the remote tier. ConfigError for a key file that cannot be used. A
+    missing file is made; with `make` false (for tools that only look) every file then counts as not
+    authentic.
     """
     if not mac:
         return Authenticity(None)
@@ -49,7 +50,7 @@ def remote_authenticity(path: Path | None, *, mac: bool, make: bool) -> Authenti
 
 
 def read_key(path: Path) -> bytes | None:
-    """None where there is no file. ConfigError."""
+    """None if there is no file. ConfigError if it cannot be used."""
     try:
         fd = os.open(path, os.O_RDONLY | _FLAGS)
     except FileNotFoundError:
@@ -74,9 +75,9 @@ def read_key(path: Path) -> bytes | None:
 
 
 def _make_key(path: Path) -> bytes:
-    """A new one, durable before it is used; of two that make one at once both get the same.
-
-    Who may write to the directory is not asked: the file itself is looked at whenever it is read.
+    """Makes a key that is durable before it is used. If two processes make one at once, both get
+    the same. Who may write to the directory does not matter, because the file itself is checked at
+    every read.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -111,7 +112,7 @@ def _make_key(path: Path) -> bytes:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Durably, as a file that was not there. It does not stay if that fails."""
+    """Writes durably a file that did not exist. If this fails, nothing stays."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -5,9 +5,9 @@ Besides what FsTier keeps in a directory:
     <directory>/.sidecar-<owner>    generation and claimed bytes; the mtime is a heartbeat
     <key>.<owner>-<random>.tmp      a block while it is being written, and by whom
 
-A block's mtime is when any sidecar last used it, by the clock of the file server. Others' temporary
-files are left alone unless they are older than any write may take. What is relied on of NFS is in
-docs/design.md, "The remote tier". Calls may block for ever: see RemoteTier.
+A block's mtime is the time at which any sidecar last used it, by the clock of the file server.
+Temporary files of others are left alone unless they are older than any write may take. What this
+needs of NFS is in docs/design.md, "The remote tier". Calls may block for ever: see RemoteTier.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNFINISHED_SECONDS: Final = 3600.0  # an older temporary file is nobody's
-DEAD_SECONDS: Final = 900.0  # without a heartbeat for so long, a sidecar is gone
+DEAD_SECONDS: Final = 900.0  # after this time without a heartbeat, a sidecar counts as gone
 FORGET_SECONDS: Final = 86400.0  # then its announcement is removed
 
 _MAX_ANNOUNCEMENT_BYTES: Final = 4096
@@ -48,7 +48,9 @@ _MAX_NEIGHBOURS: Final = 1024
 
 
 class HeldTempBlock(FsTempBlock):
-    """Keeps its file open until it is published: NFS writes back and waits at every close."""
+    """Keeps its file open until it is published, because NFS writes back and
+    waits at every close.
+    """
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class HeldTempBlock(FsTempBlock):
 
 
 class SharedFsTier(FsTier):
-    """The directory has to be there: where a file system is not mounted, one of the same name would
-    be made, and filled, on the disk below. `unfinished_seconds` and `dead_seconds` count by the
+    """The directory must exist: if its file system were not mounted, a new directory of the same
+    name would be filled on the disk below. `unfinished_seconds` and `dead_seconds` count by the
     file server's clock.
     """
 
@@ -121,7 +123,7 @@ class SharedFsTier(FsTier):
         with open_below(self.directory, shard(namespace, key), create=True) as below:
             fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
-                os.posix_fallocate(fd, 0, file_bytes)  # emulated where the protocol has none
+                os.posix_fallocate(fd, 0, file_bytes)  # emulated if the protocol has no such call
             except OSError:
                 os.close(fd)
                 os.unlink(name, dir_fd=below)
@@ -129,7 +131,7 @@ class SharedFsTier(FsTier):
         return HeldTempBlock(self.directory, name, namespace, key, file_bytes, fd)
 
     def seal(self, temp: TempBlock) -> None:
-        """`publish` does it: NFS writes back and waits whenever it is asked."""
+        """Left to `publish`: NFS writes back and waits at every sync."""
 
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, HeldTempBlock)
@@ -147,7 +149,7 @@ class SharedFsTier(FsTier):
         return self.quarantined_bytes()
 
     def measure_overhead(self) -> None:
-        """The scan does that."""
+        """Left to the scan."""
 
     def discard(self, temp: TempBlock) -> None:
         assert isinstance(temp, HeldTempBlock)
@@ -178,7 +180,7 @@ class SharedFsTier(FsTier):
         self._seen_bad.add((namespace, name))
 
     def _foreign(self, entry: os.DirEntry[str]) -> None:
-        """`.nfs…`: removed while somebody reads it. Its bytes are still taken."""
+        """`.nfs…` is a file that was removed while somebody reads it. Its bytes are still used."""
         with contextlib.suppress(OSError):
             self._counting += physical_bytes(entry.stat(follow_symlinks=False))
 
@@ -241,7 +243,7 @@ class SharedFsTier(FsTier):
             os.close(fd)
         if owner.endswith(TMP_SUFFIX):
             return None
-        if not text:  # it lives, and has said nothing yet
+        if not text:  # it is alive, and has announced nothing yet
             return Neighbour(owner, 0, 0)
         try:
             said = json.loads(text)
@@ -252,7 +254,7 @@ class SharedFsTier(FsTier):
         return Neighbour(owner, generation, max(0, claim_bytes))
 
     def _require_mount(self) -> None:
-        """Unmounted meanwhile, the same path is a directory of the disk below."""
+        """If the file system was unmounted, the same path is a directory of the disk below."""
         kind = filesystem_type(self.directory)
         if kind != self._filesystem:
             reason = f"{self.directory} is on {kind or 'nothing'} now, not on {self._filesystem}"
@@ -263,7 +265,7 @@ class SharedFsTier(FsTier):
 
     @staticmethod
     def _touched(path: Path) -> float:
-        """Sets the file's time by the server's clock, and tells it."""
+        """Sets the file's time by the server's clock, and returns it."""
         fd = os.open(path, WRITE | os.O_CREAT, 0o600)
         try:
             os.utime(fd)

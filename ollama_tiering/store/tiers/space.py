@@ -1,8 +1,9 @@
-"""The free-space floor: the cache never fills somebody's disk, whatever its budget allows.
+"""The free-space floor: the cache never fills the disk, whatever its budget allows.
 
-The file system is asked at most once per `CACHE_SECONDS`; what was taken since is remembered. One
-that does not answer is not written to, and nothing is evicted because of it. Thread-safe, but may
-wait for the disk: never called under the store's lock.
+The file system is asked at most once per `CACHE_SECONDS`; what was allocated since then is
+remembered. If the file system does not answer, nothing is written to it, and nothing is evicted
+because of it. Thread-safe, but it may wait for the disk, so it is never called under the store's
+lock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ CACHE_SECONDS: Final = 0.5
 
 
 class FreeSpace:
-    """What may be written to the file system of `directory` before `min_free_percent` is left."""
+    """How much may be written to the file system of `directory` until only `min_free_percent` is
+    free.
+    """
 
     def __init__(
         self, directory: Path, min_free_percent: float, clock: Callable[[], float]
@@ -34,7 +37,9 @@ class FreeSpace:
         self.short = False  # whether the last answer was below the floor
 
     def headroom_bytes(self, *, fresh: bool = False) -> int | None:
-        """Bytes above the floor; negative when the disk is fuller than that; None: not known."""
+        """Bytes above the floor; negative if the disk is fuller than that; None
+        if it is not known.
+        """
         with self._lock:
             now = self._clock()
             if fresh or self._asked is None or not 0 <= now - self._asked < CACHE_SECONDS:
@@ -43,7 +48,7 @@ class FreeSpace:
             return self._headroom_bytes
 
     def take(self, taken_bytes: int) -> None:
-        """Something was allocated since the file system was asked."""
+        """Notes bytes that were allocated since the file system was asked."""
         with self._lock:
             if self._headroom_bytes is not None:
                 self._headroom_bytes -= taken_bytes

@@ -1,7 +1,7 @@
-"""Directories of a tier in which names are new or gone, and may not be so after a power cut.
+"""Directories of a tier with names that are new or gone, which a power cut could undo.
 
-A file system makes a name durable with a sync of the directory it is in. That is done for many at
-once. Thread-safe. On a tier in memory nothing is ever synced.
+A file system makes a name durable when its directory is synced; here that is done for many names at
+once. Thread-safe. A tier in memory is never synced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SYNCS_AT_ONCE: Final = 4
 _RECENT_SECONDS: Final = 300.0  # by then every file system has written its journal by itself
 
 
-class Names:
+class UnsyncedNames:
     def __init__(self, directory: Path, *, in_memory: bool) -> None:
         self._directory = directory
         self._in_memory = in_memory
@@ -41,13 +41,15 @@ class Names:
             self._gone.add(place)
 
     def found(self, place: Place, changed: float) -> None:
-        """By a start: whoever changed it (Unix seconds) may have been killed before it synced."""
+        """Notes a directory that a start found, changed at that time (Unix seconds). Whoever
+        changed it may have been killed before it synced.
+        """
         if changed > time.time() - _RECENT_SECONDS:
             self.added(place)
 
     def sync(self, places: Sequence[Place] | None = None) -> None:
-        """Makes the new ones durable, in all directories or in those of `places`. OSError passes:
-        what failed is tried with the next ones.
+        """Makes new names durable, in all directories or in those of `places`. OSError passes; what
+        failed is tried again at the next call.
         """
         new = list(self._new)
         wanted = new if places is None else [place for place in places if place in self._new]
@@ -58,7 +60,7 @@ class Names:
                 done.result()
 
     def sync_removed(self) -> None:
-        """What was removed does not come back."""
+        """Ensures that what was removed does not come back."""
         places = list(self._gone)
         for place in places:
             self._gone.discard(place)
@@ -72,5 +74,5 @@ class Names:
         before = self._new.get(place)
         with contextlib.suppress(FileNotFoundError), open_below(self._directory, place) as below:
             os.fsync(below)
-        if self._new.get(place) == before:  # else a name came meanwhile, and needs another one
+        if self._new.get(place) == before:  # else a new name came meanwhile, and needs another sync
             self._new.pop(place, None)

@@ -111,7 +111,9 @@ def files(shard: os.DirEntry[str]) -> Iterator[tuple[What, BlockKey | None, os.D
 
 
 def walk(directory: Path) -> Iterator[FoundFile]:
-    """OSError of a directory that cannot be listed passes; one that is gone is empty."""
+    """OSError of a directory that cannot be listed passes. A directory that is gone counts as
+    empty.
+    """
     for entry in entries(directory):
         if entry.name.startswith(_TOP_TEMPORARY):
             yield from _found(What.TEMPORARY, (), entry)
@@ -145,7 +147,7 @@ def vacant(directory: Path, in_use: Collection[bytes]) -> Iterator[tuple[Namespa
 
 
 def remove_file(directory: Path, found: FoundFile) -> None:
-    """Unlinks what the walk found, where it found it, for good; one that is gone is fine."""
+    """Removes a file that the walk found, for good. A file that is gone is no error."""
     with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
         os.unlink(found.name, dir_fd=below)
         os.fsync(below)

@@ -1,7 +1,7 @@
-"""Administration of a store: list, remove, pin, verify, collect. What the sidecar's calls and, when
-none runs, the command line itself use.
+"""Administration of a store: list, remove, pin, verify, collect.
 
-Thread-safe as the store is. Only dry runs, `list` and `verify` without repair change nothing.
+The sidecar's calls use it and, if no sidecar runs, the command line does. Thread-safe as the store
+is. Dry runs, `listing`, and `verify` without repair change nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.walk import What, remove_file, vacant, walk
-from ollama_tiering.store.tools.archive import Manifest
+from ollama_tiering.store.tools.archive import ArchiveManifest
 from ollama_tiering.store.tools.chain_to_export import ChainToExport, chain_to_export
 from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present, what_is_present
-from ollama_tiering.store.tools.listing import Census
+from ollama_tiering.store.tools.listing import Lister
 from ollama_tiering.store.tools.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.tools.remains import remove_remains
 from ollama_tiering.store.tools.verify import is_leftover, verify
@@ -45,8 +45,8 @@ EVERYTHING: Final = Selection()
 
 
 class Administration:
-    """`alone`: nobody else writes into the store's own directories while this one is used. Unless
-    `all_seen`, a tier that may hold blocks could not be looked at.
+    """`alone`: nobody else writes into the store's own directories while this is used. Without
+    `all_seen`, some tier that may hold blocks could not be looked at.
     """
 
     def __init__(self, store: TieredStore, *, alone: bool, all_seen: bool = True) -> None:
@@ -58,12 +58,12 @@ class Administration:
     def listing(
         self, selection: Selection = EVERYTHING, *, blocks: bool = False, words: bool = False
     ) -> Listing:
-        """Chains, with `words` those used last also with the tokens that tell them from others; or
-        single blocks. UnknownId, AmbiguousId, UsageError for an id.
+        """Chains, or single blocks. With `words`, the chains that were used last come with the
+        tokens that distinguish them from others. UnknownId, AmbiguousId or UsageError for an id.
         """
-        census = self._census()
-        chains = [] if blocks else list(census.chains(selection))
-        single = list(census.blocks(selection)) if blocks else []
+        lister = self._lister()
+        chains = [] if blocks else list(lister.chains(selection))
+        single = list(lister.blocks(selection)) if blocks else []
         if not (blocks and selection.ids):  # blocks of given chains stay in their order
             single.sort(key=lambda line: line.last_use)
         chains.sort(key=lambda line: line.last_use)
@@ -72,27 +72,26 @@ class Administration:
         names = {line.namespace for line in chains} | {line.namespace for line in single}
         tree = self._state.tree
         ends = (record for line in chains if (record := tree.get(line.key)))
-        stored = census.everything()
+        stored = lister.everything()
         if selection == EVERYTHING:
             selected = dataclasses.replace(stored, chains=0) if blocks else stored
         else:
-            selected = census.totals_of_blocks(single) if blocks else census.totals(ends)
+            selected = lister.totals_of_blocks(single) if blocks else lister.totals(ends)
         return Listing(
             chains=chains,
             blocks=single,
-            descriptions={name: census.description(name) for name in names},
+            descriptions={name: lister.description(name) for name in names},
             selected=selected,
             stored=stored,
-            id_digits=census.id_digits,
+            id_digits=lister.id_digits,
         )
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
-        """Removes the selected chains; what another chain needs, or is pinned or in use, stays.
-
-        Of what is removed no token is left in this host's tiers, index and quarantine included.
+        """Removes the selected chains. What another chain needs, is pinned or is in use stays. Of
+        what is removed, no token stays in this host's tiers, nor in index or quarantine.
         """
-        census = self._census()
-        ends = self._records(census, selection)
+        lister = self._lister()
+        ends = self._records(lister, selection)
         everything = selection == EVERYTHING
         unseen = self._store.graveyard.unseen() if everything else {}
         done = removal.remove_chains(
@@ -113,23 +112,23 @@ class Administration:
         return done
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        """UnknownId, AmbiguousId, PinsFull; OSError when it cannot be recorded."""
-        census = self._census()
-        record = census.resolve(chain_id)
+        """UnknownId, AmbiguousId, PinsFull; OSError if the pin cannot be recorded."""
+        lister = self._lister()
+        record = lister.resolve(chain_id)
         known = record.key in self._state.pins
         _, more = self._store.pins.pin(record.key, dry_run=dry_run)
-        return self._pin_result(census.chain(record), more, not known)
+        return self._pin_result(lister.chain(record), more, not known)
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        census = self._census()
-        record = census.resolve(chain_id)
+        lister = self._lister()
+        record = lister.resolve(chain_id)
         before = self._store.pins.pinned_bytes()
         changed = self._store.pins.unpin(record.key, dry_run=dry_run)
         less = before - self._store.pins.pinned_bytes()
-        return self._pin_result(census.chain(record), less, changed)
+        return self._pin_result(lister.chain(record), less, changed)
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
-        """See verify.py. With repair the index is written anew after the last step."""
+        """See verify.py. With repair, the index is written anew after the last step."""
         yield from verify(self._state, repair=repair, alone=self._alone)
         if repair:
             self._store.rebuild_index()
@@ -142,32 +141,33 @@ class Administration:
         dry_run: bool,
         builds: frozenset[str] | None = None,
     ) -> list[Waste]:
-        """Removes what nobody can use: each kind once, kinds without anything too.
+        """Removes what nobody can use. The result has each kind once, even if nothing of it was
+        found.
 
-        `models` are the file names of the models that are there, `builds` the builds of the engine
-        on this host; None asks nothing about them. What other builds stored on the remote tier
-        stays.
+        `models` are the file names of the models that exist, `builds` the builds of the engine on
+        this host; None means that these are not looked at. What other builds stored on the remote
+        tier stays.
         """
-        census = self._census()
-        ends = {record.key: record for record in self._records(census, EVERYTHING)}
+        lister = self._lister()
+        ends = {record.key: record for record in self._records(lister, EVERYTHING)}
         expired = (
-            self._records(census, Selection(older_than_seconds=older_than_seconds))
+            self._records(lister, Selection(older_than_seconds=older_than_seconds))
             if older_than_seconds > 0
             else []
         )
         orphans = [
             record
             for record in ends.values()
-            if models is not None and census.gone_model(record.namespace, models)
+            if models is not None and lister.gone_model(record.namespace, models)
         ]
         others = [
             record
             for record in ends.values()
-            if builds is not None and census.other_build(record.namespace, builds)
+            if builds is not None and lister.other_build(record.namespace, builds)
         ]
-        broken = []  # nothing, as long as its start may only be unseen yet
+        broken = []  # empty as long as a beginning may exist where nobody has looked yet
         if self._all_seen and all(level.known for level in self._state.levels):
-            broken = [record for record in ends.values() if not census.chain(record).complete]
+            broken = [record for record in ends.values() if not lister.chain(record).complete]
         forbidden = [r for r in ends.values() if self._state.terms.of(r.namespace).remove]
         result = []
         for kind, chosen in (
@@ -196,12 +196,14 @@ class Administration:
         return result
 
     def chain(self, chain_id: str) -> ChainToExport:
-        """What an export of this chain consists of. StoreDamaged when its start is missing."""
+        """What an export of this chain consists of. StoreDamaged if its beginning is missing."""
         listing = self.listing(Selection(ids=(chain_id,)), blocks=True)
         return chain_to_export(listing)
 
     def opened(self, chain: ChainToExport) -> Iterator[AbstractContextManager[OpenBlock]]:
-        """Its files, to be read one after the other. Only for a store nobody else uses."""
+        """The chain's files, to be read one after the other. Only for a store that nobody else
+        uses.
+        """
         for key, _ in chain.files:
             leased = self._store.lease(chain.namespace, [key])
             self._store.release(leased.lease_id)
@@ -210,7 +212,7 @@ class Administration:
             yield self._level(leased.blocks[0].tier).tier.open(chain.namespace, key)
 
     def present(self, checked: CheckedChain) -> Present:
-        """What of the chain is stored already."""
+        """What is stored of the chain already."""
         manifest = checked.manifest
         found = self._store.match(
             manifest.namespace, checked.whole_keys, checked.tokens, manifest.block_tokens
@@ -220,8 +222,8 @@ class Administration:
         )
 
     @contextmanager
-    def sink(self, manifest: Manifest) -> Iterator[BlockSink]:
-        """Where the blocks of an import go."""
+    def sink(self, manifest: ArchiveManifest) -> Iterator[BlockSink]:
+        """Takes the blocks of an import."""
         session = self._store.open_session(
             manifest.namespace, manifest.description, manifest.block_tokens
         )
@@ -286,11 +288,11 @@ class Administration:
             copies.recount(self._state, level)
         return Waste("vacant", len(found), stored_bytes, {})
 
-    def _records(self, census: Census, selection: Selection) -> list[BlockRecord]:
-        """Last blocks of the selected chains."""
+    def _records(self, lister: Lister, selection: Selection) -> list[BlockRecord]:
+        """The last blocks of the selected chains."""
         if selection == EVERYTHING:
-            return census.ends(selection)
-        lines = census.chains(selection)
+            return lister.ends(selection)
+        lines = lister.chains(selection)
         return [record for line in lines if (record := self._state.tree.get(line.key))]
 
     def _pin_result(self, chain: ChainLine, changed_bytes: int, changed: bool) -> PinResult:
@@ -304,11 +306,13 @@ class Administration:
             changed,
         )
 
-    def _census(self) -> Census:
-        return Census(self._state, self.describe)
+    def _lister(self) -> Lister:
+        return Lister(self._state, self.describe)
 
     def describe(self, namespace: NamespaceId) -> Fields:
-        """What a namespace is the digest of, from a tier of this host: a remote one may hang."""
+        """What a namespace is the digest of, read from a tier of this host, because a remote one
+        may hang.
+        """
         for level in self._state.levels:
             directory = level.tier.directory
             if directory is not None and level.tier.kind is not TierKind.REMOTE:

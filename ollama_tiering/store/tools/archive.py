@@ -8,10 +8,10 @@
 
 With window blocks it is version 2, and they are in a list "windows" like "blocks".
 
-Written by exporting.py. `open_archive` trusts nothing: no name from the archive is ever used as
-a path; names are compared with those made from the manifest's keys, and in a directory opened below
-it without following links. Sizes are bounded before anything is allocated. In a tar only plain
-files are allowed: no links, devices, sparse files or extended headers.
+exporting.py writes it. `open_archive` trusts nothing in it. No name from the archive is used as a
+path: names are compared with those made from the manifest's keys, and files of a directory are
+opened below it without following links. Sizes are checked before anything is allocated. A tar may
+contain only plain files: no links, devices, sparse files or extended headers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MANIFEST_NAME: Final = "manifest.json"
 BLOCKS_DIRECTORY: Final = "blocks"
 FORMAT: Final = "ollama-tiering chain"
 VERSION: Final = 1
-WITH_WINDOWS: Final = 2  # version: who knows only the other one must not take them for junk
+WITH_WINDOWS: Final = 2  # version: a reader of version 1 must not take them for junk
 MAX_BLOCKS: Final = 1 << 16  # window blocks included
 MAX_MANIFEST_BYTES: Final = 32 << 20
 TAR_BLOCK: Final = tarfile.BLOCKSIZE
@@ -58,7 +58,7 @@ class ArchivedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ArchiveManifest:
     namespace: NamespaceId
     description: Fields
     blocks: tuple[ArchivedBlock, ...]  # the chain, first to last
@@ -78,7 +78,7 @@ class Manifest:
         return sum(block.file_bytes for block in self.files)
 
     def to_bytes(self) -> bytes:
-        """Of the same length whatever the checksums are."""
+        """The length does not depend on the checksums."""
         document = {
             "format": FORMAT,
             "version": WITH_WINDOWS if self.windows else VERSION,
@@ -99,16 +99,18 @@ def _entries(blocks: tuple[ArchivedBlock, ...]) -> list[dict[str, Any]]:
 
 
 class Archive:
-    """An open archive: its manifest and, of each block, where to read it."""
+    """An open archive: its manifest, and for each block where to read it."""
 
-    def __init__(self, manifest: Manifest, places: dict[str, tuple[int, int]], root: int) -> None:
+    def __init__(
+        self, manifest: ArchiveManifest, places: dict[str, tuple[int, int]], root: int
+    ) -> None:
         self.manifest = manifest
         self._places = places  # of a tar: name -> (offset, bytes)
         self._fd = root
 
     @contextlib.contextmanager
     def open(self, block: ArchivedBlock) -> Iterator[ReadAt]:
-        """ArchiveRefused when it is not there with the manifest's size. OSError passes."""
+        """ArchiveRefused if it is missing or its size is not the manifest's. OSError passes."""
         if self._places:
             offset, _ = self._places[block.name]
             yield _shifted(fd_reader(self._fd), offset)
@@ -121,7 +123,9 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
-    """A tar file or a directory; manifest and sizes are checked, block contents are not."""
+    """Opens a tar file or a directory. Manifest and sizes are checked, the contents of blocks are
+    not.
+    """
     with contextlib.ExitStack() as stack:
         if path.is_dir():
             root = stack.enter_context(open_below(path, ()))
@@ -147,8 +151,10 @@ def open_archive(path: Path) -> Iterator[Archive]:
         yield Archive(manifest, places, fd)
 
 
-def parse_manifest(data: bytes) -> Manifest:
-    """ArchiveRefused unless it is well formed, bounded and its namespace is what it describes."""
+def parse_manifest(data: bytes) -> ArchiveManifest:
+    """ArchiveRefused unless it is well formed and bounded, and its description
+    gives its namespace.
+    """
     try:
         document = json.loads(data)
         if document["format"] != FORMAT:
@@ -171,7 +177,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArchiveRefused("the description names no block_tokens")
     if not 1 <= int(block_tokens) <= MAX_ROWS:
         raise ArchiveRefused(f"block_tokens {block_tokens} is not valid")
-    manifest = Manifest(namespace, fields, blocks, windows)
+    manifest = ArchiveManifest(namespace, fields, blocks, windows)
     if not blocks or len(manifest.files) > MAX_BLOCKS:
         raise ArchiveRefused(f"{len(manifest.files)} blocks are not 1 to {MAX_BLOCKS}")
     if len({block.key for block in manifest.files}) != len(manifest.files):
@@ -184,7 +190,7 @@ def block_name(key: BlockKey) -> str:
 
 
 def tar_head(name: str, size: int) -> bytes:
-    """The header of a plain member: nothing of this machine is in it."""
+    """The header of a plain member; it contains nothing about this machine."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     return info.tobuf(tarfile.USTAR_FORMAT if size < 1 << 33 else tarfile.GNU_FORMAT)
@@ -226,7 +232,7 @@ def _manifest_bytes(read_at: ReadAt, offset: int, size: int) -> bytes:
 
 @contextlib.contextmanager
 def _below(root: int, directory: str, name: str) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of a regular file; no link on the way is followed."""
+    """Descriptor and size of a regular file. No link on the way is followed."""
     at = os.dup(root)
     try:
         try:

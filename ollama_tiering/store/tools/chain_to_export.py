@@ -1,7 +1,7 @@
 """What an export of a chain consists of: its blocks, and the window blocks that hang on them.
 
-Without one of its blocks there is no chain. A window block that is damaged or not to be had is left
-out, with every window that it is part of: who lacks one computes those tokens.
+Without one of its blocks there is no chain. A window block that is damaged or unavailable is left
+out, and so is every window that it belongs to: a machine that lacks a window computes those tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock
-from ollama_tiering.store.tools.archive import ArchivedBlock, Manifest
+from ollama_tiering.store.tools.archive import ArchivedBlock, ArchiveManifest
 from ollama_tiering.store.values import Listing, window_keys
 
 _NO_SUM: Final = "0" * 64
@@ -40,13 +40,13 @@ class ChainToExport:
     def file_bytes(self) -> int:
         return sum(size for _, size in self.files)
 
-    def manifest(self) -> Manifest:
-        """Without checksums."""
+    def manifest(self) -> ArchiveManifest:
+        """The manifest without checksums."""
         blocks, windows = (
             tuple(ArchivedBlock(key, size, _NO_SUM) for key, size in files)
             for files in (self.blocks, self.windows)
         )
-        return Manifest(self.namespace, self.description, blocks, windows)
+        return ArchiveManifest(self.namespace, self.description, blocks, windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ Opened = Callable[[ChainToExport], Iterable[AbstractContextManager[OpenBlock]]] 
 
 
 def chain_to_export(listing: Listing) -> ChainToExport:
-    """Of a listing of one chain's blocks. StoreDamaged when something of it is missing."""
+    """Made from a listing of one chain's blocks. StoreDamaged if one of them is missing."""
     hanging = window_keys(listing.blocks)
     blocks = [line for line in listing.blocks if line.key not in hanging]
     if not blocks or not blocks[-1].complete:
@@ -82,10 +82,9 @@ def chain_to_export(listing: Listing) -> ChainToExport:
 def with_whole_windows(
     chain: ChainToExport, opened: Opened, progress: Callable[[int], None]
 ) -> tuple[ChainToExport, list[LeftOut]]:
-    """The chain with those of its window blocks that are good for something, and why not the rest.
-
-    Reads each of them, for an archive begins with their number. `opened` is asked for one at a
-    time: what is wrong with it is wrong with that one.
+    """The chain with those of its window blocks that can be used, and why the others cannot. It
+    reads each of them, because an archive begins with their number. `opened` is asked for one block
+    at a time, so that an error belongs to that block.
     """
     others: dict[BlockKey, tuple[BlockKey, ...]] = {}
     left: list[LeftOut] = []
@@ -109,7 +108,9 @@ def with_whole_windows(
 def _others(
     namespace: NamespaceId, key: BlockKey, size: int, block: OpenBlock
 ) -> tuple[BlockKey, ...]:
-    """The other blocks of its window that a block names. CorruptBlock, UnsupportedFormat."""
+    """The other blocks of a window, as its last block names them. CorruptBlock,
+    UnsupportedFormat.
+    """
     if block.file_bytes != size:
         raise CorruptBlock(f"block {key.hex()} has another size than the store says")
     return checked_meta(block, namespace, key, payload=True).others

@@ -1,8 +1,8 @@
-"""Writes a chain as an archive (archive.py): a tar file, or a directory.
+"""Writes a chain as an archive (archive.py): a tar file or a directory.
 
-Nothing is visible under the given name until all of it is there and durable. The checksums are
-known only when all blocks have been read: the manifest, whose length does not depend on them, is
-written over at the end.
+Nothing appears under the given name until all of it is written and durable. The checksums are known
+only when all blocks have been read, so the manifest, whose length does not depend on them, is
+written again at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ollama_tiering.store.tools.archive import (
     MANIFEST_NAME,
     TAR_BLOCK,
     ArchivedBlock,
-    Manifest,
+    ArchiveManifest,
     tar_head,
     tar_padding,
 )
@@ -50,10 +50,9 @@ def export_chain(
     *,
     as_directory: bool,
     progress: Callable[[int], None],
-) -> Manifest:
-    """`opened` yields `chain.files` in their order. Each is checked while it is copied.
-
-    UsageError when the target is there already, CorruptBlock for a damaged block; OSError passes.
+) -> ArchiveManifest:
+    """`opened` yields `chain.files` in their order; each is checked while it is copied. UsageError
+    if the target exists, CorruptBlock for a damaged block; OSError passes.
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} is there already", hint="name another, or remove it first")
@@ -105,7 +104,7 @@ def _parts(source: OpenBlock, start: int, end: int) -> Iterator[bytes]:
 
 
 class _Tar:
-    def __init__(self, fd: int, manifest: Manifest) -> None:
+    def __init__(self, fd: int, manifest: ArchiveManifest) -> None:
         self._file = os.fdopen(fd, "wb", buffering=0)
         self._left = 0
         empty = manifest.to_bytes()
@@ -136,7 +135,7 @@ class _Tar:
 
 
 @contextlib.contextmanager
-def _tar(target: Path, manifest: Manifest) -> Iterator[_Target]:
+def _tar(target: Path, manifest: ArchiveManifest) -> Iterator[_Target]:
     temporary = _temporary(target)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     out = _Tar(fd, manifest)
@@ -180,7 +179,7 @@ class _Directory:
 
 
 @contextlib.contextmanager
-def _directory(target: Path, manifest: Manifest) -> Iterator[_Target]:
+def _directory(target: Path, manifest: ArchiveManifest) -> Iterator[_Target]:
     temporary = _temporary(target)
     temporary.mkdir(mode=0o700)
     (temporary / BLOCKS_DIRECTORY).mkdir(mode=0o700)
@@ -197,7 +196,7 @@ def _directory(target: Path, manifest: Manifest) -> Iterator[_Target]:
 
 
 def _appear(temporary: Path, target: Path) -> None:
-    """Unlike a rename a link replaces nothing; but not every file system has links."""
+    """A link, unlike a rename, replaces nothing; but not every file system has links."""
     try:
         os.link(temporary, target)
     except FileExistsError:

@@ -1,11 +1,10 @@
-"""Looking at a store's files without changing any: for tools when no sidecar runs.
+"""Looks at a store's files without changing any: for tools while no sidecar runs.
 
-Opening a store as the sidecar does removes leftovers, quarantines damage and evicts down to the
-budget. A person who asked for a list, or to remove one thing, asked for none of it.
-
-`FrozenTier` scans like the tier it stands for, but what the scan would remove or quarantine stays;
-`FrozenIndex` reads a database that nobody writes to, and saves nothing. The directory is locked, so
-that no sidecar starts meanwhile.
+Opening a store as the sidecar does removes leftovers, quarantines damage, and evicts down to the
+budget. A person who asks for a list, or to remove one thing, has asked for none of this.
+`FrozenTier` scans like the tier that it wraps, but leaves in place what that scan would remove or
+quarantine. `FrozenIndex` reads a database that nobody writes to, and saves nothing. The directory
+is locked, so that no sidecar starts meanwhile.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow, refuse_odd_f
 
 log = logging.getLogger(__name__)
 
-ENDLESS_BYTES: Final = 1 << 62  # as budget: whoever only looks must not evict
+ENDLESS_BYTES: Final = 1 << 62  # as a budget: a tool that only looks must not evict
 
 
 class FrozenTier(FsTier):
-    """Nothing is stored, removed, or moved out of the way, until it is thawed."""
+    """Nothing is stored, removed or renamed until it is thawed."""
 
     frozen = True
 
     def thaw(self) -> None:
-        """From now on a tier like any other: what the opening left alone was only looked at."""
+        """From now on it behaves like any other tier."""
         self.frozen = False
 
     def scan(self) -> Iterator[StoredBlock]:
@@ -65,7 +64,9 @@ class FrozenTier(FsTier):
         super().remove(namespace, key)
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
-        """Frozen: a damaged block is not in the books, but its file stays where it is."""
+        """While it is frozen, a damaged block is missing from the books, but its file stays where
+        it is.
+        """
         if not self.frozen:
             super().quarantine(namespace, key)
 
@@ -83,7 +84,9 @@ class FrozenTier(FsTier):
 
 
 class FrozenRemote(FrozenTier):
-    """A directory that sidecars share, which go on using it: not locked, nothing is announced."""
+    """A directory that sidecars share and go on using: it is not locked, and
+    nothing is announced.
+    """
 
     def __init__(self, directory: Path, authenticity: Authenticity) -> None:
         self._authenticity = authenticity
@@ -104,7 +107,7 @@ class FrozenRemote(FrozenTier):
 
 
 class FrozenIndex(BlockIndex):
-    """What does not fit the files is ignored by whoever loads it, as always."""
+    """As always, the loader ignores what does not fit the files."""
 
     def save(self, rows: Iterable[IndexRow], removed: Sequence[BlockKey]) -> bool:
         return True

@@ -1,9 +1,9 @@
-"""Takes a chain out of an archive into a store. Trusts nothing in it.
+"""Takes a chain out of an archive into a store. It trusts nothing in the archive.
 
-`check_archive` reads all of it: every header, key, checksum and link of the chain, and whether
-every window block hangs on a block of the chain, in its place, with those it names. Only when all
-is right does `import_blocks` offer the blocks to a writer, which checks them once more: what is
-stored is what was checked even if the file changes in between.
+`check_archive` reads all of it: every header, key, checksum and link of the chain. It checks that
+every window block hangs on a block of the chain, in its place, and that the blocks which it names
+are there. Only if all is right does `import_blocks` offer the blocks to a writer, which checks them
+again. So what is stored is what was checked, even if the file changes in between.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.serving.session import CommitResult
-from ollama_tiering.store.tools.archive import Archive, ArchivedBlock, Manifest
+from ollama_tiering.store.tools.archive import Archive, ArchivedBlock, ArchiveManifest
 
 PART_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChain:
-    manifest: Manifest
+    manifest: ArchiveManifest
     tokens: bytes  # of the whole chain, int32 little endian
     hangs_on: dict[BlockKey, BlockKey] = field(default_factory=dict)  # of each window block
 
     @property
     def whole_keys(self) -> list[BlockKey]:
-        """What a look-up asks for: a tail block is found by its tokens."""
+        """The keys that a look-up asks for; a tail block is found by its tokens."""
         count = len(self.tokens) // TOKEN_BYTES // self.manifest.block_tokens
         return [block.key for block in self.manifest.blocks[:count]]
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What of a chain is stored already."""
+    """What is stored of a chain already."""
 
     blocks: int = 0  # its first ones
     windows: frozenset[BlockKey] = frozenset()
 
-    def missing(self, manifest: Manifest) -> list[ArchivedBlock]:
+    def missing(self, manifest: ArchiveManifest) -> list[ArchivedBlock]:
         """In the order in which they can be stored."""
         windows = [block for block in manifest.windows if block.key not in self.windows]
         return [*manifest.blocks[self.blocks :], *windows]
@@ -58,7 +58,7 @@ class Imported:
 
 
 class BlockSink(Protocol):
-    """Where blocks go: an inline write session, here or in a sidecar."""
+    """Takes blocks: an inline write session, in this process or in a sidecar."""
 
     def put(self, key: BlockKey, parts: Iterator[tuple[bytes, bool]]) -> CommitResult: ...
 
@@ -102,7 +102,7 @@ def check_archive(archive: Archive, progress: Callable[[int], None]) -> CheckedC
 def import_blocks(
     archive: Archive, sink: BlockSink, present: Present, progress: Callable[[int], None]
 ) -> Imported:
-    """Stores what is not there already. NoRoom when a block is not taken."""
+    """Stores what is not stored yet. NoRoom if a block is not taken."""
     stored = file_bytes = 0
     missing = present.missing(archive.manifest)
     total = len(archive.manifest.files)
@@ -125,10 +125,8 @@ Found = tuple[BlockKey, int, int, Sequence[BlockKey]]  # key, matching rows, row
 
 
 def what_is_present(checked: CheckedChain, found: Sequence[Found]) -> Present:
-    """By what a look-up of the chain found.
-
-    All blocks when every token matched: the last one may be covered by a longer one. What hung on
-    that one is not wanted then.
+    """Made from a look-up of the chain. If every token matched, all blocks are present: the last
+    one may be covered by a longer block, and then the window blocks that hung on it are not needed.
     """
     blocks = checked.manifest.blocks
     windows = {key for *_, attached in found for key in attached}
@@ -145,7 +143,7 @@ def what_is_present(checked: CheckedChain, found: Sequence[Found]) -> Present:
 def _check_window(
     window: ArchivedBlock, meta: BlockMeta, checked: CheckedChain, numbers: dict[bytes, int]
 ) -> None:
-    """`numbers` are those of the chain's blocks."""
+    """`numbers` gives the number of each block of the chain."""
     block_tokens = checked.manifest.block_tokens
     number = numbers.get(meta.parent)
     if meta.namespace != checked.manifest.namespace:

@@ -1,7 +1,7 @@
 """Counts and lists the blocks in the books: chains, single blocks, totals, ids.
 
-Takes a copy of the list of blocks under the store's lock and looks at them without it: what changes
-meanwhile is seen before or after its change. Time linear in the number of blocks.
+It copies the list of blocks under the store's lock and works on the copy without the lock, so a
+change in between is seen before or after it happened. The time is linear in the number of blocks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def build_of(engine: str) -> str:
 
 
 def of_other_build(engine: str, builds: frozenset[str]) -> bool:
-    """Whether that is a build of Ollama and not one of these. Of one that was built by hand nobody
-    can know where it is: never.
+    """Whether this is a build of Ollama that is not among `builds`. Never true of a build that was
+    made by hand, because nobody can know where its binary is.
     """
     build = build_of(engine)
     by_hand = build.startswith("exe-")
@@ -61,15 +61,15 @@ class _Sum:
         return other
 
 
-class Census:
-    """One look at the books."""
+class Lister:
+    """One view of the books."""
 
     def __init__(self, state: StoreState, describe: Describe) -> None:
         self._state = state
         self.records = reading.records(state, expire=True)
         self._describe = describe
         self._fields: dict[NamespaceId, Fields] = {}
-        self._sums: dict[BlockKey, _Sum] = {}  # of blocks where chains part
+        self._sums: dict[BlockKey, _Sum] = {}  # of blocks after which chains differ
 
     def description(self, namespace: NamespaceId) -> Fields:
         if namespace not in self._fields:
@@ -84,8 +84,8 @@ class Census:
         return digits
 
     def resolve(self, prefix: str) -> BlockRecord:
-        """The one block whose id starts so; a window block is the one it hangs on. UsageError,
-        UnknownId, AmbiguousId.
+        """The one block whose id begins like this. A window block stands for the block that it
+        hangs on. UsageError, UnknownId, AmbiguousId.
         """
         text = prefix.strip().lower()
         if not _ID.fullmatch(text):
@@ -109,7 +109,7 @@ class Census:
         return above or found[0]
 
     def ends(self, selection: Selection) -> list[BlockRecord]:
-        """Last blocks of the selected chains: leaves, or whatever an id names."""
+        """The last blocks of the selected chains: leaves, or the blocks that ids name."""
         if selection.ids:
             found = {record.key: record for record in map(self.resolve, selection.ids)}
             return list(found.values())
@@ -172,11 +172,11 @@ class Census:
         )
 
     def path(self, record: BlockRecord) -> list[BlockRecord]:
-        """From the first stored block of the chain to this one."""
+        """The blocks from the first stored block of the chain to this one."""
         return [record, *self._above(record)][::-1]
 
     def everything(self) -> Totals:
-        """Of all that is stored."""
+        """Totals of all that is stored."""
         chains = sum(map(self._state.tree.is_end, self.records))
         file_bytes = sum(record.file_bytes for record in self.records)
         sums = reading.level_sums(self._state)
@@ -184,7 +184,7 @@ class Census:
         return Totals(chains, len(self.records), file_bytes, self._uses(counts, sizes))
 
     def totals(self, ends: Iterable[BlockRecord]) -> Totals:
-        """Of the chains that end so."""
+        """Totals of the chains that end with these blocks."""
         seen: dict[BlockKey, BlockRecord] = {}
         chains = 0
         for end in ends:
@@ -200,13 +200,13 @@ class Census:
         return self._totals([record for record in records if record is not None], 0)
 
     def other_build(self, namespace: NamespaceId, builds: frozenset[str]) -> bool:
-        """Whether an engine wrote it that is a build of Ollama and not one of these: what such a
-        build stored no other finds.
+        """Whether a build of Ollama stored it that is not among `builds`. No other build can find
+        that.
         """
         return of_other_build(dict(self.description(namespace)).get("engine", ""), builds)
 
     def gone_model(self, namespace: NamespaceId, present: frozenset[str]) -> bool:
-        """Whether the namespace names a model file and that is not among those present."""
+        """Whether the namespace names a model file that is not among those present."""
         model = dict(self.description(namespace)).get("model", "")
         return model.startswith(_DIGEST) and model not in present
 
@@ -281,11 +281,13 @@ class Census:
         )
 
     def _with_windows(self, record: BlockRecord) -> tuple[BlockRecord, ...]:
-        """The block and what hangs on it."""
+        """The block, and what hangs on it."""
         return (record, *self._state.tree.windows(record.key))
 
     def _starts(self, record: BlockRecord) -> bool:
-        """Whether nothing is missing before it. What is just being written is not missing."""
+        """Whether no block before it is missing. A block that is just being
+        written is not missing.
+        """
         return record.parent == record.namespace or record.parent in self._state.writing
 
     def _above(self, record: BlockRecord) -> Iterator[BlockRecord]:
@@ -302,7 +304,7 @@ class Census:
         )
 
     def _of_model(self, namespace: NamespaceId, selection: Selection) -> bool:
-        """A digest is no name: it fits by its beginning, and only where no name does."""
+        """A digest matches by its beginning, and only if no name does."""
         wanted = selection.model.lower()
         if not wanted:
             return True

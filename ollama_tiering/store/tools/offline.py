@@ -1,7 +1,7 @@
-"""The store's administration without a sidecar: on the files, their directories locked meanwhile.
+"""The store's administration without a sidecar: on the files, with their directories locked.
 
-Whoever looks or changes single things opens the tiers frozen, so that opening itself changes
-nothing. Whoever stores opens them as the sidecar does, only without a thread in the background.
+A command that looks, or changes single things, opens the tiers frozen, so that opening changes
+nothing. A command that stores opens them as the sidecar does, but without a background thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
-from ollama_tiering.store.tiers.ram_place import recorded, settled
+from ollama_tiering.store.tiers.ram_place import placed, recorded
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
@@ -42,9 +42,11 @@ class Purpose(Enum):
 
 @contextlib.contextmanager
 def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator[Administration]:
-    """ServiceError when a process uses a directory already. `decide` knows the rules."""
+    """ServiceError if a process uses one of the directories. `decide` knows the
+    rules for models.
+    """
     if purpose is Purpose.STORE:
-        store = open_store(settled(config), decide, background=False)
+        store = open_store(placed(config), decide, background=False)
         all_seen = config.remote_dir is None
     else:
         store, all_seen = _open_frozen(config, decide, thaw=purpose is Purpose.CHANGE)
@@ -55,7 +57,7 @@ def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator
 
 
 def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[TieredStore, bool]:
-    """Only directories that are there: nothing is made. Whether every tier could be looked at."""
+    """Opens only directories that exist. Returns also whether every tier could be looked at."""
     wanted = (
         (TierKind.RAM, config.ram_dir or recorded(), config.ram_budget_bytes),
         (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
@@ -99,8 +101,8 @@ def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[
 
 
 def _frozen_remote(config: SidecarConfig) -> FrozenTier | None:
-    """The shared directory as it is now. Other sidecars go on using it: it is not locked, nothing
-    is announced, and what is removed is a miss for them. None where it cannot be seen.
+    """The shared directory as it is now; None if it cannot be seen. Other sidecars go on using it:
+    it is not locked, nothing is announced, and what is removed is a miss for them.
     """
     directory = config.remote_dir
     if directory is None or not config.remote_budget_bytes:

@@ -1,5 +1,5 @@
-"""The tokens that tell a chain from all others of its namespace: those around the place where it
-parts from them. A system prompt that many share is not among them.
+"""The tokens that distinguish a chain from all others of its namespace: those around the place
+where it first differs. A system prompt that many chains share is not among them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ MAX_CHAINS: Final = 10_000  # of one listing: what is sent stays below 10 MiB
 
 
 def telling_tokens(tree: BlockTree, end: BlockRecord) -> tuple[bytes, int]:
-    """int32 token ids, and how many of them come before the parting. A chain that shares nothing
-    parts at its first token.
+    """int32 token ids, and how many of them come before the difference. A chain that shares nothing
+    differs from its first token on.
     """
     own: list[BlockRecord] = []
     shared: int | None = None

@@ -1,7 +1,7 @@
-"""What removed blocks leave behind on this host's tiers: quarantined copies, unfinished writes.
+"""What removed blocks leave behind on this host's tiers: quarantined copies and unfinished writes.
 
-They hold tokens like any block file. The name says which block it is; the header of a quarantined
-copy, where it can still be read, also says which block came before.
+They contain tokens, like any block file. The name says which block it is. The header of a
+quarantined copy, if it can still be read, also says which block came before it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Remains = tuple[Level, Path, FoundFile]
 
 
 def remove_remains(state: StoreState, keys: Collection[BlockKey] | None, *, alone: bool) -> None:
-    """Of these blocks, and of quarantined ones before and after them; of all blocks with None.
-
-    `alone`: nobody else writes into the directories now. What cannot be removed is said in the log.
+    """Removes remains of these blocks, and of quarantined blocks before and after them; with None,
+    of all blocks. `alone`: nobody else writes into the directories now. What cannot be removed is
+    logged.
     """
     found = list(_remains(state))
     wanted = None if keys is None else _with_relatives(keys, found)
@@ -49,7 +49,7 @@ def remove_remains(state: StoreState, keys: Collection[BlockKey] | None, *, alon
 
 
 def _remains(state: StoreState) -> Iterator[_Remains]:
-    """A shared tier's are removed by its own thread, with the block."""
+    """Remains on a shared tier are removed by that tier's own thread, with the block."""
     for level in state.levels:
         directory = level.tier.directory
         if directory is None or level.shared is not None:
@@ -60,7 +60,7 @@ def _remains(state: StoreState) -> Iterator[_Remains]:
 
 
 def _with_relatives(keys: Collection[BlockKey], found: list[_Remains]) -> set[BlockKey]:
-    """The keys, and those of quarantined blocks that hang together with them."""
+    """The keys, and those of quarantined blocks that are connected with them."""
     wanted = set(keys)
     parents = {
         one.key: parent

@@ -1,4 +1,6 @@
-"""Made-up sequences of blocks for tests and benchmarks: valid files, bytes made from the key."""
+"""Sequences of made-up blocks for tests and benchmarks: valid files whose bytes follow from the
+key.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from ollama_tiering.store.block.key import (
     window_extra,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.serving.session import BlockOffer
 
 _ELEMENT_BYTES = 2
 _CREATED = 1_763_700_000
@@ -33,8 +35,8 @@ class SampleBlock:
     data: bytes  # the whole file
 
     @property
-    def claim(self) -> Claim:
-        return Claim(self.key, self.parent, len(self.data), self.tail)
+    def offer(self) -> BlockOffer:
+        return BlockOffer(self.key, self.parent, len(self.data), self.tail)
 
 
 def namespace(
@@ -57,7 +59,7 @@ def namespace(
 def sequence(
     ns: Namespace, tokens: Sequence[int], extras: Sequence[BlockExtra] = ()
 ) -> list[SampleBlock]:
-    """The whole blocks of the tokens and the tail; `extras` rows count from the start."""
+    """The whole blocks of the tokens, and the tail block. Rows of `extras` count from the start."""
     data = tokens_to_bytes(tokens)
     block_tokens = int(ns.block_tokens)
     shapes = _shapes(ns)
@@ -94,8 +96,8 @@ def window(
     first: int = 0,
     others: Sequence[SampleBlock] | None = None,
 ) -> SampleBlock:
-    """The window block that hangs on a block with these tokens at a position, from a row on. With
-    `others` a window ends with it: they are its other blocks.
+    """The window block, from a row on, that hangs on a block with these tokens at this position.
+    With `others`, it ends a window that consists of these blocks and itself.
     """
     cells = range(100 + first, 100 + len(tokens))
     extra = window_extra(0, first, cells) if others is None else window_end_extra(0, first)
@@ -105,8 +107,8 @@ def window(
 def state(
     ns: Namespace, on: SampleBlock, token: int, position: int, *, row: int, row_bytes: int
 ) -> SampleBlock:
-    """The state of recurrent layers after a row of a block that begins at a position: a window
-    block of that one row, in f32.
+    """The state of recurrent layers after a row of the block that begins at this position: a window
+    block of one row, in f32.
     """
     shapes = [
         SegmentShape(1, layer, kind, "f32", row_bytes)

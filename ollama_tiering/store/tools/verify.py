@@ -1,8 +1,9 @@
 """Reads every block file of every tier and checks header, place and checksums, one step at a time.
 
-Looks at the files and not at the books, so what the books do not know is found too. Holds no lock
-while it reads; a block that is evicted meanwhile is skipped. Only `repair` changes anything:
-damaged files are quarantined (after a second look), leftovers removed, the index made anew.
+It looks at the files and not at the books, so it also finds what the books do not know. It holds no
+lock while it reads; a block that is evicted meanwhile is skipped. Only `repair` changes anything:
+damaged files are looked at again and quarantined, leftovers are removed, and the index is made
+anew.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNREADABLE: Final = "unreadable"
 UNKNOWN_FORMAT: Final = "unknown format"
 FAILURES: Final = (DAMAGED, UNREADABLE)  # a verification that found one of these has failed
 
-_LEFTOVER_SECONDS: Final = 3600.0  # no write takes so long while the sidecar runs
+_LEFTOVER_SECONDS: Final = 3600.0  # no write of a running sidecar takes as long as this
 _STEP_BYTES: Final = 32 << 20
 _STEP_BLOCKS: Final = 64
 
@@ -54,13 +55,13 @@ def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifySt
 
 
 def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
-    """Reads all of one block; its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
+    """Reads all of one block; returns its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
     with tier.open(namespace, key) as block:
         cold = block.resident() is False
         checked_meta(block, namespace, key, payload=True)
     if cold:  # what is read once must not push a model's weights out of the page cache
         with contextlib.suppress(OSError):
-            tier.settle(namespace, key)
+            tier.drop_pages(namespace, key)
     return block.file_bytes
 
 
@@ -138,7 +139,9 @@ def _remove(level: Level, found: FoundFile) -> tuple[bool, str]:
 
 
 def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) -> tuple[bool, str]:
-    """Looks again with the block held, for it may have been stored anew; no detail: it is good."""
+    """Looks again while the block is held, because it may have been stored anew. No detail means
+    that it is good.
+    """
     assert found.namespace is not None
     assert found.key is not None
     with copies.held(state, found.key):

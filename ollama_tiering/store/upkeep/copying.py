@@ -216,7 +216,7 @@ class Copier:
     def _settle(self, level: Level, record: BlockRecord) -> None:
         """The copy in RAM serves reads; the one below it need not fill the page cache too."""
         try:
-            level.tier.settle(record.namespace, record.key)
+            level.tier.drop_pages(record.namespace, record.key)
         except OSError as error:
             log.debug("settle failed: key=%s error=%s", record.key.hex(), error)
 

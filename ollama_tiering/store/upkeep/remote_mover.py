@@ -181,7 +181,9 @@ class RemoteMover(Mover):
         if record is None or self._stopping.is_set():
             return
         try:
-            self._tier.settle(record.namespace, record.key)  # not from this machine's own memory
+            self._tier.drop_pages(
+                record.namespace, record.key
+            )  # not from this machine's own memory
             with self._tier.peek(record.namespace, record.key) as block:
                 length = min(block.file_bytes, _PROBE_BYTES)
                 start = time.perf_counter()

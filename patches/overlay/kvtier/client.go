@@ -201,8 +201,8 @@ func (c *Client) Put(ns Namespace, description *tierpb.Namespace, timeout time.D
 }
 
 // Reserve offers blocks to the sidecar; the answers are in their order.
-func (p *PutSession) Reserve(offers []*tierpb.BlockClaim) ([]*tierpb.Reservation, error) {
-	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Claims: offers}}})
+func (p *PutSession) Reserve(offers []*tierpb.BlockOffer) ([]*tierpb.Reservation, error) {
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Offers: offers}}})
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
 		rows := min(BlockTokens, len(ids)-first)
 		l, tokens := NewLayout(testLayers, rows, 0), encoded[4*first:4*(first+rows)]
 		key := BlockKey(parent, tokens, nil)
-		r, err := session.Reserve([]*tierpb.BlockClaim{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
+		r, err := session.Reserve([]*tierpb.BlockOffer{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +200,7 @@ func TestReservationOfABrokenSessionIsReleased(t *testing.T) {
 	c := client(t)
 	d := Description{Model: t.Name(), Engine: time.Now().String(), Layers: testLayers}.Proto()
 	ns := NamespaceOf(d)
-	claim := &tierpb.BlockClaim{Key: bytes.Repeat([]byte{3}, 32), Parent: ns[:], FileBytes: 8192}
+	offer := &tierpb.BlockOffer{Key: bytes.Repeat([]byte{3}, 32), Parent: ns[:], FileBytes: 8192}
 	for i := range 2 {
 		session, err := c.Put(ns, d, time.Second)
 		if err != nil {
@@ -208,7 +208,7 @@ func TestReservationOfABrokenSessionIsReleased(t *testing.T) {
 		}
 		deadline := time.Now().Add(time.Second)
 		for {
-			r, err := session.Reserve([]*tierpb.BlockClaim{claim})
+			r, err := session.Reserve([]*tierpb.BlockOffer{offer})
 			if err != nil {
 				t.Fatal(err)
 			}

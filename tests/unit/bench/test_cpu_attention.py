@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ollama_tiering.bench import cpu_attention
-from ollama_tiering.bench.cpu_attention import EXACT, FLASH, PLAIN, Case
+from ollama_tiering.bench.cpu_attention import EXACT, FLASH, PLAIN, AttentionCase
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Engine:
         return Generated(len(prompt), self.seconds, new_tokens / self.seconds)
 
 
-def measured(machine: Machine) -> list[Case]:
+def measured(machine: Machine) -> list[AttentionCase]:
     times = {EXACT: 2.0, PLAIN: 5.0, FLASH: 14.0}
     engines = {
         name: lambda name=name, seconds=seconds: machine.server(name, seconds)
@@ -74,7 +74,7 @@ def test_ratios_are_those_of_one_length_and_stand_beside_their_bounds() -> None:
 
 
 def test_without_the_exact_one_there_is_nothing_to_compare_with() -> None:
-    case = Case(FLASH, 100, 3.0, 4.0)
+    case = AttentionCase(FLASH, 100, 3.0, 4.0)
     (row,) = cpu_attention.table("s", [case]).rows
     assert row[2:] == ["3.000 s", "", "4.0 tokens/s", ""]
     assert pytest.approx(3.0) == case.as_json()["seconds_to_first_token"]

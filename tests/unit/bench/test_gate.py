@@ -37,7 +37,7 @@ class Engine:
         return Answer(len(prompt) / 10_000, 0)
 
 
-def measured(auto: str, tokens: int) -> gate.Choice:
+def measured(auto: str, tokens: int) -> gate.GateChoice:
     engine = Engine(auto)
     (choice,) = gate.measure(
         engine, lambda n, seed: f"{seed:08}".ljust(n, "x"), [tokens], lambda text: None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ollama_tiering.bench import overhead
-from ollama_tiering.bench.overhead import HITS, Measure, Pair
+from ollama_tiering.bench.overhead import HITS, Measure, OnOff
 from ollama_tiering.errors import ResultDiffers
 
 
@@ -118,7 +118,7 @@ def test_decode_is_the_median_of_all_answers_of_a_side() -> None:
 
     log: list[tuple[str, str]] = []
     decode = run(log, Slower("on", 3.0, log), Server("off", 2.0, log))[1]
-    assert decode.pairs == (Pair(6.0, 0.5),) * 2
+    assert decode.pairs == (OnOff(6.0, 0.5),) * 2
 
 
 def test_ratios_are_on_over_off() -> None:
@@ -134,7 +134,7 @@ def test_a_hit_is_the_median_of_a_few_requests() -> None:
     on = Server("on", 3.0, log, hit_seconds=(0.2, 9.0, 0.6))
     off = Server("off", 2.0, log, hit_seconds=(0.1, 0.3, 0.2))
     hit = run(log, on, off)[2]
-    assert hit.pairs == (Pair(0.6, 0.2),) * 2
+    assert hit.pairs == (OnOff(0.6, 0.2),) * 2
 
 
 @pytest.mark.parametrize("keeps", ["tier", ""])
@@ -146,7 +146,7 @@ def test_what_comes_from_a_tier_or_is_computed_again_is_no_hit(keeps: str) -> No
 
 def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
     values = [(2.0, 1.0), (30.0, 10.0), (4.0, 4.0)]
-    measure = Measure("m", "s", "lower", tuple(Pair(*pair) for pair in values))
+    measure = Measure("m", "s", "lower", tuple(OnOff(*pair) for pair in values))
     assert measure.median == 2.0
     assert measure.quartiles == (1.5, 2.5)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ollama_tiering.bench import peers
-from ollama_tiering.bench.peers import NEW_TOKENS, OURS, Best, Case, Failure, Side, differs
+from ollama_tiering.bench.peers import NEW_TOKENS, OURS, Best, NotMeasured, Side, SideCase, differs
 from ollama_tiering.bench.peers_table import table, verdicts
 from ollama_tiering.errors import ResultDiffers, ServiceError
 
@@ -91,7 +91,7 @@ def prompt_of(tokens: int, number: int) -> str:
 
 def measured(
     sides: list[Side], repeats: dict[int, int] | None = None
-) -> tuple[list[Case], list[Failure]]:
+) -> tuple[list[SideCase], list[NotMeasured]]:
     return peers.measure(sides, prompt_of, repeats or {100: 1}, lambda _text: None)
 
 
@@ -127,7 +127,7 @@ def test_a_peer_that_dies_is_noted_once_and_the_rest_goes_on() -> None:
     lives = machine.side("x", "off", seconds=3.0, may_fail=True)
     ours = machine.side(OURS, seconds=1.0)
     cases, failures = measured([ours, dies, lives], {100: 2, 200: 2})
-    assert failures == [Failure("x, on", "it died; last lines of its log: aborted")]
+    assert failures == [NotMeasured("x, on", "it died; last lines of its log: aborted")]
     found = {(c.program, c.setting, c.prompt_tokens): len(c.first_seconds) for c in cases}
     assert found["x", "on", 100] == 1, "what it did before stays, and it is not started again"
     assert ("x", "on", 200) not in found
@@ -179,13 +179,13 @@ def test_one_run_has_its_value_for_quartiles() -> None:
 
 
 CASES = [
-    Case(OURS, "exact", 100, "Ollama", "this machine", [1.0, 1.2, 0.8], [20.0, 20.0, 20.0]),
-    Case("x", "on", 100, "x 2", "AVX2", [1.5, 1.5, 1.5], [8.0, 8.0, 8.0]),
-    Case("x", "off", 100, "x 2", "AVX2", [2.0, 2.0, 2.0], [25.0, 25.0, 25.0]),
+    SideCase(OURS, "exact", 100, "Ollama", "this machine", [1.0, 1.2, 0.8], [20.0, 20.0, 20.0]),
+    SideCase("x", "on", 100, "x 2", "AVX2", [1.5, 1.5, 1.5], [8.0, 8.0, 8.0]),
+    SideCase("x", "off", 100, "x 2", "AVX2", [2.0, 2.0, 2.0], [25.0, 25.0, 25.0]),
 ]
 
 
-def made(failures: list[Failure]) -> tuple[dict[str, list[str]], str]:
+def made(failures: list[NotMeasured]) -> tuple[dict[str, list[str]], str]:
     found = table("shape", CASES, failures, threads=2, batch_tokens=512, stock="stock Ollama")
     assert all(len(row) == len(found.headings) for row in found.rows)
     return {row[2]: list(row) for row in found.rows}, "\n".join(found.notes)
@@ -206,6 +206,6 @@ def test_the_better_setting_of_each_figure_is_bold_and_compared() -> None:
 
 
 def test_the_record_says_what_was_not_measured_and_why() -> None:
-    _, notes = made([Failure("ik_llama.cpp", "no wheel")])
+    _, notes = made([NotMeasured("ik_llama.cpp", "no wheel")])
     assert "Not measured, or not all of it: ik_llama.cpp: no wheel" in notes
     assert "shortest" not in notes

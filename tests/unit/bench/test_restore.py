@@ -68,13 +68,13 @@ class Engine:
         return Report()
 
 
-def cases(engine: Engine, *tiers: str, repeat: int = 2) -> list[restore.Case]:
+def cases(engine: Engine, *tiers: str, repeat: int = 2) -> list[restore.RestoreCase]:
     return restore.measure(
         engine, lambda n: "x" * n, [100], tiers, lambda _line: None, repeat=repeat
     )
 
 
-def run(engine: Engine, tier: str = "ram", repeat: int = 2) -> restore.Case:
+def run(engine: Engine, tier: str = "ram", repeat: int = 2) -> restore.RestoreCase:
     (case,) = cases(engine, tier, repeat=repeat)
     return case
 
@@ -139,7 +139,7 @@ def test_a_restore_that_begins_elsewhere_than_the_hit_is_an_error() -> None:
         run(Engine([*until_restored(), replace(RESTORED, restored_tokens=64)]))
 
 
-def three_columns() -> restore.Case:
+def three_columns() -> restore.RestoreCase:
     """8 s by itself, 10 s by stock's best, 40 s by stock as it comes; 2 s restored."""
     case = run(Engine([*until_restored(), *[RESTORED] * 4]))
     best = Cold("stock without flash attention", 10.0)

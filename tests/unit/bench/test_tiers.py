@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ollama_tiering.bench.plot import bars
 from ollama_tiering.bench.tiers import scale
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import Blocks, OpenBlock, Rig
+from ollama_tiering.bench.tiers.rig import OpenRamBlock, RandomBlocks, StoreRig
 from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
 from ollama_tiering.client import PutResult
@@ -51,8 +51,8 @@ def test_a_plot_says_every_row_and_value(tmp_path: Path) -> None:
 
 @needs_tmpfs
 def test_what_is_read_from_a_cold_disk_is_not_in_ram(tmp_path: Path) -> None:
-    blocks = Blocks.of(1 << 20, 4 << 20)
-    rig = Rig(tmp_path, 4 << 20)
+    blocks = RandomBlocks.of(1 << 20, 4 << 20)
+    rig = StoreRig(tmp_path, 4 << 20)
     try:
         rig.put(blocks, list(blocks.files()))
         rig.store.run_pending()
@@ -70,13 +70,13 @@ def test_what_is_read_from_a_cold_disk_is_not_in_ram(tmp_path: Path) -> None:
 def test_blocks_of_the_ram_tier_are_read_once_and_checked_where_their_rows_lie(
     tmp_path: Path,
 ) -> None:
-    blocks = Blocks.of(1 << 20, 2 << 20)
-    rig = Rig(tmp_path, 2 << 20)
+    blocks = RandomBlocks.of(1 << 20, 2 << 20)
+    rig = StoreRig(tmp_path, 2 << 20)
     try:
         files = list(blocks.files())
         rig.put(blocks, files)
         leased = rig.store.lease(blocks.ns.digest(), blocks.keys).blocks
-        with contextlib.closing(OpenBlock(leased[0])) as block:
+        with contextlib.closing(OpenRamBlock(leased[0])) as block:
             rows = bytearray(block.rows_bytes)
             block.read_into(memoryview(rows), check=True)
             written = files[0][1]
@@ -95,7 +95,7 @@ def test_blocks_of_the_ram_tier_are_read_once_and_checked_where_their_rows_lie(
             with pytest.raises(OSError, match="short read"):
                 block.read_into(memoryview(rows), check=False)
         with pytest.raises(RuntimeError, match="is not"):
-            OpenBlock(leased[0])
+            OpenRamBlock(leased[0])
     finally:
         rig.close()
 

@@ -63,13 +63,13 @@ def test_status_counts_and_gc_removes_them(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     have_build(HERE)
-    said = "2 blocks were stored by engines that are not on this machine any more"
+    said = "2 blocks were stored by builds that are not on this machine any more"
     assert said in output(capsys, "status")
     assert json.loads(output(capsys, "status", "--json"))["other_builds_blocks"] == 2
     planned = json.loads(output(capsys, "gc", "--dry-run", "--json"))["waste"]
     assert [w["files"] for w in planned if w["kind"] == "other build"] == [2]
     removed = output(capsys, "gc")
-    assert removed.startswith("removed 2 blocks of engines that are not on this machine any more")
+    assert removed.startswith("removed 2 blocks of builds that are not on this machine any more")
     assert json.loads(output(capsys, "status", "--json"))["other_builds_blocks"] == 0
     left = {(use.engine, use.blocks) for use in daemon.stat().namespaces}
     assert left == {(engine(HERE), 2), (engine(RUNNING), 2), (engine(BY_HAND), 2)}
@@ -79,7 +79,7 @@ def test_without_a_build_to_compare_with_nothing_is_said_or_removed(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A machine with a sidecar only, or a cache that was deleted."""
-    assert "engines that are not on this machine" not in output(capsys, "status")
+    assert "builds that are not on this machine" not in output(capsys, "status")
     assert output(capsys, "gc") == "nothing to remove\n"
 
 

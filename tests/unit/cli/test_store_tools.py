@@ -16,7 +16,7 @@ import pytest
 
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.record import Record, claim
+from ollama_tiering.launch.record import UpRecord, hold
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
@@ -190,8 +190,8 @@ def test_names_of_models_come_from_ollama(
     if where == "OLLAMA_MODELS":
         monkeypatch.setenv("OLLAMA_MODELS", str(models))
     else:
-        with claim(Address(port=1)) as held:
-            held.write(Record(pid=os.getpid(), url="u", models=str(models)))
+        with hold(Address(port=1)) as held:
+            held.write(UpRecord(pid=os.getpid(), url="u", models=str(models)))
     assert [line.split()[1] for line in place.ok("ls", "--model", "MINE").splitlines()[1:-1]] == [
         "mine:latest",
         "mine:latest",

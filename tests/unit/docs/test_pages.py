@@ -11,7 +11,7 @@ import pytest
 
 from ollama_tiering.config import state_dir, words
 from ollama_tiering.launch.address import DEFAULT_PORT, Address
-from ollama_tiering.launch.up import Request
+from ollama_tiering.launch.up import UpRequest
 from ollama_tiering.sidecar.manifests import _DEFAULTS
 from ollama_tiering.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
 from ollama_tiering.systemd.stock import UNIT_NAME
@@ -60,7 +60,7 @@ def test_every_log_that_a_page_names_is_one_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    request = Request(Address(port=1), Path("s"))
+    request = UpRequest(Address(port=1), Path("s"))
     written = {
         log.name.replace("-1.", "-PORT.") for log in (request.server_log, request.sidecar_log)
     }

@@ -215,7 +215,9 @@ def test_the_patched_server_says_a_bad_value_as_the_page_says() -> None:
     warned = set(re.findall(r'"invalid environment variable, using default", "key", "(\w+)"', text))
     anything = {"OLLAMA_KV_TIER_SOCKET", "OLLAMA_KV_TIER_SALT"}  # no value of them is bad
     page = CONFIGURATION.read_text(encoding="utf-8")
-    silent = set(VARIABLE.findall(page.partition("Two say nothing:")[2].partition("\n\n")[0]))
+    silent = set(
+        VARIABLE.findall(page.partition("Two variables have no bad value:")[2].partition("\n\n")[0])
+    )
     assert len(silent) == 2
     assert read == warned | anything | silent
     assert not warned & silent

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from ollama_tiering.cli.doctor import doctor
 from ollama_tiering.config import GIB, MIB, SidecarConfig
 from ollama_tiering.doctor import check_build, check_running, check_storage
-from ollama_tiering.doctor.check import Check, State, guarded
+from ollama_tiering.doctor.check import Check, CheckState, guarded
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.launch.address import free_address, parse_address
-from ollama_tiering.launch.record import Record, claim
+from ollama_tiering.launch.record import UpRecord, hold
 from ollama_tiering.patchset import tools
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
@@ -75,7 +75,7 @@ def test_a_local_tier_on_a_network_is_warned_of(
 ) -> None:
     monkeypatch.setattr(check_storage, "file_system", lambda _directory: kind)
     check = storage(place)["local tier"]
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "OLLAMA_KV_TIER_LOCAL" in check.cure
 
 
@@ -86,12 +86,12 @@ def test_a_local_tier_in_memory_is_warned_of(place: Path, monkeypatch: pytest.Mo
 
 def test_a_ram_tier_on_a_disk_is_warned_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_storage, "file_system", lambda _directory: "ext4")
-    assert storage(place)["RAM tier"].state is State.WARN
+    assert storage(place)["RAM tier"].state is CheckState.WARN
 
 
 def test_a_budget_larger_than_the_disk_is_warned_of(place: Path) -> None:
     check = storage(place, local=1 << 60)["local tier budget"]
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "OLLAMA_KV_TIER_LOCAL_GB" in check.cure
 
 
@@ -102,8 +102,8 @@ def test_what_a_tier_holds_already_counts_as_room(
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(GIB, GIB, 0))
     (place / "local").mkdir()
     (place / "local" / "block").write_bytes(os.urandom(2 * MIB))
-    assert storage(place)["local tier budget"].state is State.OK
-    assert storage(place, local=64 * MIB)["local tier budget"].state is State.WARN
+    assert storage(place)["local tier budget"].state is CheckState.OK
+    assert storage(place, local=64 * MIB)["local tier budget"].state is CheckState.WARN
 
 
 def test_a_tier_that_is_off_is_not_looked_at(place: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_tier_that_is_off_is_not_looked_at(place: Path) -> None:
 
 def test_a_directory_that_is_a_link_is_refused(place: Path) -> None:
     (place / "ram").symlink_to(place)
-    assert storage(place)["RAM tier directory"].state is State.FAIL
+    assert storage(place)["RAM tier directory"].state is CheckState.FAIL
 
 
 def test_the_file_system_is_that_of_the_deepest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +135,13 @@ def test_a_missing_compiler_fails_only_while_nothing_is_built(
     monkeypatch.setattr(tools, "require_compiler", none)
     found = {check.name: check for check in check_build.checks()}
     assert found["compiler"] == Check(
-        "compiler", State.FAIL, "C compiler: not found", "install one"
+        "compiler", CheckState.FAIL, "C compiler: not found", "install one"
     )
     binary = place / "ollama"
     binary.touch(mode=0o755)
     monkeypatch.setenv("OLLAMA_TIERING_BINARY", str(binary))
     found = {check.name: check for check in check_build.checks()}
-    assert found["compiler"].state is State.WARN
+    assert found["compiler"].state is CheckState.WARN
 
 
 def test_a_gpu_without_cuda_compiler_is_warned_of(
@@ -149,7 +149,7 @@ def test_a_gpu_without_cuda_compiler_is_warned_of(
 ) -> None:
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
     monkeypatch.setattr(check_build, "_NVIDIA_DEVICE", place)
-    assert {c.name: c.state for c in check_build.checks()}["nvcc"] is State.WARN
+    assert {c.name: c.state for c in check_build.checks()}["nvcc"] is CheckState.WARN
 
 
 def test_a_port_of_another_process_is_warned_of_with_the_cure(
@@ -161,14 +161,14 @@ def test_a_port_of_another_process_is_warned_of_with_the_cure(
         monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{port}")
         monkeypatch.setattr("ollama_tiering.launch.address._PROBE_SECONDS", 0.1)
         found = {c.name: c for c in check_running.checks(settings(place))}
-    assert found[f"port {port}"].state is State.WARN
+    assert found[f"port {port}"].state is CheckState.WARN
     assert "--host" in found[f"port {port}"].cure
 
 
 def test_our_own_server_on_the_port_is_well(place: Path) -> None:
     address = parse_address(os.environ["OLLAMA_HOST"])
-    with claim(address) as held:
-        held.write(Record(pid=os.getpid(), url=address.url))
+    with hold(address) as held:
+        held.write(UpRecord(pid=os.getpid(), url=address.url))
         found = {c.name: c for c in check_running.checks(settings(place))}
     assert "`tiering up` serves there" in found[f"port {address.port}"].finding
 
@@ -176,7 +176,7 @@ def test_our_own_server_on_the_port_is_well(place: Path) -> None:
 def test_a_model_that_is_not_tiered_is_told_with_the_reason() -> None:
     report = pb.RunnerReport(pid=7, model="sha256-abc", reason="embedding model")
     (check,) = check_running.runner(report, {})
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "embedding model" in check.finding
 
 
@@ -190,24 +190,24 @@ def test_a_model_is_told_by_its_name() -> None:
 def test_a_tiered_model_is_told_with_its_counts() -> None:
     report = pb.RunnerReport(pid=7, model="m", tiered=True, requests=2, restored_tokens=64)
     (check,) = check_running.runner(report, {})
-    assert check.state is State.OK
+    assert check.state is CheckState.OK
     assert "64 tokens restored" in check.finding
     report.failures = 1
     (check,) = check_running.runner(report, {})
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
 
 
 @pytest.mark.parametrize(
     ("attention", "states"),
     [
-        ("", [State.OK]),
-        ("stock", [State.OK]),
-        ("exact (avx2)", [State.OK, State.OK]),
-        ("exact (avx2), but stock where rows are not dense", [State.WARN, State.OK]),
+        ("", [CheckState.OK]),
+        ("stock", [CheckState.OK]),
+        ("exact (avx2)", [CheckState.OK, CheckState.OK]),
+        ("exact (avx2), but stock where rows are not dense", [CheckState.WARN, CheckState.OK]),
     ],
 )
 def test_attention_that_was_asked_for_and_not_served_is_a_warning(
-    attention: str, states: list[State]
+    attention: str, states: list[CheckState]
 ) -> None:
     report = pb.RunnerReport(pid=7, model="m", tiered=True, cpu_attention=attention)
     checks = list(check_running.runner(report, {}))
@@ -220,7 +220,7 @@ def test_a_check_that_cannot_be_made_is_a_failed_one() -> None:
         raise PermissionError(13, "Permission denied", "/x")
 
     (check,) = guarded("storage", look)
-    assert check.state is State.FAIL
+    assert check.state is CheckState.FAIL
 
 
 def test_the_remote_tier_is_off_unless_named(place: Path) -> None:
@@ -230,13 +230,13 @@ def test_the_remote_tier_is_off_unless_named(place: Path) -> None:
 def test_the_remote_tier_is_looked_at(place: Path) -> None:
     named = replace(settings(place), remote_dir=place / "remote", remote_budget_bytes=1 << 60)
     (check,) = check_storage._remote(named)
-    assert check.state is State.FAIL
+    assert check.state is CheckState.FAIL
     assert f"mkdir -m 700 {place / 'remote'}" in check.cure
     (place / "remote").mkdir(mode=0o700)
     found = {check.name: check for check in check_storage.checks(named)}
     assert str(place / "remote") in found["remote tier"].finding
-    assert found["remote tier directory"].state is State.OK
-    assert found["remote tier budget"].state is State.WARN
+    assert found["remote tier directory"].state is CheckState.OK
+    assert found["remote tier budget"].state is CheckState.WARN
     assert "OLLAMA_KV_TIER_REMOTE_GB" in found["remote tier budget"].cure
 
 
@@ -246,5 +246,5 @@ def test_a_tier_that_rests_is_warned_of() -> None:
         pb.TierStat(tier=pb.TIER_REMOTE, directory="/nfs", state="resting", failures={"EIO": 3}),
     ]
     (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "/nfs failed (3 EIO)" in check.finding

@@ -49,7 +49,7 @@ class FakeDriver:
         self.calls.append("close")
 
 
-def outcome_of(*answers: Answer) -> demo.Outcome:
+def outcome_of(*answers: Answer) -> demo.DemoOutcome:
     return demo.show(FakeDriver(list(answers)), "prompt", lambda _line: None)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.kernels import gpu_model
-from ollama_tiering.kernels.gpu_model import GPUS, LIMITS, Block, GpuType, decode
+from ollama_tiering.kernels.gpu_model import GPUS, LIMITS, GpuType, ThreadBlock, decode
 from scripts import cuda_model_page
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
@@ -20,22 +20,22 @@ AMPERE = LIMITS[86]
 @pytest.mark.parametrize(
     ("block", "blocks"),
     [
-        (Block(128, 32, 0), 12),  # 48 warps, four a block
-        (Block(128, 128, 0), 4),  # 65536 registers, 128 x 128 a block
-        (Block(128, 129, 0), 3),  # given out by 256 a warp: 136 a thread
-        (Block(128, 255, 0), 2),
-        (Block(32, 16, 0), 16),  # no more blocks than that
-        (Block(128, 32, 49 << 10), 2),  # 50 KiB each with what is reserved
-        (Block(128, 32, (49 << 10) + 1), 1),
-        (Block(128, 32, 100 << 10), 0),
+        (ThreadBlock(128, 32, 0), 12),  # 48 warps, four a block
+        (ThreadBlock(128, 128, 0), 4),  # 65536 registers, 128 x 128 a block
+        (ThreadBlock(128, 129, 0), 3),  # given out by 256 a warp: 136 a thread
+        (ThreadBlock(128, 255, 0), 2),
+        (ThreadBlock(32, 16, 0), 16),  # no more blocks than that
+        (ThreadBlock(128, 32, 49 << 10), 2),  # 50 KiB each with what is reserved
+        (ThreadBlock(128, 32, (49 << 10) + 1), 1),
+        (ThreadBlock(128, 32, 100 << 10), 0),
     ],
 )
-def test_occupancy_on_8_6(block: Block, blocks: int) -> None:
+def test_occupancy_on_8_6(block: ThreadBlock, blocks: int) -> None:
     assert gpu_model.blocks_per_multiprocessor(AMPERE, block) == blocks
 
 
 def test_nothing_is_reserved_before_8_0() -> None:
-    assert gpu_model.blocks_per_multiprocessor(LIMITS[61], Block(128, 32, 48 << 10)) == 2
+    assert gpu_model.blocks_per_multiprocessor(LIMITS[61], ThreadBlock(128, 32, 48 << 10)) == 2
 
 
 def test_the_rule_of_splits_is_the_launchers() -> None:
@@ -70,7 +70,7 @@ def test_the_rule_of_splits_gives_what_the_launchers_gives(tmp_path: Path) -> No
                 assert mine == best(n_units, blocks, at_once, gpu_model.MOST_SPLITS)
 
 
-SMALL = Block(128, 128, 30 << 10)
+SMALL = ThreadBlock(128, 128, 30 << 10)
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
@@ -98,7 +98,7 @@ def test_a_gpu_without_multipliers_waits_for_instructions() -> None:
 
 def test_a_block_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match="does not fit a multiprocessor of RTX 3060"):
-        decode(GPUS[3], Block(128, 64, 101 << 10), group=1, n_cells=64)
+        decode(GPUS[3], ThreadBlock(128, 64, 101 << 10), group=1, n_cells=64)
 
 
 def test_no_block_of_the_table_spills_and_two_fit_every_multiprocessor() -> None:
@@ -108,7 +108,7 @@ def test_no_block_of_the_table_spills_and_two_fit_every_multiprocessor() -> None
     }
     for b in blocks:
         assert b["spilled_bytes"] == 0
-        block = Block(b["threads"], b["registers"], b["shared_bytes"])
+        block = ThreadBlock(b["threads"], b["registers"], b["shared_bytes"])
         assert gpu_model.blocks_per_multiprocessor(LIMITS[b["arch"]], block) >= 2
 
 

@@ -60,7 +60,7 @@ def test_another_process_on_the_port_is_refused_with_a_cure(
     place = address.free_address()
     with (
         socket.create_server((place.host, place.port)),
-        pytest.raises(ServiceError, match="no Ollama listens") as caught,
+        pytest.raises(ServiceError, match="not Ollama listens") as caught,
     ):
         up.require_free(place)
     assert caught.value.exit_code == 9

@@ -11,7 +11,7 @@ from ollama_tiering.models import make as maker
 from ollama_tiering.models import recurrent, vocab
 from ollama_tiering.models.gguf_words import read_vocabulary
 from ollama_tiering.models.make import make_model
-from ollama_tiering.models.shapes import SHAPES, Shape, make_shape
+from ollama_tiering.models.shapes import SHAPES, ModelShape, make_shape
 from ollama_tiering.models.tensors import Tensor
 
 GOLDEN_NOISE = [
@@ -21,7 +21,7 @@ GOLDEN_NOISE = [
 SMALL = {"layers": 1, "embd": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96}
 
 
-def small(name: str = "qwen3-tiny", **overrides: int | str) -> Shape:
+def small(name: str = "qwen3-tiny", **overrides: int | str) -> ModelShape:
     dtype = overrides.get("dtype", SHAPES[name].dtype)
     wider = {"embd": 256, "heads": 8, "ffn": 512} if dtype == "q4_k_m" else {}
     layers = {"layers": recurrent.least_layers(SHAPES[name].arch)}

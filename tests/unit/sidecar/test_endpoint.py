@@ -12,22 +12,22 @@ from collections.abc import Iterator
 import pytest
 
 from ollama_tiering.sidecar import endpoint
-from ollama_tiering.sidecar.endpoint import Answer, Endpoint, Page, Request, text
+from ollama_tiering.sidecar.endpoint import Endpoint, HttpAnswer, HttpRequest, Page, text
 from tests.unit.sidecar.scrape import free_port
 
 SHORT_SECONDS = 0.3
 PATIENCE_SECONDS = 20.0  # a busy machine's; far less than for ever
 
 
-async def say_path(request: Request) -> Answer:
+async def say_path(request: HttpRequest) -> HttpAnswer:
     return text(200, f"{request.path} {request.query}")
 
 
-async def much(_: Request) -> Answer:
-    return Answer(200, bytes(64 << 20))
+async def much(_: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, bytes(64 << 20))
 
 
-async def fail(_: Request) -> Answer:
+async def fail(_: HttpRequest) -> HttpAnswer:
     raise ZeroDivisionError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
-from ollama_tiering.sidecar.manifests import ManifestReader, Names, model_names
+from ollama_tiering.sidecar.manifests import ManifestReader, ModelNames, model_names
 from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.books.terms import Decide, Terms
 from tests.unit.sidecar.ollama_models import blob, name_model
@@ -202,7 +202,7 @@ def test_rules_that_come_at_runtime_may_be_asked_before_they_are_read(
     decided: list[Terms] = []
     asking = threading.Thread(target=lambda: decided.append(book.decide(blob(1))))
 
-    def read_slowly(self: ManifestReader) -> Names:
+    def read_slowly(self: ManifestReader) -> ModelNames:
         if not asking.ident:
             asking.start()
             asking.join(0.2)

@@ -287,8 +287,8 @@ def test_put_refuses_a_wrong_start_namespace_and_size(stub: Any) -> None:
     assert code_of(lambda: list(stub.Put(iter([wrong]), timeout=10))) is invalid
     for file_bytes in (0, 4096, 12289, 1 << 50):
         stream = PutStream(stub, NS)
-        claim = pb.BlockClaim(key=bytes(32), parent=NAMESPACE, file_bytes=file_bytes)
-        reserve = pb.PutReserve(claims=[claim])
+        offer = pb.BlockOffer(key=bytes(32), parent=NAMESPACE, file_bytes=file_bytes)
+        reserve = pb.PutReserve(offers=[offer])
         assert code_of(lambda stream=stream, r=reserve: stream.call(reserve=r)) is invalid
     stream = PutStream(stub, NS)
     inline = pb.PutInline(key=bytes(32), part=bytes(1 << 20 | 1))
@@ -297,11 +297,11 @@ def test_put_refuses_a_wrong_start_namespace_and_size(stub: Any) -> None:
 
 def test_a_block_larger_than_every_budget_has_no_room(stub: Any) -> None:
     stream = PutStream(stub, NS)
-    claims = [
-        pb.BlockClaim(key=bytes([i]) * 32, parent=NAMESPACE, file_bytes=size)
+    offers = [
+        pb.BlockOffer(key=bytes([i]) * 32, parent=NAMESPACE, file_bytes=size)
         for i, size in enumerate((1 << 30, 8192))
     ]
-    answer = stream.call(reserve=pb.PutReserve(claims=claims))
+    answer = stream.call(reserve=pb.PutReserve(offers=offers))
     outcomes = [reservation.outcome for reservation in answer.reserved.reservations]
     assert outcomes == [pb.Reservation.OUTCOME_NO_ROOM] * 2  # a chain has no holes
     stream.close()

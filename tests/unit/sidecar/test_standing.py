@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.sidecar import standing
-from ollama_tiering.sidecar.endpoint import Request
+from ollama_tiering.sidecar.endpoint import HttpRequest
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from tests.unit.sidecar.scrape import MeteredDaemon
 from tests.unit.store.support import Bench
@@ -51,7 +51,7 @@ def test_a_reason_is_503_and_none_is_200() -> None:
     async def go() -> None:
         made = Standing(Bench().store)
         ready = standing_pages(made)["/readyz"]
-        request = Request("/readyz", "", {})
+        request = HttpRequest("/readyz", "", {})
         answer = await ready(request)
         assert (answer.status, answer.body) == (503, b"starting\n")
         made.phase = "serving"

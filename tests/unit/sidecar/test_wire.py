@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 
-from ollama_tiering.sidecar.gate import Gate
+from ollama_tiering.sidecar.entrance import Entrance
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 
@@ -80,9 +80,11 @@ async def _ask(socket: Path, method: str, data: bytes) -> grpc.StatusCode:
 
 async def _serve_and_ask(socket: Path, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
     server = grpc.aio.server()
-    gate = Gate(PeerGuard(socket), [WireFormat(SERVICE).around, RefusedRequests(SERVICE).around])
-    gate.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, HANDLERS)])
-    server.add_generic_rpc_handlers((gate,))
+    entrance = Entrance(
+        PeerGuard(socket), [WireFormat(SERVICE).around, RefusedRequests(SERVICE).around]
+    )
+    entrance.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, HANDLERS)])
+    server.add_generic_rpc_handlers((entrance,))
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     gc.collect()

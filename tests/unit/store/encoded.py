@@ -12,7 +12,7 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
-from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
@@ -76,7 +76,7 @@ class EncodedBench:
         data = block(tokens, noise=noise)
         (key,) = prefix_chain(NAMESPACE, tokens_to_bytes(tokens), BLOCK_TOKENS)
         session = self.store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
-        (answer,) = session.reserve([Claim(key, NAMESPACE, len(data))])
+        (answer,) = session.reserve([BlockOffer(key, NAMESPACE, len(data))])
         assert answer.outcome is Outcome.RESERVED
         session._pending[answer.reservation_id].temp.write_at(0, data)
         (result,) = session.commit([answer.reservation_id])

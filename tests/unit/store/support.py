@@ -68,7 +68,7 @@ class Bench:
         self.now += seconds
 
     def reserve(self, blocks: Sequence[samples.SampleBlock]) -> list[Reserved]:
-        return self.session.reserve([block.claim for block in blocks])
+        return self.session.reserve([block.offer for block in blocks])
 
     def fill(self, reserved: Reserved, data: bytes) -> None:
         self.session._pending[reserved.reservation_id].temp.write_at(0, data)

@@ -169,32 +169,32 @@ def test_ids(tools: Tools) -> None:
     keys = sorted(line.key.hex() for line in tools.chains())
     digits = tools.admin.listing().id_digits
     assert len({key[:digits] for key in keys}) == 40
-    census = tools.admin._census()
+    lister = tools.admin._lister()
     for key in keys:
-        assert census.resolve(key[:digits].upper()).key.hex() == key
+        assert lister.resolve(key[:digits].upper()).key.hex() == key
     with pytest.raises(UnknownId):
-        census.resolve("0" * 64)
+        lister.resolve("0" * 64)
     for malformed in ("", "abc", "xyz1", "../..", "0" * 65, "ab cd"):
         with pytest.raises(UsageError):
-            census.resolve(malformed)
+            lister.resolve(malformed)
 
 
 def test_an_ambiguous_id_names_the_candidates(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools.put(range(12))
-    census = tools.admin._census()
-    a, b, c = census.records
+    lister = tools.admin._lister()
+    a, b, c = lister.records
     a.key = BlockKey(b"\x12\x34" + a.key[2:])
     b.key = BlockKey(b"\x12\x35" + b.key[2:])
     c.key = BlockKey(b"\x12\x34" + c.key[2:])
     with pytest.raises(AmbiguousId) as caught:
-        census.resolve("1234")
+        lister.resolve("1234")
     assert a.key.hex()[:16] in caught.value.message
     assert c.key.hex()[:16] in caught.value.message
     assert b.key.hex()[:16] not in caught.value.message
-    assert census.resolve("1235") is b
-    assert census.resolve(a.key.hex()[:20]) is a
+    assert lister.resolve("1235") is b
+    assert lister.resolve(a.key.hex()[:20]) is a
 
 
 # --- remove -------------------------------------------------------------------------------------

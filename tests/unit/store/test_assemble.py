@@ -83,7 +83,7 @@ def test_without_a_tmpfs_worth_it_writers_fill_files_on_the_disk(
         assert [r.message.startswith("no RAM tier") for r in caplog.records] == [True]
         session = store.open_session(NS.digest(), NS.fields(), int(NS.block_tokens))
         (block,) = samples.sequence(NS, [1, 2])
-        (reserved,) = session.reserve([block.claim])
+        (reserved,) = session.reserve([block.offer])
         assert reserved.outcome is Outcome.RESERVED
         assert reserved.path is not None
         assert reserved.path.is_relative_to(tmp_path / "local")

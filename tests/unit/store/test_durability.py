@@ -15,7 +15,7 @@ from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pla
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.pins import Pin
-from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.description_file import read_description
@@ -350,7 +350,7 @@ def test_a_commit_refuses_a_header_of_another_namespace() -> None:
     mine, foreign = (of_namespace(ns, first.key, [5, 6, 7, 8]) for ns in (NS, other))
     (key,) = {block.key for block in samples.sequence(NS, range(1, 9))[1:]}
     for data, stored in ((foreign, False), (mine, True)):
-        (answer,) = bench.session.reserve([Claim(key, first.key, len(data))])
+        (answer,) = bench.session.reserve([BlockOffer(key, first.key, len(data))])
         assert answer.outcome is Outcome.RESERVED
         bench.fill(answer, data)
         (result,) = bench.session.commit([answer.reservation_id])

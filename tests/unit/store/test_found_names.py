@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.tiers.unsynced import Names, Place
+from ollama_tiering.store.tiers.unsynced import Place, UnsyncedNames
 from tests.unit.store.support import Bench, disk_budget
 from tests.unit.store.test_durability import local
 
@@ -21,13 +21,13 @@ def test_names_that_a_start_found_are_made_durable_after_it(
     synced: list[Place] = []
     failing = True
 
-    def sync(self: Names, place: Place) -> None:
+    def sync(self: UnsyncedNames, place: Place) -> None:
         if failing:
             raise OSError(5, "I/O error")
         synced.append(place)
         self._new.pop(place, None)
 
-    monkeypatch.setattr(Names, "_sync", sync)
+    monkeypatch.setattr(UnsyncedNames, "_sync", sync)
     bench.tiers = [(local(tmp_path), disk_budget(20))]
     bench.open()
     assert bench.state.levels[0].surveyed

@@ -25,7 +25,7 @@ from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, t
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
@@ -145,7 +145,7 @@ class Bench:
         if inline:
             result = session.put_inline(key, data, last=True)
         else:
-            (answer,) = session.reserve([Claim(key, ns.digest(), len(data))])
+            (answer,) = session.reserve([BlockOffer(key, ns.digest(), len(data))])
             assert answer.outcome is Outcome.RESERVED
             session._pending[answer.reservation_id].temp.write_at(0, data)
             (result,) = session.commit([answer.reservation_id])
@@ -239,7 +239,7 @@ def test_damage_is_found_before_it_is_rounded() -> None:
     bench = Bench()
     (key,) = prefix_chain(LOSSY.digest(), TOKENS, BLOCK_TOKENS)
     session = bench.store.open_session(LOSSY.digest(), LOSSY.fields(), BLOCK_TOKENS)
-    (answer,) = session.reserve([Claim(key, LOSSY.digest(), len(data))])
+    (answer,) = session.reserve([BlockOffer(key, LOSSY.digest(), len(data))])
     session._pending[answer.reservation_id].temp.write_at(0, bytes(data))
     (result,) = session.commit([answer.reservation_id])
     assert not result.stored

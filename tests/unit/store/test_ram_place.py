@@ -18,7 +18,7 @@ from ollama_tiering.store.assemble import cut_budget, open_store
 from ollama_tiering.store.tiers import ram_place, ram_record
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import LOCK_NAME, FsTier
-from ollama_tiering.store.tiers.ram_place import is_ours, kept, recorded, settled
+from ollama_tiering.store.tiers.ram_place import is_ours, kept, placed, recorded
 from ollama_tiering.system.locks import lock_file
 
 
@@ -58,7 +58,7 @@ class Machine:
         return self.state / "ollama-tiering" / "ram-dir"
 
     def start(self) -> Path:
-        place = settled(self.config).ram_dir
+        place = placed(self.config).ram_dir
         assert place is not None
         assert is_ours(place)
         return place
@@ -237,7 +237,7 @@ def test_the_place_stays_when_the_budget_changes(machine: Machine) -> None:
     machine.config = replace(machine.config, ram_budget_bytes=2 * GIB)
     place = machine.start()
     assert place.parent == machine.shm
-    now = settled(machine.config)
+    now = placed(machine.config)
     machine.config = replace(machine.config, ram_budget_bytes=64 * MIB)
     assert machine.start() == place
     assert kept(now, machine.config).ram_dir == place
@@ -301,16 +301,16 @@ def test_another_installation_of_the_same_user_is_left_alone(
 
 def test_without_a_memory_file_system_there_is_none(machine: Machine) -> None:
     machine.in_memory.clear()
-    assert settled(machine.config).ram_dir is None
+    assert placed(machine.config).ram_dir is None
     only_ram = replace(machine.config, local_budget_bytes=0)
-    assert settled(only_ram).ram_dir == machine.state / "ollama-tiering" / "ram"
+    assert placed(only_ram).ram_dir == machine.state / "ollama-tiering" / "ram"
 
 
 def test_a_named_directory_and_a_budget_of_none_are_left_as_they_are(machine: Machine) -> None:
     named = replace(machine.config, ram_dir=Path("/named"))
-    assert settled(named) == named
+    assert placed(named) == named
     off = replace(machine.config, ram_budget_bytes=0)
-    assert settled(off) == off
+    assert placed(off) == off
     assert [*machine.shm.iterdir()] == []
 
 
@@ -331,7 +331,7 @@ def test_a_reload_of_the_budget_does_not_move_the_place(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = machine.config
-    now = settled(asked)
+    now = placed(asked)
     lower = replace(asked, ram_budget_bytes=32 * MIB)
     reread = server._keeping_place(asked, now, lambda: lower)
     assert reread is not None

@@ -176,9 +176,9 @@ def test_what_a_person_pinned_is_not_evicted() -> None:
 def two_writers(bench: Bench) -> tuple[WriteSession, int, int]:
     """One reserved the first block, another the second: the other one, ids of both reservations."""
     first, second = samples.sequence(NS, range(8))
-    (one,) = bench.session.reserve([first.claim])
+    (one,) = bench.session.reserve([first.offer])
     other = bench.store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
-    present, two = other.reserve([first.claim, second.claim])
+    present, two = other.reserve([first.offer, second.offer])
     assert not present.reservation_id
     bench.fill(one, first.data)
     other._pending[two.reservation_id].temp.write_at(0, second.data)

@@ -7,7 +7,7 @@ import threading
 import time
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.serving.offers import Claim, Outcome
+from ollama_tiering.store.serving.offers import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
@@ -39,7 +39,7 @@ def test_a_writer_of_large_blocks_gets_room_among_writers_of_small_ones() -> Non
         session = store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
         for number in itertools.count(writer * 1_000_000):
             (block,) = samples.sequence(NS, [number])
-            (reserved,) = session.reserve([block.claim])
+            (reserved,) = session.reserve([block.offer])
             outcomes.append(reserved.outcome)
             if reserved.outcome is Outcome.RESERVED:
                 session._pending[reserved.reservation_id].temp.write_at(0, block.data)
@@ -55,8 +55,8 @@ def test_a_writer_of_large_blocks_gets_room_among_writers_of_small_ones() -> Non
         for number in range(TURNS):
             session = store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
             key = BlockKey(number.to_bytes(32, "big"))
-            claim = Claim(key, NAMESPACE, LARGE * FILE_BYTES)
-            outcomes.extend(reserved.outcome for reserved in session.reserve([claim]))
+            offer = BlockOffer(key, NAMESPACE, LARGE * FILE_BYTES)
+            outcomes.extend(reserved.outcome for reserved in session.reserve([offer]))
             time.sleep(0.01)  # for the small ones to fill the tier again, once it is released
             store.close_session(session)
     finally:

@@ -14,7 +14,7 @@ from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
@@ -263,7 +263,7 @@ def test_a_client_may_not_put_an_encoded_block(inline: bool) -> None:
         with pytest.raises(InvalidBlock, match="raw"):
             session.put_inline(meta.key, ENCODED, last=True)
     else:
-        (answer,) = session.reserve([Claim(meta.key, meta.parent, len(ENCODED))])
+        (answer,) = session.reserve([BlockOffer(meta.key, meta.parent, len(ENCODED))])
         assert answer.outcome is Outcome.RESERVED
         session._pending[answer.reservation_id].temp.write_at(0, ENCODED)
         (result,) = session.commit([answer.reservation_id])

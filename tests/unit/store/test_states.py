@@ -15,7 +15,7 @@ from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.books.encodings import Codec
-from ollama_tiering.store.serving.offers import Claim, check_claim, check_meta
+from ollama_tiering.store.serving.offers import BlockOffer, check_meta, check_offer
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -103,8 +103,8 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     meta = read_meta(buffer_reader(head), file_bytes)
     assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
-    claim = Claim(meta.key, meta.parent, file_bytes, tail=True)
-    check_claim(claim)
+    claim = BlockOffer(meta.key, meta.parent, file_bytes, tail=True)
+    check_offer(claim)
     check_meta(meta, claim, NAMESPACE, BLOCK_TOKENS)
     assert LARGEST_ROW_BYTES <= MAX_DECODED_BYTES
     assert file_bytes <= min(transcode.MAX_ENCODED_FILE_BYTES, MAX_AUTHENTIC_BYTES)

@@ -103,7 +103,7 @@ def test_nothing_is_written_before_all_files_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
     tier, store = open_slowly(tmp_path, monkeypatch)
-    new = samples.sequence(NS, [77])[0].claim
+    new = samples.sequence(NS, [77])[0].offer
     assert session(store).reserve([new])[0].outcome is Outcome.NO_ROOM
     assert not store.report().tiers[0].surveyed
     finish(tier, store)
@@ -138,7 +138,7 @@ def test_without_an_index_blocks_appear_as_they_are_read(
     assert store.report().tiers[0].used_bytes == held  # counted before they are known
     new = samples.sequence(NS, [77])[0]
     writer = session(store)
-    (reserved,) = writer.reserve([new.claim])
+    (reserved,) = writer.reserve([new.offer])
     assert reserved.path is not None  # and there is room for more
     reserved.path.write_bytes(new.data)
     assert writer.commit([reserved.reservation_id])[0].stored
@@ -157,7 +157,7 @@ def test_a_block_stored_again_before_its_file_was_read_counts_once(
     while not store.report().tiers[0].surveyed:
         pass
     writer = session(store)
-    (reserved,) = writer.reserve([blocks[0].claim])
+    (reserved,) = writer.reserve([blocks[0].offer])
     assert reserved.path is not None
     reserved.path.write_bytes(blocks[0].data)
     assert writer.commit([reserved.reservation_id])[0].stored

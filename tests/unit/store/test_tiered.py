@@ -120,10 +120,10 @@ def test_reservations_count_against_the_budget() -> None:
     bench = Bench(ram=None, local=2)
     bench.reserve(samples.sequence(NS, range(8)))
     other = bench.store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
-    (answer,) = other.reserve([samples.sequence(NS, [77])[0].claim])
+    (answer,) = other.reserve([samples.sequence(NS, [77])[0].offer])
     assert answer.outcome is Outcome.NO_ROOM
     bench.store.close_session(bench.session)
-    (answer,) = other.reserve([samples.sequence(NS, [77])[0].claim])
+    (answer,) = other.reserve([samples.sequence(NS, [77])[0].offer])
     assert answer.outcome is Outcome.RESERVED
 
 
@@ -467,7 +467,7 @@ tiers = [(MemoryTier(TierKind.RAM), 1 << 20), (HangingTier(TierKind.LOCAL), 1 <<
 store = TieredStore(tiers, measure=False)
 session = store.open_session(ns.digest(), ns.fields(), 4)
 blocks = samples.sequence(ns, range(16))
-answers = session.reserve([block.claim for block in blocks])
+answers = session.reserve([block.offer for block in blocks])
 for block, answer in zip(blocks, answers):
     session._pending[answer.reservation_id].temp.write_at(0, block.data)
 session.commit([answer.reservation_id for answer in answers])
@@ -491,7 +491,7 @@ def test_a_disk_that_hangs_blocks_no_lookup_and_no_writer() -> None:
 
     def put(token: int) -> bool:
         (block,) = samples.sequence(NS, [token])
-        (reserved,) = session.reserve([block.claim])
+        (reserved,) = session.reserve([block.offer])
         session._pending[reserved.reservation_id].temp.write_at(0, block.data)
         return session.commit([reserved.reservation_id])[0].stored
 
@@ -522,7 +522,7 @@ def test_a_close_ends_in_time_while_the_disk_hangs_and_says_what_is_left() -> No
     store = TieredStore(tiers, measure=False)
     session = store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS)
     for block in samples.sequence(NS, range(8)):
-        (reserved,) = session.reserve([block.claim])
+        (reserved,) = session.reserve([block.offer])
         session._pending[reserved.reservation_id].temp.write_at(0, block.data)
         assert session.commit([reserved.reservation_id])[0].stored
     assert stuck.entered.wait(30)
@@ -564,7 +564,7 @@ def test_the_speed_of_a_disk_is_learnt_from_blocks_that_clients_read() -> None:
     disk = ColdTier(TierKind.LOCAL)
     store = TieredStore([(disk, 1 << 30)], background=False, measure=False)
     session = store.open_session(wide.digest(), wide.fields(), 4)
-    (reserved,) = session.reserve([block.claim])
+    (reserved,) = session.reserve([block.offer])
     session._pending[reserved.reservation_id].temp.write_at(0, block.data)
     session.commit([reserved.reservation_id])
     assert store.report().tiers[0].read_bytes_per_second == 0

@@ -11,7 +11,7 @@ import pytest
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.systemd import manager as managing
 from ollama_tiering.systemd.manager import Manager
-from ollama_tiering.systemd.manifest import MANIFEST_NAME, Installed, Manifest, NewFile
+from ollama_tiering.systemd.manifest import MANIFEST_NAME, Installed, InstallManifest, NewFile
 from tests.unit.systemd.conftest import Machine
 
 PREFIX = "/opt/ollama-tiering"
@@ -209,7 +209,7 @@ def test_a_write_that_fails_half_way_can_be_removed(tmp_path: Path) -> None:
 
     installed._write = write  # type: ignore[method-assign]
     with pytest.raises(OSError, match="No space"):
-        installed.install(files, Manifest())
+        installed.install(files, InstallManifest())
     assert written == [MANIFEST_NAME, "one"]
     changes = Installed(Path("/p"), tmp_path).uninstall()
     assert changes.removed == ["/a/one"]
@@ -269,7 +269,7 @@ def test_a_service_that_does_not_stop_ends_the_uninstall(
     systemctl = FakeSystemctl(tmp_path, monkeypatch)
     systemctl.state.write_text("deactivating")
     manager = Manager(user_mode=True, root=None)
-    with pytest.raises(ServiceError, match=r"a\.service is deactivating still"):
+    with pytest.raises(ServiceError, match=r"a\.service is still deactivating"):
         manager.stop(["a.service"])
     with pytest.raises(ServiceError, match="boom"):
         manager.start(["bad.service"])

@@ -18,7 +18,7 @@ import pytest
 from ollama_tiering.config import GIB
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
-from ollama_tiering.systemd.plan import Request, make_plan
+from ollama_tiering.systemd.plan import InstallRequest, make_plan
 from ollama_tiering.systemd.units import quote
 from tests.contract.daemon import Daemon
 from tests.unit.systemd.conftest import Machine
@@ -242,7 +242,7 @@ def test_words_of_a_unit_file_are_quoted_as_systemd_reads_them() -> None:
 
 def test_a_user_that_does_not_exist_is_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match="no user nobody-by-that-name") as caught:
-        make_plan(Request(run_as="nobody-by-that-name"))
+        make_plan(InstallRequest(run_as="nobody-by-that-name"))
     assert "--user" in str(caught.value.hint)
 
 
@@ -259,13 +259,13 @@ def test_python_that_the_services_user_cannot_reach_is_refused(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(UsageError, match="user nobody may not read /"):
-        make_plan(Request(run_as="nobody"))
-    assert make_plan(Request(user_mode=True)).service.python == python
+        make_plan(InstallRequest(run_as="nobody"))
+    assert make_plan(InstallRequest(user_mode=True)).service.python == python
 
 
 def test_run_as_and_user_contradict_each_other() -> None:
     with pytest.raises(UsageError, match="--run-as"):
-        make_plan(Request(user_mode=True, run_as="me", address=Address()))
+        make_plan(InstallRequest(user_mode=True, run_as="me", address=Address()))
 
 
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1

@@ -79,7 +79,7 @@ def put(
     blocks = samples.sequence(NS, tokens, extras)
     lines: list[dict[str, object]] = []
     with store.open_session(NS.digest(), NS.fields(), int(NS.block_tokens)) as session:
-        answers = session.reserve([block.claim for block in blocks])
+        answers = session.reserve([block.offer for block in blocks])
         for index, (block, reserved) in enumerate(zip(blocks, answers, strict=True)):
             if reserved.path is not None:
                 reserved.path.write_bytes(block.data)

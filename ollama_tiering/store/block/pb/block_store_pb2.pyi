@@ -215,7 +215,7 @@ class HasResponse(_message.Message):
     matched_tokens: int
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping[str, object]]]] = ..., matched_tokens: _Optional[int] = ...) -> None: ...
 
-class BlockClaim(_message.Message):
+class BlockOffer(_message.Message):
     __slots__ = ("key", "parent", "file_bytes", "tail")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -250,10 +250,10 @@ class PutOpen(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class PutReserve(_message.Message):
-    __slots__ = ("claims",)
-    CLAIMS_FIELD_NUMBER: _ClassVar[int]
-    claims: _containers.RepeatedCompositeFieldContainer[BlockClaim]
-    def __init__(self, claims: _Optional[_Iterable[_Union[BlockClaim, _Mapping[str, object]]]] = ...) -> None: ...
+    __slots__ = ("offers",)
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    offers: _containers.RepeatedCompositeFieldContainer[BlockOffer]
+    def __init__(self, offers: _Optional[_Iterable[_Union[BlockOffer, _Mapping[str, object]]]] = ...) -> None: ...
 
 class PutCommit(_message.Message):
     __slots__ = ("reservation_ids",)

@@ -236,9 +236,9 @@ func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 		switch {
 		case r.GetReserve() != nil:
 			reserved := &tierpb.PutReserved{}
-			for _, claim := range r.GetReserve().Claims {
-				path := filepath.Join(s.dir, fmt.Sprintf("put-%x", claim.Key))
-				if err := os.WriteFile(path, make([]byte, claim.FileBytes), 0o600); err != nil {
+			for _, offer := range r.GetReserve().Offers {
+				path := filepath.Join(s.dir, fmt.Sprintf("put-%x", offer.Key))
+				if err := os.WriteFile(path, make([]byte, offer.FileBytes), 0o600); err != nil {
 					return err
 				}
 				s.mu.Lock()

@@ -105,9 +105,9 @@ func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
 		return 0, err
 	}
 	defer session.Close()
-	offers := make([]*tierpb.BlockClaim, len(blocks))
+	offers := make([]*tierpb.BlockOffer, len(blocks))
 	for i, b := range blocks {
-		offers[i] = &tierpb.BlockClaim{Key: b.key[:], Parent: b.parent[:], FileBytes: uint64(b.layout.FileBytes), Tail: b.rows < kvtier.BlockTokens}
+		offers[i] = &tierpb.BlockOffer{Key: b.key[:], Parent: b.parent[:], FileBytes: uint64(b.layout.FileBytes), Tail: b.rows < kvtier.BlockTokens}
 	}
 	reservations, err := session.Reserve(offers)
 	if err != nil {

@@ -1065,7 +1065,7 @@ func (x *HasResponse) GetMatchedTokens() uint64 {
 	return 0
 }
 
-type BlockClaim struct {
+type BlockOffer struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
@@ -1076,8 +1076,8 @@ type BlockClaim struct {
 	Tail      bool   `protobuf:"varint,4,opt,name=tail,proto3" json:"tail,omitempty"`                            // fewer rows than block_tokens
 }
 
-func (x *BlockClaim) Reset() {
-	*x = BlockClaim{}
+func (x *BlockOffer) Reset() {
+	*x = BlockOffer{}
 	if protoimpl.UnsafeEnabled {
 		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[9]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1085,13 +1085,13 @@ func (x *BlockClaim) Reset() {
 	}
 }
 
-func (x *BlockClaim) String() string {
+func (x *BlockOffer) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BlockClaim) ProtoMessage() {}
+func (*BlockOffer) ProtoMessage() {}
 
-func (x *BlockClaim) ProtoReflect() protoreflect.Message {
+func (x *BlockOffer) ProtoReflect() protoreflect.Message {
 	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[9]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1103,33 +1103,33 @@ func (x *BlockClaim) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BlockClaim.ProtoReflect.Descriptor instead.
-func (*BlockClaim) Descriptor() ([]byte, []int) {
+// Deprecated: Use BlockOffer.ProtoReflect.Descriptor instead.
+func (*BlockOffer) Descriptor() ([]byte, []int) {
 	return file_ollama_tiering_v1_block_store_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *BlockClaim) GetKey() []byte {
+func (x *BlockOffer) GetKey() []byte {
 	if x != nil {
 		return x.Key
 	}
 	return nil
 }
 
-func (x *BlockClaim) GetParent() []byte {
+func (x *BlockOffer) GetParent() []byte {
 	if x != nil {
 		return x.Parent
 	}
 	return nil
 }
 
-func (x *BlockClaim) GetFileBytes() uint64 {
+func (x *BlockOffer) GetFileBytes() uint64 {
 	if x != nil {
 		return x.FileBytes
 	}
 	return 0
 }
 
-func (x *BlockClaim) GetTail() bool {
+func (x *BlockOffer) GetTail() bool {
 	if x != nil {
 		return x.Tail
 	}
@@ -1313,7 +1313,7 @@ type PutReserve struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	Claims []*BlockClaim `protobuf:"bytes,1,rep,name=claims,proto3" json:"claims,omitempty"`
+	Offers []*BlockOffer `protobuf:"bytes,1,rep,name=offers,proto3" json:"offers,omitempty"`
 }
 
 func (x *PutReserve) Reset() {
@@ -1348,9 +1348,9 @@ func (*PutReserve) Descriptor() ([]byte, []int) {
 	return file_ollama_tiering_v1_block_store_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *PutReserve) GetClaims() []*BlockClaim {
+func (x *PutReserve) GetOffers() []*BlockOffer {
 	if x != nil {
-		return x.Claims
+		return x.Offers
 	}
 	return nil
 }
@@ -5211,7 +5211,7 @@ var file_ollama_tiering_v1_block_store_proto_rawDesc = []byte{
 	0x73, 0x12, 0x25, 0x0a, 0x0e, 0x6d, 0x61, 0x74, 0x63, 0x68, 0x65, 0x64, 0x5f, 0x74, 0x6f, 0x6b,
 	0x65, 0x6e, 0x73, 0x18, 0x02, 0x20, 0x01, 0x28, 0x04, 0x52, 0x0d, 0x6d, 0x61, 0x74, 0x63, 0x68,
 	0x65, 0x64, 0x54, 0x6f, 0x6b, 0x65, 0x6e, 0x73, 0x22, 0x69, 0x0a, 0x0a, 0x42, 0x6c, 0x6f, 0x63,
-	0x6b, 0x43, 0x6c, 0x61, 0x69, 0x6d, 0x12, 0x10, 0x0a, 0x03, 0x6b, 0x65, 0x79, 0x18, 0x01, 0x20,
+	0x6b, 0x4f, 0x66, 0x66, 0x65, 0x72, 0x12, 0x10, 0x0a, 0x03, 0x6b, 0x65, 0x79, 0x18, 0x01, 0x20,
 	0x01, 0x28, 0x0c, 0x52, 0x03, 0x6b, 0x65, 0x79, 0x12, 0x16, 0x0a, 0x06, 0x70, 0x61, 0x72, 0x65,
 	0x6e, 0x74, 0x18, 0x02, 0x20, 0x01, 0x28, 0x0c, 0x52, 0x06, 0x70, 0x61, 0x72, 0x65, 0x6e, 0x74,
 	0x12, 0x1d, 0x0a, 0x0a, 0x66, 0x69, 0x6c, 0x65, 0x5f, 0x62, 0x79, 0x74, 0x65, 0x73, 0x18, 0x03,
@@ -5242,10 +5242,10 @@ var file_ollama_tiering_v1_block_store_proto_rawDesc = []byte{
 	0x21, 0x0a, 0x0c, 0x62, 0x6c, 0x6f, 0x63, 0x6b, 0x5f, 0x74, 0x6f, 0x6b, 0x65, 0x6e, 0x73, 0x18,
 	0x03, 0x20, 0x01, 0x28, 0x0d, 0x52, 0x0b, 0x62, 0x6c, 0x6f, 0x63, 0x6b, 0x54, 0x6f, 0x6b, 0x65,
 	0x6e, 0x73, 0x22, 0x43, 0x0a, 0x0a, 0x50, 0x75, 0x74, 0x52, 0x65, 0x73, 0x65, 0x72, 0x76, 0x65,
-	0x12, 0x35, 0x0a, 0x06, 0x63, 0x6c, 0x61, 0x69, 0x6d, 0x73, 0x18, 0x01, 0x20, 0x03, 0x28, 0x0b,
+	0x12, 0x35, 0x0a, 0x06, 0x6f, 0x66, 0x66, 0x65, 0x72, 0x73, 0x18, 0x01, 0x20, 0x03, 0x28, 0x0b,
 	0x32, 0x1d, 0x2e, 0x6f, 0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x5f, 0x74, 0x69, 0x65, 0x72, 0x69, 0x6e,
-	0x67, 0x2e, 0x76, 0x31, 0x2e, 0x42, 0x6c, 0x6f, 0x63, 0x6b, 0x43, 0x6c, 0x61, 0x69, 0x6d, 0x52,
-	0x06, 0x63, 0x6c, 0x61, 0x69, 0x6d, 0x73, 0x22, 0x34, 0x0a, 0x09, 0x50, 0x75, 0x74, 0x43, 0x6f,
+	0x67, 0x2e, 0x76, 0x31, 0x2e, 0x42, 0x6c, 0x6f, 0x63, 0x6b, 0x4f, 0x66, 0x66, 0x65, 0x72, 0x52,
+	0x06, 0x6f, 0x66, 0x66, 0x65, 0x72, 0x73, 0x22, 0x34, 0x0a, 0x09, 0x50, 0x75, 0x74, 0x43, 0x6f,
 	0x6d, 0x6d, 0x69, 0x74, 0x12, 0x27, 0x0a, 0x0f, 0x72, 0x65, 0x73, 0x65, 0x72, 0x76, 0x61, 0x74,
 	0x69, 0x6f, 0x6e, 0x5f, 0x69, 0x64, 0x73, 0x18, 0x01, 0x20, 0x03, 0x28, 0x04, 0x52, 0x0e, 0x72,
 	0x65, 0x73, 0x65, 0x72, 0x76, 0x61, 0x74, 0x69, 0x6f, 0x6e, 0x49, 0x64, 0x73, 0x22, 0x45, 0x0a,
@@ -6010,7 +6010,7 @@ var file_ollama_tiering_v1_block_store_proto_goTypes = []interface{}{
 	(*BlockInfo)(nil),             // 11: ollama_tiering.v1.BlockInfo
 	(*AttachedBlock)(nil),         // 12: ollama_tiering.v1.AttachedBlock
 	(*HasResponse)(nil),           // 13: ollama_tiering.v1.HasResponse
-	(*BlockClaim)(nil),            // 14: ollama_tiering.v1.BlockClaim
+	(*BlockOffer)(nil),            // 14: ollama_tiering.v1.BlockOffer
 	(*PutRequest)(nil),            // 15: ollama_tiering.v1.PutRequest
 	(*PutOpen)(nil),               // 16: ollama_tiering.v1.PutOpen
 	(*PutReserve)(nil),            // 17: ollama_tiering.v1.PutReserve
@@ -6079,7 +6079,7 @@ var file_ollama_tiering_v1_block_store_proto_depIdxs = []int32{
 	18, // 10: ollama_tiering.v1.PutRequest.commit:type_name -> ollama_tiering.v1.PutCommit
 	19, // 11: ollama_tiering.v1.PutRequest.inline:type_name -> ollama_tiering.v1.PutInline
 	8,  // 12: ollama_tiering.v1.PutOpen.description:type_name -> ollama_tiering.v1.Namespace
-	14, // 13: ollama_tiering.v1.PutReserve.claims:type_name -> ollama_tiering.v1.BlockClaim
+	14, // 13: ollama_tiering.v1.PutReserve.offers:type_name -> ollama_tiering.v1.BlockOffer
 	22, // 14: ollama_tiering.v1.PutResponse.reserved:type_name -> ollama_tiering.v1.PutReserved
 	24, // 15: ollama_tiering.v1.PutResponse.committed:type_name -> ollama_tiering.v1.PutCommitted
 	4,  // 16: ollama_tiering.v1.Reservation.outcome:type_name -> ollama_tiering.v1.Reservation.Outcome
@@ -6269,7 +6269,7 @@ func file_ollama_tiering_v1_block_store_proto_init() {
 			}
 		}
 		file_ollama_tiering_v1_block_store_proto_msgTypes[9].Exporter = func(v interface{}, i int) interface{} {
-			switch v := v.(*BlockClaim); i {
+			switch v := v.(*BlockOffer); i {
 			case 0:
 				return &v.state
 			case 1:

@@ -18,8 +18,8 @@ from ollama_tiering.bench.attention.rig import (
     OURS,
     PLAIN,
     READ,
+    AttentionRig,
     Comparison,
-    Rig,
     checked_queries,
     roofline,
 )
@@ -44,10 +44,10 @@ class FixedPeaks(Peaks):
         return 5e9
 
 
-def rig(**changes: object) -> Rig:
+def rig(**changes: object) -> AttentionRig:
     settings: dict[str, object] = {"threads": 1, "isa": "avx512", "rounds": 1}
     settings |= {"peaks": FixedPeaks(), "ggml_program": None, "why_no_ggml": "none is cached"}
-    return Rig(**(settings | changes))  # type: ignore[arg-type]
+    return AttentionRig(**(settings | changes))  # type: ignore[arg-type]
 
 
 def compared(problem: Problem, **seconds: float) -> Comparison:

@@ -1,7 +1,8 @@
-"""The way in of every call: who may call at all, then the method with what goes around each method.
+"""What every call passes first: it decides who may call at all, then runs the method with its
+layers.
 
-What goes around is put there once for each method. gRPC's interceptors would do it anew for every
-call, at a tenth of a millisecond together.
+A layer is what goes around every method, such as counting. Layers are put around each method once.
+gRPC's interceptors would do so anew for every call, which takes a tenth of a millisecond in all.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ Service = Any  # grpc.GenericRpcHandler, likewise
 Layer = Callable[[str, Handler], Handler]  # path of the method, what it goes around
 
 
-class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """The one handler a server is given. Services are added to it as to a server, before that.
+class Entrance(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """The one handler that a server is given. Services are added to it as they would be to a
+    server.
 
-    `layers` are innermost first; the outermost of them count and free what is refused here, too.
+    `layers` are innermost first. The outermost of them also see what is refused here, to count and
+    free it.
     """
 
     def __init__(self, guard: PeerGuard, layers: Sequence[Layer]) -> None:
@@ -35,7 +38,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._services += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The same methods again, found without asking: generated code offers them both ways."""
+        """Ignored: generated code offers the same methods in two ways."""
 
     def service(self, handler_call_details: Any) -> Handler | None:
         """Called for each call, before its first message is read."""
