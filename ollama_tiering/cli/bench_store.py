@@ -15,7 +15,7 @@ from ollama_tiering.errors import UsageError
 if TYPE_CHECKING:
     from ollama_tiering.bench.tiers.results import Section
 
-_PARTS = ("restore", "put", "lookup", "scale", "encoding", "weather")
+_PARTS = ("restore", "put", "lookup", "scale", "index", "encoding", "weather")
 
 
 @click.command()
@@ -73,7 +73,7 @@ def store(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """The store by itself: restoring, storing, looking up, encodings, bad weather.
+    """The store by itself: restoring, storing, looking up, starting, encodings, bad weather.
 
     Each number stands beside what this machine gives without the store, measured in between.
     Whatever is written lies in directories of its own and is removed again.
@@ -124,6 +124,10 @@ def _measure(
         from ollama_tiering.bench.tiers import scale
 
         return scale.measure(disk, files, soak_minutes, say)
+    if part == "index":
+        from ollama_tiering.bench.tiers import index_at_start
+
+        return index_at_start.measure(disk, files, say)
     if part == "encoding":
         from ollama_tiering.bench.tiers import encodings
 
