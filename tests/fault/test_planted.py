@@ -133,13 +133,7 @@ def test_a_namespace_whose_place_is_taken_is_not_stored_and_others_are(
 
 def outcome(daemon: Daemon) -> tuple[int | None, str]:
     """Exit status and output of a sidecar; None when it serves."""
-    process = subprocess.Popen(
-        daemon.command(),
-        env=daemon.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = daemon.launch()
     try:
         said, _ = process.communicate(timeout=QUICK_SECONDS / 2)
         return process.returncode, said

@@ -172,7 +172,7 @@ def test_start_and_stop_while_the_mount_hangs(mount: Mount, tmp_path: Path) -> N
         assert time.monotonic() - start < 2 * DEADLINE + SLOW_MACHINE_SECONDS
     finally:
         mount.go_on()
-        if daemon.process is not None and daemon.process.poll() is None:
+        if daemon.running:
             daemon.stop()
 
 

@@ -84,7 +84,7 @@ def measure(disk: Path, files: int, say: Callable[[str], None], rounds: int = _R
         f"store/upkeep/{' and '.join(_MODULES)}: {_lines()} lines that are not empty.",
     ]
     title = "A start with the index and without it"
-    return Section("index", title, "without ÷ with", ratios, notes, log_axis=True)
+    return Section("start", title, "without ÷ with", ratios, notes, log_axis=True)
 
 
 def _prepare(root: Path, heat: str) -> str:

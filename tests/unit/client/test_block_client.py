@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace, restored
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.block.key import LayerSpec
-from tests.contract.daemon import Daemon
+from tests.contract.daemon import Daemon, short_directory
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 16
 Cache = dict[tuple[int, str], NDArray[Any]]
@@ -37,7 +36,7 @@ def namespace(name: str) -> Namespace:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+    with short_directory() as directory, Daemon(directory) as running:
         yield running
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +20,14 @@ from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Finding, Selection, VerifyStep
-from tests.contract.daemon import Daemon, PutStream
+from tests.contract.daemon import Daemon, PutStream, short_directory
 
 NS = samples.namespace("administration")
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+    with short_directory() as directory, Daemon(directory) as running:
         yield running
 
 

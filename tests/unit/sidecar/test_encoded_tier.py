@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
-from tests.contract.daemon import Daemon
+from tests.contract.daemon import Daemon, short_directory
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))
 
@@ -33,8 +32,8 @@ def opened(settings: SidecarConfig) -> TieredStore:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Daemon(Path(directory), env={"OLLAMA_KV_TIER_COMPRESS": "zstd"})
+    with short_directory() as directory:
+        yield Daemon(directory, env={"OLLAMA_KV_TIER_COMPRESS": "zstd"})
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import LayerSpec
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.contract.daemon import Daemon, short_directory
 
 TOKENS = list(range(130))
 LAYERS, HEADS, DIM = 2, 4, 64
@@ -44,8 +42,8 @@ LOSSY, EXACT = namespace("devices=CPU;kv=q8_0"), namespace("devices=CPU")
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Daemon(Path(directory))
+    with short_directory() as directory:
+        yield Daemon(directory)
 
 
 def rows(client: BlockClient, ns: Namespace) -> list[bytes]:

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.contract.daemon import Daemon, short_directory
 
 NOBODY = 65534
 
@@ -48,9 +47,9 @@ for _ in range(3):
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o711)
-        with Daemon(Path(directory)) as running:
+    with short_directory() as directory:
+        directory.chmod(0o711)
+        with Daemon(directory) as running:
             yield running
 
 

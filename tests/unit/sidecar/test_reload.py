@@ -6,7 +6,6 @@ import logging
 import os
 import pty
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,8 +159,7 @@ class FileDaemon(Daemon):
         return [*flags[:cut], "--config", str(self.file)]
 
     def hang_up(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
+        self.send_signal(signal.SIGHUP)
 
 
 def test_a_running_sidecar_rereads_its_file_and_tells_the_manager(tmp_path: Path) -> None:
@@ -204,13 +202,7 @@ def test_a_terminal_that_hangs_up_ends_the_sidecar_in_order(tmp_path: Path) -> N
     daemon = Daemon(tmp_path)
     ours, theirs = pty.openpty()
     try:
-        with subprocess.Popen(
-            daemon.command(),
-            env=daemon.environment(),
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-        ) as process:
+        with daemon.launch(stderr=theirs) as process:
             assert process.stdout is not None
             assert "sidecar ready" in process.stdout.readline()
             process.send_signal(signal.SIGHUP)

@@ -49,8 +49,7 @@ class RuledDaemon(Daemon):
     def reload(self, rules: str) -> None:
         self.write(rules)
         before = self.log.count("reloaded: ")
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
+        self.send_signal(signal.SIGHUP)
         self.wait(lambda _: self.log.count("reloaded: ") > before, "the settings are read again")
 
     def files(self, ns: Namespace) -> list[Path]:
@@ -216,8 +215,7 @@ def test_a_model_holds_its_budget_on_the_disk_while_a_client_stores(tmp_path: Pa
 def test_a_rule_with_a_mistake_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
     with RuledDaemon(tmp_path, FORBID) as daemon:
         daemon.write('[models."private"]\nstore = maybe\n')
-        assert daemon.process is not None
-        daemon.process.send_signal(signal.SIGHUP)
+        daemon.send_signal(signal.SIGHUP)
         daemon.wait(lambda _: "reload refused" in daemon.log, "the mistake is said")
         with daemon.channel() as channel:
             stream = PutStream(rpc.BlockStoreStub(channel), PRIVATE)

@@ -42,17 +42,15 @@ def put(daemon: Daemon, tokens: list[int]) -> list[samples.SampleBlock]:
 
 def refused(daemon: Daemon) -> str:
     """Starts a second sidecar that must not come up; what it says."""
-    finished = subprocess.run(
-        daemon.command(),
-        env=daemon.environment(),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert finished.returncode == 9, finished
-    assert "hint: " in finished.stderr
-    return finished.stderr
+    with daemon.launch(stderr=subprocess.PIPE) as process:
+        try:
+            output, errors = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == 9, output + errors
+    assert "hint: " in errors
+    return errors
 
 
 def test_socket_and_directories_are_private(daemon: Daemon) -> None:

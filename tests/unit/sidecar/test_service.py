@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.contract.daemon import Daemon, PutStream, short_directory
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
@@ -26,7 +25,7 @@ NAMESPACE = NS.digest()
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+    with short_directory() as directory, Daemon(directory) as running:
         yield running
 
 
