@@ -28,7 +28,7 @@ import httpx
 import psutil
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 BLOCK_TOKENS = 64
 START_SECONDS = 60.0
@@ -415,7 +415,7 @@ def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result
     )
 
 
-class Sidecar(Daemon):
+class Sidecar(SidecarProcess):
     """The product's own sidecar, as people have it: nothing of whoever runs the tests gets in."""
 
     usual: ClassVar[Mapping[str, Any]] = {"tail_seconds": 0}  # no test waits for a longer block

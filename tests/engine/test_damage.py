@@ -17,7 +17,6 @@ import pytest
 from ollama_tiering.store.block import blockfile
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import short_directory
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -28,6 +27,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
+from tests.sidecar import short_directory
 
 TOKENS = 300
 DAMAGED = 2  # the third block of five

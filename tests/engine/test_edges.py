@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.contract.daemon import short_directory
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -26,6 +25,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
+from tests.sidecar import short_directory
 
 TOKENS = 300
 

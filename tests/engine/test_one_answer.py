@@ -16,7 +16,6 @@ import pytest
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
-from tests.contract.daemon import short_directory
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -27,6 +26,7 @@ from tests.engine.harness import (
     text,
 )
 from tests.engine.test_tiers import CASES, Case, make_sidecar
+from tests.sidecar import short_directory
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 TOKENS, ANSWER = 1100, 24  # beyond every window, and beyond a batch

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.contract.daemon import short_directory
 from tests.engine.harness import (
     BLOCK_TOKENS,
     PREDICT,
@@ -29,6 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
+from tests.sidecar import short_directory
 
 Event = Callable[["Rig", str], None]
 

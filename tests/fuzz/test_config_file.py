@@ -14,9 +14,9 @@ import pytest
 from ollama_tiering.config import SidecarConfig, load
 from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.errors import ConfigError
-from tests.contract.daemon import short_directory
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
 from tests.fuzz.mutations import EDGES
+from tests.sidecar import short_directory
 
 INPUTS = count("config")
 BOUND_BYTES = 64 << 20

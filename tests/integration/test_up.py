@@ -17,7 +17,7 @@ import pytest
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
-from tests.contract.daemon import Daemon, short_directory
+from tests.sidecar import SidecarProcess, short_directory
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ class Running:
         return self.lines
 
 
-class OwnSidecar(Daemon):
+class OwnSidecar(SidecarProcess):
     """Started by hand, by the settings of the place, where `tiering up` would start its own."""
 
     def __init__(self, place: Place) -> None:

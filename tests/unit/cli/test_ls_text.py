@@ -17,7 +17,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS
 from ollama_tiering.store.values import Selection
-from tests.contract.daemon import Daemon, PutStream, short_directory
+from tests.sidecar import PutStream, SidecarProcess, short_directory
 from tests.unit.models.vocabularies import CONTROL, NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob, name_model
 
@@ -33,7 +33,7 @@ VOCABULARY += [(mark, CONTROL) for mark in vocab.SPECIALS]
 
 
 class Place:
-    def __init__(self, daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self.daemon = daemon
         self.models = daemon.root / "models"
         self.vocabulary = vocabulary_file(self.models / "blobs" / blob(1), VOCABULARY)
@@ -57,7 +57,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
-    with short_directory() as directory, Daemon(directory) as daemon:
+    with short_directory() as directory, SidecarProcess(directory) as daemon:
         for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", str(directory))

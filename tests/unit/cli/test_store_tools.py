@@ -24,7 +24,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.system.locks import lock_file
-from tests.contract.daemon import Daemon, PutStream, short_directory
+from tests.sidecar import PutStream, SidecarProcess, short_directory
 from tests.unit.sidecar.ollama_models import name_model
 
 MODEL = "sha256-" + "ab" * 32
@@ -44,7 +44,7 @@ def ident(blocks: list[samples.SampleBlock]) -> str:
 class Place:
     """A filled store, and the commands on it."""
 
-    def __init__(self, daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self.daemon = daemon
         self.root = daemon.root
         self._capsys = capsys
@@ -91,7 +91,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
-    with short_directory() as directory, Daemon(directory) as daemon:
+    with short_directory() as directory, SidecarProcess(directory) as daemon:
         for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", str(directory))
@@ -108,7 +108,7 @@ def place(
         yield Place(daemon, capsys)
 
 
-def put(daemon: Daemon) -> None:
+def put(daemon: SidecarProcess) -> None:
 
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -508,7 +508,7 @@ def test_looking_at_nothing_makes_nothing(
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(tmp_path / "ram"))
-    place = Place(Daemon(tmp_path), capsys)
+    place = Place(SidecarProcess(tmp_path), capsys)
     assert place.ok("ls") == "nothing is stored\n"
     assert place.ok("verify").startswith("read 0 blocks")
     assert place.ok("gc") == "nothing to remove\n"
@@ -526,7 +526,7 @@ def test_a_directory_that_another_process_uses_is_refused(
     monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(local))
     monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", "0")
     held = lock_file(local / ".lock", "test")
-    place = Place(Daemon(tmp_path), capsys)
+    place = Place(SidecarProcess(tmp_path), capsys)
     code, _, err = place.run("ls")
     assert code == 9
     assert f"in use by process {os.getpid()}" in err

@@ -16,7 +16,7 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon, short_directory
+from tests.sidecar import SidecarProcess, short_directory
 
 NOBODY = 65534
 
@@ -46,14 +46,14 @@ for _ in range(3):
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def daemon() -> Iterator[SidecarProcess]:
     with short_directory() as directory:
         directory.chmod(0o711)
-        with Daemon(directory) as running:
+        with SidecarProcess(directory) as running:
             yield running
 
 
-def as_other_user(daemon: Daemon) -> list[str]:
+def as_other_user(daemon: SidecarProcess) -> list[str]:
     if os.geteuid() != 0:
         pytest.skip("acting as another user needs root")
     finished = subprocess.run(
@@ -68,11 +68,11 @@ def as_other_user(daemon: Daemon) -> list[str]:
     return finished.stdout.split()
 
 
-def test_another_user_cannot_connect(daemon: Daemon) -> None:
+def test_another_user_cannot_connect(daemon: SidecarProcess) -> None:
     assert as_other_user(daemon) == ["EACCES", "UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE"]
 
 
-def test_another_user_is_not_served_through_loosened_modes(daemon: Daemon) -> None:
+def test_another_user_is_not_served_through_loosened_modes(daemon: SidecarProcess) -> None:
     daemon.socket.parent.chmod(0o755)
     daemon.socket.chmod(0o666)
     first, *answers = as_other_user(daemon)
@@ -216,7 +216,7 @@ def test_trimming_leaves_a_stranger_for_its_first_call_to_be_refused(tmp_path: P
             assert guard.strangers() == 1  # until gRPC has closed it
 
 
-def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: Daemon) -> None:
+def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: SidecarProcess) -> None:
     """Three times the bound, from one process that never calls."""
     assert daemon.process is not None
     descriptors = Path(f"/proc/{daemon.process.pid}/fd")

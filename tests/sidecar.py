@@ -46,7 +46,7 @@ def short_directory(*, in_memory: bool = False) -> Iterator[Path]:
         yield Path(directory)
 
 
-class Daemon:
+class SidecarProcess:
     """`root` holds settings and tiers; `fast`, a short path, the socket and the RAM tier, else
     `root` does. A context manager; start and stop as often as needed.
     """
