@@ -73,7 +73,7 @@ def store(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """The store by itself: restoring, storing, looking up, starting, encodings, bad weather.
+    """The store by itself: restoring, storing, looking up, encodings, bad weather.
 
     Each number stands beside what this machine gives without the store, measured in between.
     Whatever is written lies in directories of its own and is removed again.
