@@ -5,17 +5,15 @@ It is ended by its own process id. Who starts another program around it override
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -33,17 +31,6 @@ STOP_SECONDS = 30.0
 
 def counted(answer: pb.StatResponse) -> bool:
     return all(tier.surveyed for tier in answer.tiers)
-
-
-@contextlib.contextmanager
-def short_directory(*, in_memory: bool = False) -> Iterator[Path]:
-    """Where a socket can lie: its path has at most 107 bytes, and pytest's folders are deep. With
-    `in_memory` on tmpfs, if there is one. Removed at the end.
-    """
-    shm = Path("/dev/shm")
-    place = shm if in_memory and os.access(shm, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="kvt-", dir=place) as directory:
-        yield Path(directory)
 
 
 class SidecarProcess:
@@ -122,17 +109,26 @@ class SidecarProcess:
             assert process.stdout is not None
             with process.stdout as output:
                 for line in output:
-                    self.lines.append(line)
+                    self.heard(line)
                     if "sidecar ready" in line:
                         ready.set()
             ready.set()
 
         self.reader = threading.Thread(target=read, daemon=True)
         self.reader.start()
-        assert ready.wait(START_SECONDS), self.log
-        assert "sidecar ready" in self.log, self.log
-        self.wait(counted, "all files are counted: what is put finds room", START_SECONDS)
+        try:
+            assert ready.wait(START_SECONDS), self.log
+            assert "sidecar ready" in self.log, self.log
+            self.wait(counted, "all files are counted: what is put finds room", START_SECONDS)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return self
+
+    def heard(self, line: str) -> None:
+        """What it has said just now."""
+        self.lines.append(line)
 
     @property
     def log(self) -> str:

@@ -29,7 +29,7 @@ from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 from tests.engine import fake_gpu
 from tests.engine.harness import Server, Sidecar
-from tests.sidecar import short_directory
+from tests.places import short_directory
 
 LIBRARIES = ("sandybridge", "haswell")  # without and with FMA; both run where AVX2 does
 

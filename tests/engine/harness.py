@@ -441,6 +441,12 @@ class Sidecar(SidecarProcess):
             settings=settings,
         )
 
+    def heard(self, line: str) -> None:
+        """Kept beside the server's log, for whoever looks into a failed test's folder."""
+        super().heard(line)
+        with (self.root / "sidecar.log").open("a", encoding="utf-8") as log:
+            log.write(line)
+
     def inherited(self) -> dict[str, str]:
         return {name: os.environ[name] for name in INHERITED if name in os.environ}
 

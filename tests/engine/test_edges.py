@@ -25,7 +25,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
-from tests.sidecar import short_directory
+from tests.places import short_directory
 
 TOKENS = 300
 

@@ -26,7 +26,7 @@ from tests.engine.harness import (
     text,
 )
 from tests.engine.test_tiers import CASES, Case, make_sidecar
-from tests.sidecar import short_directory
+from tests.places import short_directory
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 TOKENS, ANSWER = 1100, 24  # beyond every window, and beyond a batch

@@ -28,7 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
-from tests.sidecar import short_directory
+from tests.places import short_directory
 
 Event = Callable[["Rig", str], None]
 

@@ -16,7 +16,7 @@ from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.errors import ConfigError
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
 from tests.fuzz.mutations import EDGES
-from tests.sidecar import short_directory
+from tests.places import short_directory
 
 INPUTS = count("config")
 BOUND_BYTES = 64 << 20

@@ -17,7 +17,8 @@ import pytest
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
-from tests.sidecar import SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 pytestmark = pytest.mark.slow

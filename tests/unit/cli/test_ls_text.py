@@ -17,7 +17,8 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS
 from ollama_tiering.store.values import Selection
-from tests.sidecar import PutStream, SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.models.vocabularies import CONTROL, NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob, name_model
 

@@ -24,7 +24,8 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.system.locks import lock_file
-from tests.sidecar import PutStream, SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.ollama_models import name_model
 
 MODEL = "sha256-" + "ab" * 32

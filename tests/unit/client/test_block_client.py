@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace, restored
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.block.key import LayerSpec
-from tests.sidecar import SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 16
 Cache = dict[tuple[int, str], NDArray[Any]]

@@ -20,7 +20,8 @@ from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Finding, Selection, VerifyStep
-from tests.sidecar import PutStream, SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace("administration")
 

@@ -21,7 +21,8 @@ from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
-from tests.sidecar import SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))
 

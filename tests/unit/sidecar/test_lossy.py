@@ -15,7 +15,8 @@ from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import LayerSpec
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.sidecar import SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 TOKENS = list(range(130))
 LAYERS, HEADS, DIM = 2, 4, 64

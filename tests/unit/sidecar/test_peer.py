@@ -16,7 +16,8 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.sidecar import SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 NOBODY = 65534
 

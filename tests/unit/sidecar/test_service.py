@@ -17,7 +17,8 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.sidecar import PutStream, SidecarProcess, short_directory
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
