@@ -15,7 +15,7 @@ from ollama_tiering.errors import UsageError
 if TYPE_CHECKING:
     from ollama_tiering.bench.tiers.results import Section
 
-_PARTS = ("restore", "put", "lookup", "scale", "encoding", "weather")
+_PARTS = ("restore", "put", "lookup", "scale", "index", "encoding", "weather")
 
 
 @click.command()
@@ -137,6 +137,10 @@ def _measure(
         from ollama_tiering.bench.tiers import scale
 
         return scale.measure(disk, files, soak_minutes, say)
+    if part == "index":
+        from ollama_tiering.bench.tiers import index_at_start
+
+        return index_at_start.measure(disk, files, say)
     if part == "encoding":
         from ollama_tiering.bench.tiers import encodings
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.upkeep.rescan import SETTLE_SECONDS
 from tests.contract.faulty import Faults, FaultyTier
+from tests.places import short_directory
 from tests.unit.store.support import FILE_BYTES, Bench
 
 T = TypeVar("T")
@@ -147,11 +146,8 @@ class OneClock(Bench):
 
 def play(seed: int, *, cached: bool = False) -> float:
     """How much of the budget was taken at the most."""
-    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    try:
+    with short_directory(in_memory=True) as root:
         return _play(seed, root / "remote", cached)
-    finally:
-        shutil.rmtree(root)
 
 
 def _play(seed: int, directory: Path, cached: bool) -> float:

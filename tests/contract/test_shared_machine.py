@@ -8,10 +8,9 @@ see exactly what lies in the directory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from tests.contract.test_store_machine import (
     TOKENS,
     tokens_of,
 )
+from tests.places import short_directory
 
 DEADLINE = 0.05
 WHICH = st.integers(0, 1)
@@ -105,9 +105,8 @@ class SharedMachine(RuleBasedStateMachine):
         self.put: dict[BlockKey, bytes] = {}
         self.damaged: set[BlockKey] = set()
         self.sidecars: list[Sidecar] = []
-        root = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-        self.root = Path(tempfile.mkdtemp(dir=root))
-        self.directory = self.root / "remote"
+        self.left = contextlib.ExitStack()
+        self.directory = self.left.enter_context(short_directory(in_memory=True)) / "remote"
 
     @initialize(
         ram=st.integers(2, 6),
@@ -295,7 +294,7 @@ class SharedMachine(RuleBasedStateMachine):
             for sidecar in self.sidecars:
                 sidecar.faults.heal()
                 sidecar.store.close(drain_seconds=0)
-            shutil.rmtree(self.root)
+            self.left.close()
 
 
 TestSharedMachine = SharedMachine.TestCase

@@ -6,10 +6,10 @@ is byte for byte what was put, nothing that was not put is matched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -39,6 +39,7 @@ from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tools import samples
+from tests.places import short_directory
 
 NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)
@@ -328,14 +329,15 @@ class FsStoreMachine(StoreMachine):
 
     def make_tiers(self, ram_bytes: int, local_bytes: int) -> list[tuple[Tier, int]]:
         # On tmpfs directories take no blocks: budgets can be counted in whole blocks.
-        self.directory = TemporaryDirectory(dir="/dev/shm")
+        self.left = contextlib.ExitStack()
+        self.directory = self.left.enter_context(short_directory(in_memory=True))
         self.budgets = (ram_bytes, local_bytes)
         return []
 
     def open(self) -> None:
         for tier, _ in self.tiers:
             tier.close()
-        root = Path(self.directory.name)
+        root = self.directory
         kinds = (TierKind.RAM, TierKind.LOCAL)
         self.tiers = [
             (FsTier(kind, root / kind.label), budget + OTHER_BYTES)
@@ -399,7 +401,7 @@ class FsStoreMachine(StoreMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             self.store.close()
-            self.directory.cleanup()
+            self.left.close()
 
 
 class EncodedStoreMachine(StoreMachine):

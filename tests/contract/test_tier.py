@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.tools import samples
+from tests.places import tmpfs_directory
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
@@ -34,15 +33,14 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         return
     directory = tmp_path / "tier"
     if request.param == "tmpfs directory":
-        if not Path("/dev/shm").is_dir():
-            pytest.skip("no tmpfs at /dev/shm")
-        directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        with tmpfs_directory() as directory:
+            yield lambda: FsTier(TierKind.LOCAL, directory, exclusive=False)
+        return
     if request.param == "remote":
         # The one that opens it last takes all others' unfinished writes for old.
         yield lambda: remote_tier(directory, unfinished_seconds=-1.0)
         return
     yield lambda: FsTier(TierKind.LOCAL, directory, exclusive=False)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def remote_tier(directory: Path, **options: float) -> Tier:

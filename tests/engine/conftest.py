@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 from tests.engine import fake_gpu
 from tests.engine.harness import Server, Sidecar
+from tests.places import short_directory
 
 LIBRARIES = ("sandybridge", "haswell")  # without and with FMA; both run where AVX2 does
 
@@ -197,17 +197,11 @@ def stock(
         yield server
 
 
-def make_fast() -> Path:
-    """A short path on tmpfs, for the RAM tier and the socket."""
-    shm = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="kvt-", dir=shm if os.access(shm, os.W_OK) else None))
-
-
 @pytest.fixture
 def fast() -> Iterator[Path]:
-    folder = make_fast()
-    yield folder
-    shutil.rmtree(folder)
+    """For the RAM tier and the socket."""
+    with short_directory(in_memory=True) as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -18,19 +18,17 @@ import re
 import signal
 import string
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import grpc
 import httpx
 import psutil
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.sidecar import SidecarProcess
 
 BLOCK_TOKENS = 64
 START_SECONDS = 60.0
@@ -417,8 +415,10 @@ def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result
     )
 
 
-class Sidecar(_Process):
-    """The product's own sidecar over a RAM tier and a local tier in `folder`."""
+class Sidecar(SidecarProcess):
+    """The product's own sidecar, as people have it: nothing of whoever runs the tests gets in."""
+
+    usual: ClassVar[Mapping[str, Any]] = {"tail_seconds": 0}  # no test waits for a longer block
 
     def __init__(
         self,
@@ -428,53 +428,27 @@ class Sidecar(_Process):
         ram_gb: float = 1.0,
         local_gb: float = 2.0,
         env: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`fast` is a short path on tmpfs: a socket's path has at most 107 bytes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(folder / "sidecar.log")
-        self.socket = fast / "run" / "s"
-        self.ram_dir = fast / "ram"
-        self.local_dir = folder / "local"
-        self.budgets = {"ram": ram_gb, "local": local_gb}
         home = folder / "home"
-        self.settings = home / ".config" / "ollama-tiering" / "config.toml"
-        self.settings.parent.mkdir(parents=True, exist_ok=True)
-        self.settings.write_text(
-            "[sidecar]\ntail_seconds = 0\n"
-        )  # no test waits for a longer block
-        self.environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        self.environment |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.environment |= env or {}
+        home.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            folder,
+            fast=fast,
+            ram_gb=ram_gb,
+            local_gb=local_gb,
+            env={"HOME": str(home), **(env or {})},
+            settings=settings,
+        )
 
-    def __enter__(self) -> Sidecar:
-        self.start()
-        return self
+    def heard(self, line: str) -> None:
+        """Kept beside the server's log, for whoever looks into a failed test's folder."""
+        super().heard(line)
+        with (self.root / "sidecar.log").open("a", encoding="utf-8") as log:
+            log.write(line)
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        before = len(self.lines())
-        options: list[str | Path] = ["--socket", self.socket, "--log-level", "info"]
-        options += ["--ram-dir", self.ram_dir, "--ram-gb", str(self.budgets["ram"])]
-        options += ["--local", self.local_dir, "--local-gb", str(self.budgets["local"])]
-        self._start([sys.executable, "-m", "ollama_tiering", "sidecar", *options], self.environment)
-
-        def ready() -> bool:
-            if not self.running:
-                raise AssertionError(f"sidecar ended at its start\n{self.log_tail()}")
-            return any("sidecar ready" in line for line in self.lines()[before:])
-
-        wait_until("the sidecar is ready", ready, START_SECONDS)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def stat(self) -> pb.StatResponse:
-        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
-            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
-        return answer
+    def inherited(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in INHERITED if name in os.environ}
 
     def report(self, pid: int | None) -> pb.RunnerReport:
         """What this runner last reported; an empty report when it has not."""

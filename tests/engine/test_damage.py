@@ -8,7 +8,6 @@ answer is the right one, and the file is set aside.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from ollama_tiering.store.block import blockfile
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -29,6 +27,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
+from tests.places import short_directory
 
 TOKENS = 300
 DAMAGED = 2  # the third block of five
@@ -75,17 +74,15 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder, fast = tmp_path_factory.mktemp("damage"), make_fast()
+    folder = tmp_path_factory.mktemp("damage")
     env = {"OLLAMA_FLASH_ATTENTION": 1}
-    try:
-        with (
-            Sidecar(folder / "sidecar", fast) as sidecar,
-            Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
-            Server(binary, folder / "reference", models, env=env) as reference,
-        ):
-            yield Rig(sidecar, server, reference)
-    finally:
-        shutil.rmtree(fast)
+    with (
+        short_directory(in_memory=True) as fast,
+        Sidecar(folder / "sidecar", fast) as sidecar,
+        Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
+        Server(binary, folder / "reference", models, env=env) as reference,
+    ):
+        yield Rig(sidecar, server, reference)
 
 
 def rewrite(file: Path, change: Callable[[bytearray], object]) -> None:

@@ -6,7 +6,6 @@ gives when its memory holds as many tokens of the prompt.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -27,6 +25,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
+from tests.places import short_directory
 
 TOKENS = 300
 
@@ -54,22 +53,20 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder, fast = tmp_path_factory.mktemp("edges"), make_fast()
+    folder = tmp_path_factory.mktemp("edges")
 
     def start(name: str, sidecar: Sidecar | None, **env: Any) -> Server:
         socket = sidecar.socket if sidecar else None
         env = {"OLLAMA_FLASH_ATTENTION": 1} | env
         return Server(binary, folder / name, models, socket=socket, env=env)
 
-    try:
-        with (
-            Sidecar(folder / "sidecar", fast) as sidecar,
-            start("tested", sidecar) as server,
-            start("reference", None) as reference,
-        ):
-            yield Rig(sidecar, server, reference, start)
-    finally:
-        shutil.rmtree(fast)
+    with (
+        short_directory(in_memory=True) as fast,
+        Sidecar(folder / "sidecar", fast) as sidecar,
+        start("tested", sidecar) as server,
+        start("reference", None) as reference,
+    ):
+        yield Rig(sidecar, server, reference, start)
 
 
 @pytest.mark.parametrize("tokens", [1023, 1024, 1500])

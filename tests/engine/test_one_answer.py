@@ -16,7 +16,6 @@ import pytest
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
-from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
     Result,
@@ -27,6 +26,7 @@ from tests.engine.harness import (
     text,
 )
 from tests.engine.test_tiers import CASES, Case, make_sidecar
+from tests.places import short_directory
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 TOKENS, ANSWER = 1100, 24  # beyond every window, and beyond a batch
@@ -163,21 +163,19 @@ def test_stored_rows_are_the_same_however_they_came_about(
     stored: list[dict[str, str]] = []
     answers: list[Result] = []
     for batch, slots in ((512, 1), (64, 1), (100, 2)):
-        folder, fast = tmp_path / f"{batch}", make_fast()
+        folder = tmp_path / f"{batch}"
         env = EXACT | {"OLLAMA_NUM_PARALLEL": slots}
-        try:
-            with (
-                Sidecar(folder / "sidecar", fast) as sidecar,
-                Server(binary, folder, weights, socket=sidecar.socket, env=env) as server,
-            ):
-                asked = prompt if batch == 512 else prompt + answers[0].text
-                predict = ANSWER if batch == 512 else 1
-                answers.append(server.generate(model, asked, num_batch=batch, predict=predict))
-                sidecar.settle(server, model)
-                server.unload(model)
-                stored.append(payloads(sidecar))
-        finally:
-            shutil.rmtree(fast)
+        with (
+            short_directory(in_memory=True) as fast,
+            Sidecar(folder / "sidecar", fast) as sidecar,
+            Server(binary, folder, weights, socket=sidecar.socket, env=env) as server,
+        ):
+            asked = prompt if batch == 512 else prompt + answers[0].text
+            predict = ANSWER if batch == 512 else 1
+            answers.append(server.generate(model, asked, num_batch=batch, predict=predict))
+            sidecar.settle(server, model)
+            server.unload(model)
+            stored.append(payloads(sidecar))
     assert stored[1] == stored[2]
     both = stored[0].keys() & stored[1].keys()
     assert len(both) >= 700 // BLOCK_TOKENS  # what was generated ends a row sooner
@@ -193,27 +191,23 @@ def test_stored_rows_are_the_same_however_they_came_about(
     ids=lambda one: one.name if isinstance(one, Case) else one,
 )
 def test_a_restored_answer_is_the_cold_one(
-    binary: Path, weights: Path, server: Server, tmp_path: Path, model: str, case: Case
+    binary: Path, weights: Path, server: Server, tmp_path: Path, fast: Path, model: str, case: Case
 ) -> None:
     """Stored with one num_batch, restored with another, and computed with a third."""
     first = text(700, (model, case.name))
     said = cold(server, model, first, num_batch=300)
     prompt = first + said.text + text(60, "more")
     expected = cold(server, model, prompt, num_batch=300)
-    fast = make_fast()
-    try:
-        with make_sidecar(tmp_path / "sidecar", fast, case) as sidecar:
-            tested = Server(binary, tmp_path / "tested", weights, socket=sidecar.socket, env=EXACT)
-            with tested:
-                answer = tested.generate(model, first, predict=ANSWER, num_batch=100)
-                assert_one_answer(answer, said, "first turn")
-                sidecar.settle(tested, model)
-                tested.stop()
-                sidecar.restart()
-                tested.start()
-                answer = tested.generate(model, prompt, predict=ANSWER, num_batch=512)
-                assert [restore.tokens for restore in tested.restores()] == [answer.resumed]
-                assert answer.resumed == 700 + ANSWER - 1
-                assert_one_answer(answer, expected, "restored")
-    finally:
-        shutil.rmtree(fast)
+    with make_sidecar(tmp_path / "sidecar", fast, case) as sidecar:
+        tested = Server(binary, tmp_path / "tested", weights, socket=sidecar.socket, env=EXACT)
+        with tested:
+            answer = tested.generate(model, first, predict=ANSWER, num_batch=100)
+            assert_one_answer(answer, said, "first turn")
+            sidecar.settle(tested, model)
+            tested.stop()
+            sidecar.restart()
+            tested.start()
+            answer = tested.generate(model, prompt, predict=ANSWER, num_batch=512)
+            assert [restore.tokens for restore in tested.restores()] == [answer.resumed]
+            assert answer.resumed == 700 + ANSWER - 1
+            assert_one_answer(answer, expected, "restored")

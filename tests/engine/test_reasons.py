@@ -19,7 +19,7 @@ TOKENS = 300
 def status(sidecar: Sidecar, *options: str) -> str:
     command = [sys.executable, "-m", "ollama_tiering", "status", "--socket", str(sidecar.socket)]
     done = subprocess.run(
-        [*command, *options], env=sidecar.environment, capture_output=True, text=True, check=True
+        [*command, *options], env=sidecar.environment(), capture_output=True, text=True, check=True
     )
     return done.stdout
 

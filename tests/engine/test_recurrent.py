@@ -180,7 +180,7 @@ def why(sidecar: Sidecar, server: Server, model: str) -> str:
     command = [sys.executable, "-m", "ollama_tiering", "status", "--json"]
     done = subprocess.run(
         [*command, "--socket", str(sidecar.socket)],
-        env=sidecar.environment,
+        env=sidecar.environment(),
         capture_output=True,
         text=True,
         check=True,

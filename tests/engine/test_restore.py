@@ -10,7 +10,6 @@ other.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
     PREDICT,
@@ -30,6 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
+from tests.places import short_directory
 
 Event = Callable[["Rig", str], None]
 
@@ -115,16 +114,13 @@ class Rig:
 
 @contextlib.contextmanager
 def running(binary: Path, models: Path, folder: Path, env: dict[str, Any]) -> Iterator[Rig]:
-    fast = make_fast()
-    try:
-        with (
-            Sidecar(folder / "sidecar", fast) as sidecar,
-            Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
-            Server(binary, folder / "reference", models, env=env) as reference,
-        ):
-            yield Rig(sidecar, server, reference)
-    finally:
-        shutil.rmtree(fast)
+    with (
+        short_directory(in_memory=True) as fast,
+        Sidecar(folder / "sidecar", fast) as sidecar,
+        Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server,
+        Server(binary, folder / "reference", models, env=env) as reference,
+    ):
+        yield Rig(sidecar, server, reference)
 
 
 def rigs(env: Callable[..., dict[str, Any]]) -> Any:

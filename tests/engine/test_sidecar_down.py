@@ -45,8 +45,9 @@ def stopped_sidecar(tmp_path: Path, fast: Path) -> Iterator[Sidecar]:
     """Not started; stopped at the end if a test has started it."""
     sidecar = Sidecar(tmp_path / "sidecar", fast)
     yield sidecar
-    sidecar.signal(signal.SIGCONT)
-    sidecar.stop()
+    if sidecar.running:
+        sidecar.send_signal(signal.SIGCONT)
+        sidecar.stop()
 
 
 @contextlib.contextmanager
@@ -162,11 +163,11 @@ def test_sidecar_that_hangs_costs_its_time_once_and_tiering_resumes(
 
         def hang(number: int) -> None:
             nonlocal prompt
-            sidecar.signal(signal.SIGSTOP)
+            sidecar.send_signal(signal.SIGSTOP)
             hanging.ask(("hangs", number))
             if number == 0:
                 assert_nothing_added(server, reference, "hangs")
-            sidecar.signal(signal.SIGCONT)
+            sidecar.send_signal(signal.SIGCONT)
             prompt = text(TOKENS, ("again", number))
             stored(server, sidecar, prompt)
 
@@ -182,7 +183,7 @@ def test_unloading_does_not_wait_for_a_sidecar_that_hangs(
     sidecar.start()
     with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
         stored(server, sidecar, text(TOKENS, "first"))
-        sidecar.signal(signal.SIGSTOP)
+        sidecar.send_signal(signal.SIGSTOP)
         server.generate("g2", text(TOKENS, "hangs"))
         start = time.monotonic()
         server.unload("g2")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ import pytest
 
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.engine.conftest import make_fast
 from tests.engine.harness import Server, Sidecar, assert_same, in_memory, text, wait_until
 
 TOKENS = 300
@@ -101,21 +99,17 @@ class Rig:
 
 
 @pytest.fixture
-def rig(binary: Path, models: Path, tmp_path: Path) -> Iterator[Rig]:
-    fast = make_fast()
+def rig(binary: Path, models: Path, tmp_path: Path, fast: Path) -> Iterator[Rig]:
     fifo = fast / "fifo"
     os.mkfifo(fifo)
     env = {"OLLAMA_FLASH_ATTENTION": 1}
-    try:
-        with (
-            Sidecar(tmp_path / "sidecar", fast) as sidecar,
-            Proxy(sidecar.socket, fast / "proxy", fifo) as proxy,
-            Server(binary, tmp_path / "tested", models, socket=proxy.socket, env=env) as server,
-            Server(binary, tmp_path / "reference", models, env=env) as reference,
-        ):
-            yield Rig(sidecar, proxy, server, reference)
-    finally:
-        shutil.rmtree(fast)
+    with (
+        Sidecar(tmp_path / "sidecar", fast) as sidecar,
+        Proxy(sidecar.socket, fast / "proxy", fifo) as proxy,
+        Server(binary, tmp_path / "tested", models, socket=proxy.socket, env=env) as server,
+        Server(binary, tmp_path / "reference", models, env=env) as reference,
+    ):
+        yield Rig(sidecar, proxy, server, reference)
 
 
 @pytest.mark.parametrize("stall", ["Get", "file"])

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.engine.conftest import make_fast
 from tests.engine.harness import Server, Sidecar, assert_same, in_memory, text, wait_until
 
 TOKENS = 700
@@ -23,7 +22,7 @@ TOKENS = 700
 
 @dataclass(frozen=True)
 class Case:
-    """Which tier is left; `settings` are lines of [sidecar]."""
+    """Which tier is left; `settings` are of [sidecar]."""
 
     name: str
     tier: pb.Tier.ValueType
@@ -48,15 +47,12 @@ CASES = (
 
 
 def make_sidecar(folder: Path, fast: Path, case: Case) -> Sidecar:
-    settings = {"tail_seconds": 0, **case.settings}
+    settings = dict(case.settings)
     if case.remote:
         remote = folder / "remote"
         remote.mkdir(parents=True)
         settings |= {"remote_dir": str(remote), "remote_budget": "1GiB", "remote_rescan_seconds": 1}
-    sidecar = Sidecar(folder, fast, ram_gb=case.ram_gb, local_gb=case.local_gb)
-    lines = [f"{key} = {value!r}".replace("'", '"') for key, value in settings.items()]
-    sidecar.settings.write_text("\n".join(["[sidecar]", *lines, ""]))
-    return sidecar
+    return Sidecar(folder, fast, ram_gb=case.ram_gb, local_gb=case.local_gb, settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -70,42 +66,38 @@ def reference(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_tier_alone_gives_the_answer_of_memory(
-    binary: Path, models: Path, reference: Server, tmp_path: Path, case: Case
+    binary: Path, models: Path, reference: Server, tmp_path: Path, fast: Path, case: Case
 ) -> None:
     prompt = text(TOKENS, case.name)
     expected = in_memory(reference, "g2", prompt, TOKENS - 1)
-    fast = make_fast()
     env = {"OLLAMA_FLASH_ATTENTION": 1}
-    try:
-        with make_sidecar(tmp_path / "sidecar", fast, case) as sidecar:
-            server = Server(binary, tmp_path / "server", models, socket=sidecar.socket, env=env)
-            with server:
-                server.generate("g2", prompt)
-                sidecar.settle(server, "g2")
-                needed = sidecar.report(server.runner_pid("g2")).snapshot_blocks
-                assert needed >= TOKENS // 64
+    with make_sidecar(tmp_path / "sidecar", fast, case) as sidecar:
+        server = Server(binary, tmp_path / "server", models, socket=sidecar.socket, env=env)
+        with server:
+            server.generate("g2", prompt)
+            sidecar.settle(server, "g2")
+            needed = sidecar.report(server.runner_pid("g2")).snapshot_blocks
+            assert needed >= TOKENS // 64
 
-                def stored() -> int:
-                    return {t.tier: t.blocks for t in sidecar.stat().tiers}.get(case.tier, 0)
+            def stored() -> int:
+                return {t.tier: t.blocks for t in sidecar.stat().tiers}.get(case.tier, 0)
 
-                wait_until("the tier holds all of it", lambda: stored() >= needed)
-                server.stop()
-                sidecar.stop()
-                for tier, folder in (
-                    (pb.TIER_RAM, sidecar.ram_dir),
-                    (pb.TIER_LOCAL, sidecar.local_dir),
-                ):
-                    if tier != case.tier and folder.exists():
-                        shutil.rmtree(folder)
-                sidecar.start()
-                wait_until("the tier is known", lambda: stored() >= needed)
-                held = {t.tier: t.blocks for t in sidecar.stat().tiers if t.blocks}
-                assert set(held) == {case.tier}
-                server.start()
-                answer = server.generate("g2", prompt)
-                assert_same(answer, expected, case.name)
-                if "zstd" in case.name:
-                    (tier,) = [t for t in sidecar.stat().tiers if t.tier == case.tier]
-                    assert tier.encoding == "zstd"
-    finally:
-        shutil.rmtree(fast)
+            wait_until("the tier holds all of it", lambda: stored() >= needed)
+            server.stop()
+            sidecar.stop()
+            for tier, folder in (
+                (pb.TIER_RAM, sidecar.ram_dir),
+                (pb.TIER_LOCAL, sidecar.local_dir),
+            ):
+                if tier != case.tier and folder.exists():
+                    shutil.rmtree(folder)
+            sidecar.start()
+            wait_until("the tier is known", lambda: stored() >= needed)
+            held = {t.tier: t.blocks for t in sidecar.stat().tiers if t.blocks}
+            assert set(held) == {case.tier}
+            server.start()
+            answer = server.generate("g2", prompt)
+            assert_same(answer, expected, case.name)
+            if "zstd" in case.name:
+                (tier,) = [t for t in sidecar.stat().tiers if t.tier == case.tier]
+                assert tier.encoding == "zstd"

@@ -13,7 +13,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace(layers=1)
 WIDE = samples.namespace("wide", kv_heads=8, head_dim=4096, layers=4)  # blocks of 2 MiB
@@ -23,7 +23,7 @@ HIT_TOKENS = list(range(64))
 class Watched:
     """Memory, descriptors and log of a sidecar, from a moment on."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: SidecarProcess) -> None:
         assert daemon.process is not None
         self._daemon = daemon
         self._process = psutil.Process(daemon.process.pid)
@@ -43,7 +43,7 @@ class Watched:
         return sum(text in line for line in self._daemon.lines)
 
 
-def store(daemon: Daemon, ns: Any, tokens: list[int]) -> list[samples.SampleBlock]:
+def store(daemon: SidecarProcess, ns: Any, tokens: list[int]) -> list[samples.SampleBlock]:
     blocks = samples.sequence(ns, tokens)
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), ns)
@@ -79,7 +79,7 @@ def status_of(call: Any) -> grpc.StatusCode:
 class Hits:
     """A well-behaved client that finds everything in RAM."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: SidecarProcess) -> None:
         self._blocks = store(daemon, NS, HIT_TOKENS)
         self._channel = daemon.channel()
         self._stub = rpc.BlockStoreStub(self._channel)

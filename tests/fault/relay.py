@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 Pass = Callable[[socket.socket, socket.socket], None]  # from the sidecar, to the client
 
 
 @contextlib.contextmanager
 def trickling(
-    daemon: Daemon, path: Path, *, bytes_a_time: int, pause_seconds: float
+    daemon: SidecarProcess, path: Path, *, bytes_a_time: int, pause_seconds: float
 ) -> Iterator[Path]:
     """Passes answers on a few bytes at a time."""
     over = threading.Event()
@@ -32,7 +32,7 @@ def trickling(
 
 
 @contextlib.contextmanager
-def dammed(daemon: Daemon, path: Path, *, first_bytes: int) -> Iterator[threading.Event]:
+def dammed(daemon: SidecarProcess, path: Path, *, first_bytes: int) -> Iterator[threading.Event]:
     """Of each connection, passes the first bytes on, and the rest when the event is set.
 
     A client that merely does not ask for the next message still takes in what its transport's
@@ -54,7 +54,7 @@ def dammed(daemon: Daemon, path: Path, *, first_bytes: int) -> Iterator[threadin
 
 
 @contextlib.contextmanager
-def _relayed(daemon: Daemon, path: Path, answers: Pass) -> Iterator[None]:
+def _relayed(daemon: SidecarProcess, path: Path, answers: Pass) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         listener = held.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(path))

@@ -19,7 +19,6 @@ from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
 from ollama_tiering.store.books.leases import MAX_LEASES
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
 from tests.fault.abuse import (
     NS,
     WIDE,
@@ -30,6 +29,7 @@ from tests.fault.abuse import (
     store,
 )
 from tests.fault.relay import dammed, trickling
+from tests.sidecar import PutStream, SidecarProcess
 
 pytestmark = pytest.mark.fault
 
@@ -41,16 +41,16 @@ HUGE = (1 << 63, (1 << 64) - 1, (1 << 63) - 4096, 1 << 62)
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+def daemon(tmp_path: Path) -> Iterator[SidecarProcess]:
     impatient = {"lease_seconds": DEADLINE_SECONDS, "reserve_seconds": DEADLINE_SECONDS}
-    with Daemon(tmp_path, ram_gb=0.3, settings=impatient) as running:
+    with SidecarProcess(tmp_path, ram_gb=0.3, settings=impatient) as running:
         yield running
     assert "Traceback" not in running.log, running.log
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path, ram_gb=0.3) as running:
+def patient(tmp_path: Path) -> Iterator[SidecarProcess]:
+    with SidecarProcess(tmp_path, ram_gb=0.3) as running:
         yield running
     assert "Traceback" not in running.log, running.log
 
@@ -59,7 +59,7 @@ def physical_bytes(directory: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in (directory, *directory.rglob("*")))
 
 
-def nothing_reserved(daemon: Daemon, seconds: float = 15.0) -> None:
+def nothing_reserved(daemon: SidecarProcess, seconds: float = 15.0) -> None:
     """Waits: what a start measures with is reserved for a moment, too."""
     daemon.wait(lambda stat: stat.tiers[0].reserved_bytes == 0, "nothing is reserved", seconds)
 
@@ -67,7 +67,7 @@ def nothing_reserved(daemon: Daemon, seconds: float = 15.0) -> None:
 # --- reservations -------------------------------------------------------------------------------
 
 
-def test_ten_thousand_reservations_of_one_client_are_bounded(patient: Daemon) -> None:
+def test_ten_thousand_reservations_of_one_client_are_bounded(patient: SidecarProcess) -> None:
     hits = Hits(patient)
     usual = hits.median_seconds()
     watched = Watched(patient)
@@ -98,7 +98,7 @@ def test_ten_thousand_reservations_of_one_client_are_bounded(patient: Daemon) ->
     hits.close()
 
 
-def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: Daemon) -> None:
+def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: SidecarProcess) -> None:
     hits = Hits(patient)
     usual = hits.median_seconds()
     watched = Watched(patient)
@@ -127,7 +127,7 @@ def test_ten_thousand_reservations_of_many_clients_are_bounded(patient: Daemon) 
     hits.close()
 
 
-def test_reservations_end_though_their_stream_is_open(daemon: Daemon) -> None:
+def test_reservations_end_though_their_stream_is_open(daemon: SidecarProcess) -> None:
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
         offers = made_up_offers(1000, SMALLEST_BYTES)
@@ -142,7 +142,7 @@ def test_reservations_end_though_their_stream_is_open(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("file_bytes", HUGE)
 def test_an_offer_of_impossible_size_is_refused_with_one_line(
-    patient: Daemon, file_bytes: int
+    patient: SidecarProcess, file_bytes: int
 ) -> None:
     watched = Watched(patient)
     with patient.channel() as channel:
@@ -156,7 +156,7 @@ def test_an_offer_of_impossible_size_is_refused_with_one_line(
     assert not [*patient.root.rglob("*.tmp")]
 
 
-def test_a_header_that_claims_impossible_sizes_is_refused(patient: Daemon) -> None:
+def test_a_header_that_claims_impossible_sizes_is_refused(patient: SidecarProcess) -> None:
     vectors = Path(__file__).resolve().parents[1] / "vectors" / "blocks"
     for name in ("segment-offset-huge", "header-longer-than-allowed", "too-many-rows"):
         with patient.channel() as channel:
@@ -168,7 +168,7 @@ def test_a_header_that_claims_impossible_sizes_is_refused(patient: Daemon) -> No
     nothing_reserved(patient)
 
 
-def test_numbers_at_the_edge_are_unknown_and_no_more(patient: Daemon) -> None:
+def test_numbers_at_the_edge_are_unknown_and_no_more(patient: SidecarProcess) -> None:
     most = (1 << 64) - 1
     with patient.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -178,7 +178,7 @@ def test_numbers_at_the_edge_are_unknown_and_no_more(patient: Daemon) -> None:
         stream.close()
 
 
-def test_a_message_may_name_only_so_many_things(patient: Daemon) -> None:
+def test_a_message_may_name_only_so_many_things(patient: SidecarProcess) -> None:
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     too_many = (1 << 16) + 1
     with patient.channel() as channel:
@@ -197,7 +197,7 @@ def test_a_message_may_name_only_so_many_things(patient: Daemon) -> None:
 # --- slow clients -------------------------------------------------------------------------------
 
 
-def test_a_stream_that_stores_nothing_is_ended(daemon: Daemon) -> None:
+def test_a_stream_that_stores_nothing_is_ended(daemon: SidecarProcess) -> None:
     watched = Watched(daemon)
     with daemon.channel() as channel:
         silent = [PutStream(rpc.BlockStoreStub(channel), NS) for _ in range(5)]
@@ -208,7 +208,7 @@ def test_a_stream_that_stores_nothing_is_ended(daemon: Daemon) -> None:
     assert watched.lines("call refused: call=Put status=DEADLINE_EXCEEDED") == 1
 
 
-def test_half_a_block_gives_its_room_back(daemon: Daemon) -> None:
+def test_half_a_block_gives_its_room_back(daemon: SidecarProcess) -> None:
     (block,) = samples.sequence(WIDE, [1, 2, 3, 4])
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), WIDE)
@@ -221,7 +221,7 @@ def test_half_a_block_gives_its_room_back(daemon: Daemon) -> None:
     store(daemon, WIDE, [1, 2, 3, 4])  # nobody writes it any more
 
 
-def test_a_block_that_comes_byte_by_byte_is_given_up(daemon: Daemon) -> None:
+def test_a_block_that_comes_byte_by_byte_is_given_up(daemon: SidecarProcess) -> None:
     (block,) = samples.sequence(NS, [1, 2, 3, 4])
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
@@ -240,7 +240,7 @@ def test_a_block_that_comes_byte_by_byte_is_given_up(daemon: Daemon) -> None:
 
 
 def test_a_client_that_stops_reading_loses_its_lease_and_no_one_else_is_slower(
-    daemon: Daemon, tmp_path: Path
+    daemon: SidecarProcess, tmp_path: Path
 ) -> None:
     hits = Hits(daemon)
     blocks = store(daemon, WIDE, WIDE_TOKENS)
@@ -271,7 +271,9 @@ def test_a_client_that_stops_reading_loses_its_lease_and_no_one_else_is_slower(
     hits.close()
 
 
-def test_a_client_that_reads_byte_by_byte_loses_its_lease(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_client_that_reads_byte_by_byte_loses_its_lease(
+    daemon: SidecarProcess, tmp_path: Path
+) -> None:
     hits = Hits(daemon)
     blocks = store(daemon, WIDE, WIDE_TOKENS)
     usual = hits.median_seconds()
@@ -291,7 +293,7 @@ def test_a_client_that_reads_byte_by_byte_loses_its_lease(daemon: Daemon, tmp_pa
     hits.close()
 
 
-def test_streams_beyond_the_bound_are_refused_and_others_read_on(patient: Daemon) -> None:
+def test_streams_beyond_the_bound_are_refused_and_others_read_on(patient: SidecarProcess) -> None:
     hits = Hits(patient)
     usual = hits.median_seconds()
     watched = Watched(patient)
@@ -312,7 +314,7 @@ def test_streams_beyond_the_bound_are_refused_and_others_read_on(patient: Daemon
     hits.close()
 
 
-def test_connections_that_never_call_make_nobody_wait(patient: Daemon) -> None:
+def test_connections_that_never_call_make_nobody_wait(patient: SidecarProcess) -> None:
     hits = Hits(patient)
     usual = hits.median_seconds()
     watched = Watched(patient)
@@ -327,7 +329,7 @@ def test_connections_that_never_call_make_nobody_wait(patient: Daemon) -> None:
     hits.close()
 
 
-def test_leases_that_are_never_released_are_bounded_and_end(daemon: Daemon) -> None:
+def test_leases_that_are_never_released_are_bounded_and_end(daemon: SidecarProcess) -> None:
     blocks = store(daemon, NS, list(range(700, 900)))
     request = pb.GetRequest(namespace=NS.digest(), keys=[b.key for b in blocks], batch=True)
     watched = Watched(daemon)
@@ -345,7 +347,7 @@ def test_leases_that_are_never_released_are_bounded_and_end(daemon: Daemon) -> N
         assert status_of(stub.Get(twice, timeout=10)) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_more_leases_than_the_bound_are_refused_with_one_line(patient: Daemon) -> None:
+def test_more_leases_than_the_bound_are_refused_with_one_line(patient: SidecarProcess) -> None:
     (block,) = store(patient, NS, [700, 701])
     request = pb.GetRequest(namespace=NS.digest(), keys=[block.key])
     watched = Watched(patient)
@@ -372,7 +374,7 @@ TRICKS = (
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_no_key_leads_out_of_a_tiers_directory(patient: Daemon, trick: bytes) -> None:
+def test_no_key_leads_out_of_a_tiers_directory(patient: SidecarProcess, trick: bytes) -> None:
     assert len(trick) == 32
     before = {*patient.root.rglob("*")}
     with patient.channel() as channel:
@@ -396,7 +398,7 @@ def test_no_key_leads_out_of_a_tiers_directory(patient: Daemon, trick: bytes) ->
 
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"../../x", b"x" * 31, b"x" * 33, b"x" * 4096])
-def test_a_name_of_another_length_is_refused(patient: Daemon, name: bytes) -> None:
+def test_a_name_of_another_length_is_refused(patient: SidecarProcess, name: bytes) -> None:
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     with patient.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -411,7 +413,7 @@ def test_a_name_of_another_length_is_refused(patient: Daemon, name: bytes) -> No
         assert status_of(stream.answers) is invalid
 
 
-def test_a_description_full_of_paths_is_text_in_its_own_directory(patient: Daemon) -> None:
+def test_a_description_full_of_paths_is_text_in_its_own_directory(patient: SidecarProcess) -> None:
     outside = patient.root / "outside"
     ns = samples.namespace(f"../../../{outside}\0/../\n", layers=1)
     store(patient, ns, [1, 2])
@@ -420,7 +422,7 @@ def test_a_description_full_of_paths_is_text_in_its_own_directory(patient: Daemo
     assert not outside.exists()
 
 
-def test_a_description_without_end_is_refused(patient: Daemon) -> None:
+def test_a_description_without_end_is_refused(patient: SidecarProcess) -> None:
     ns = samples.namespace("m" * (MAX_TEXT_BYTES + 1), layers=1)
     with patient.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), ns)

@@ -24,8 +24,8 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from tests.contract.daemon import Daemon
 from tests.fault.test_many_clients import Worker, row
+from tests.sidecar import SidecarProcess
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
@@ -110,7 +110,9 @@ def test_killed_again_and_again_it_loses_nothing_and_never_lies(tmp_path: Path) 
     rng = random.Random(11)
     gib = 1 << 30
     settings = {"daily_write": 0, "tail_seconds": 0.2}
-    daemon = Daemon(tmp_path, ram_gb=RAM_BYTES / gib, local_gb=LOCAL_BYTES / gib, settings=settings)
+    daemon = SidecarProcess(
+        tmp_path, ram_gb=RAM_BYTES / gib, local_gb=LOCAL_BYTES / gib, settings=settings
+    )
     seen: set[str] = set()
     slowest = 0.0
     blocks = restored_rows = 0

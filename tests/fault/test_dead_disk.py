@@ -13,8 +13,8 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon
 from tests.fault.abuse import NS, store
+from tests.sidecar import SidecarProcess
 
 pytestmark = pytest.mark.fault
 
@@ -23,7 +23,7 @@ TOKENS = list(range(12))
 STOP_SECONDS = 2 + 2 + 10 + 5 + 5
 
 
-class DyingDisk(Daemon):
+class DyingDisk(SidecarProcess):
     """`call` of its local tier hangs once it is told to."""
 
     def __init__(self, root: Path, call: str, **more: Any) -> None:
@@ -51,7 +51,7 @@ def check_stop(daemon: DyingDisk) -> None:
     assert time.monotonic() - start < STOP_SECONDS
 
 
-def reader(daemon: Daemon, *, inline: bool) -> threading.Thread:
+def reader(daemon: SidecarProcess, *, inline: bool) -> threading.Thread:
     """A client that asks for the blocks and gets no answer."""
     keys = [block.key for block in samples.sequence(NS, TOKENS)]
 

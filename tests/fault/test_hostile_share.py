@@ -13,7 +13,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.store.test_authenticity import (
     FORGERIES,
     forged,
@@ -38,7 +38,7 @@ class Share:
         self.directory.mkdir(mode=0o700)
         self.mac = mac
 
-    def sidecar(self, name: str, *, local_gb: float = 0, key: str = "key") -> Daemon:
+    def sidecar(self, name: str, *, local_gb: float = 0, key: str = "key") -> SidecarProcess:
         (self.root / name).mkdir(exist_ok=True)
         settings = {
             "remote_dir": str(self.directory),
@@ -50,9 +50,9 @@ class Share:
             "high_watermark": 0.1,
             "low_watermark": 0.0,
         }
-        return Daemon(self.root / name, ram_gb=0.02, local_gb=local_gb, settings=settings)
+        return SidecarProcess(self.root / name, ram_gb=0.02, local_gb=local_gb, settings=settings)
 
-    def filled(self, writer: Daemon) -> None:
+    def filled(self, writer: SidecarProcess) -> None:
         """Everything the writer has lies in the directory too."""
         with writer.channel() as channel:
             stream = PutStream(rpc.BlockStoreStub(channel), NS)
@@ -61,7 +61,7 @@ class Share:
         writer.wait(lambda stat: stat.tiers[-1].blocks == len(BLOCKS), "in the shared directory")
 
 
-def matched(daemon: Daemon) -> int:
+def matched(daemon: SidecarProcess) -> int:
     data = tokens_to_bytes(TOKENS)
     keys = prefix_chain(NS.digest(), data, 4)
     request = pb.HasRequest(namespace=NS.digest(), keys=keys, tokens=data, block_tokens=4)
@@ -69,7 +69,7 @@ def matched(daemon: Daemon) -> int:
         return int(rpc.BlockStoreStub(channel).Has(request, timeout=10).matched_tokens)
 
 
-def served(daemon: Daemon) -> list[bytes]:
+def served(daemon: SidecarProcess) -> list[bytes]:
     """The files a client would read, from the first on."""
     keys = [block.key for block in BLOCKS]
     with daemon.channel() as channel:
@@ -130,7 +130,7 @@ def test_a_machine_with_another_key_is_told_what_to_do(share: Share) -> None:
         assert served(reader) == [block.data for block in BLOCKS]
 
 
-def tool(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+def tool(daemon: SidecarProcess, *args: str) -> subprocess.CompletedProcess[str]:
     command = [*daemon.command()[:3], *args]
     env = daemon.environment() | {
         "OLLAMA_KV_TIER_SOCKET": str(daemon.socket),

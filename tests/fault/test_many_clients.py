@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.store.block.key import LayerSpec
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 pytestmark = pytest.mark.fault
 
@@ -76,7 +76,7 @@ class Worker(threading.Thread):
 
 def test_many_clients_on_small_tiers_get_right_bytes_only(tmp_path: Path) -> None:
     mib = 1 / 1024
-    with Daemon(tmp_path, ram_gb=3 * mib, local_gb=6 * mib) as daemon:
+    with SidecarProcess(tmp_path, ram_gb=3 * mib, local_gb=6 * mib) as daemon:
         until = time.monotonic() + SECONDS
         workers = [Worker(daemon.socket, seed, until) for seed in range(CLIENTS)]
         for worker in workers:

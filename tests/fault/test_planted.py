@@ -13,9 +13,9 @@ from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon
 from tests.fault.abuse import NS, store
 from tests.fault.planted import plant
+from tests.sidecar import SidecarProcess
 
 pytestmark = pytest.mark.fault
 
@@ -26,9 +26,9 @@ QUICK_SECONDS = 10.0  # of a start, however much is planted
 
 
 @pytest.fixture
-def filled(tmp_path: Path) -> Daemon:
+def filled(tmp_path: Path) -> SidecarProcess:
     """A sidecar that has stored something and is stopped."""
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     with daemon:
         store(daemon, NS, TOKENS)
         daemon.wait_written()
@@ -48,7 +48,7 @@ def check_outside(outside: Path) -> None:
     assert (outside / "precious").read_text() == "mine"
 
 
-def found(daemon: Daemon, blocks: list[samples.SampleBlock]) -> list[bool]:
+def found(daemon: SidecarProcess, blocks: list[samples.SampleBlock]) -> list[bool]:
     with daemon.channel() as channel:
         get = pb.GetRequest(namespace=NS.digest(), keys=[b.key for b in blocks], inline=True)
         return [answer.found for answer in rpc.BlockStoreStub(channel).Get(get, timeout=10)]
@@ -56,7 +56,7 @@ def found(daemon: Daemon, blocks: list[samples.SampleBlock]) -> list[bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sidecar_starts_and_serves_beside_whatever_is_planted(
-    filled: Daemon, outside: Path, kind: str
+    filled: SidecarProcess, outside: Path, kind: str
 ) -> None:
     blocks = samples.sequence(NS, TOKENS)
     namespace = NS.digest().hex()
@@ -102,7 +102,7 @@ def test_a_sidecar_starts_and_serves_beside_whatever_is_planted(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_namespace_whose_place_is_taken_is_not_stored_and_others_are(
-    filled: Daemon, outside: Path, kind: str
+    filled: SidecarProcess, outside: Path, kind: str
 ) -> None:
     for tier in (filled.ram_dir, filled.local_dir):
         plant(tier / VERSION_DIRECTORY / OTHER.digest().hex(), kind, outside)
@@ -131,15 +131,9 @@ def test_a_namespace_whose_place_is_taken_is_not_stored_and_others_are(
     check_outside(outside)
 
 
-def outcome(daemon: Daemon) -> tuple[int | None, str]:
+def outcome(daemon: SidecarProcess) -> tuple[int | None, str]:
     """Exit status and output of a sidecar; None when it serves."""
-    process = subprocess.Popen(
-        daemon.command(),
-        env=daemon.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = daemon.launch()
     try:
         said, _ = process.communicate(timeout=QUICK_SECONDS / 2)
         return process.returncode, said
@@ -152,7 +146,7 @@ def outcome(daemon: Daemon) -> tuple[int | None, str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [LOCK_NAME, VERSION_DIRECTORY])
 def test_a_lock_or_directory_that_is_none_is_refused(
-    filled: Daemon, outside: Path, kind: str, name: str
+    filled: SidecarProcess, outside: Path, kind: str, name: str
 ) -> None:
     plant(filled.local_dir / name, kind, outside / "precious" if name == LOCK_NAME else outside)
     code, said = outcome(filled)
@@ -165,7 +159,7 @@ def test_a_lock_or_directory_that_is_none_is_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_index_that_is_no_file_is_replaced_or_done_without(
-    filled: Daemon, outside: Path, kind: str
+    filled: SidecarProcess, outside: Path, kind: str
 ) -> None:
     plant(filled.local_dir / INDEX_NAME, kind, outside / "precious")
     code, said = outcome(filled)
@@ -175,7 +169,7 @@ def test_an_index_that_is_no_file_is_replaced_or_done_without(
     check_outside(outside)
 
 
-def test_pins_behind_a_link_stop_the_start(filled: Daemon, outside: Path) -> None:
+def test_pins_behind_a_link_stop_the_start(filled: SidecarProcess, outside: Path) -> None:
     """Going on without them could evict what a person pinned."""
     plant(filled.local_dir / PINS_NAME, "link", outside / "precious")
     code, said = outcome(filled)

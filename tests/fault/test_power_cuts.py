@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ollama_tiering.store.tiers.names import BLOCK_SUFFIX
 from tests.fault.disk_model import Choose, Disk, Name, Op, Unname, Write, after_cut
 from tests.fault.power_cut_checks import check
 from tests.fault.power_cut_work import LOCAL, SameThread, Setting, Work
+from tests.places import short_directory
 
 pytestmark = pytest.mark.fault
 
@@ -36,13 +36,10 @@ SETTINGS = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place() -> Iterator[Path]:
     """In memory where that is possible: SQLite's own syncs take most of the time on a disk."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
+    with short_directory(in_memory=True) as directory:
+        yield directory
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 
 pytestmark = pytest.mark.fault
 
@@ -74,7 +74,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
     mounted.unmount()
 
 
-def sidecar(root: Path, name: str, remote: Path) -> Daemon:
+def sidecar(root: Path, name: str, remote: Path) -> SidecarProcess:
     config = root / f"{name}.toml"
     config.write_text(
         f'[sidecar]\nremote_dir = "{remote}"\nremote_budget = "64 MiB"\n'
@@ -83,10 +83,10 @@ def sidecar(root: Path, name: str, remote: Path) -> Daemon:
     )
     (root / name).mkdir()
     env = {"OLLAMA_TIERING_CONFIG": str(config)}
-    return Daemon(root / name, ram_gb=0.02, local_gb=0, env=env)
+    return SidecarProcess(root / name, ram_gb=0.02, local_gb=0, env=env)
 
 
-def put(daemon: Daemon, blocks: list[samples.SampleBlock]) -> None:
+def put(daemon: SidecarProcess, blocks: list[samples.SampleBlock]) -> None:
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
         assert all(result.stored for result in stream.put(blocks))
@@ -172,7 +172,7 @@ def test_start_and_stop_while_the_mount_hangs(mount: Mount, tmp_path: Path) -> N
         assert time.monotonic() - start < 2 * DEADLINE + SLOW_MACHINE_SECONDS
     finally:
         mount.go_on()
-        if daemon.process is not None and daemon.process.poll() is None:
+        if daemon.running:
             daemon.stop()
 
 

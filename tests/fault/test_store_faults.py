@@ -9,7 +9,6 @@ import shutil
 import socket
 import sqlite3
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device
+from tests.places import tmpfs_directory
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 pytestmark = pytest.mark.fault
@@ -35,10 +35,8 @@ SMALL_FILES = 16 << 10  # the count of today's writes
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """On tmpfs, where directories take no blocks: budgets can be counted in whole blocks."""
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no tmpfs at /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
+    with tmpfs_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.errors import ConfigError
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
 from tests.fuzz.mutations import EDGES
+from tests.places import short_directory
 
 INPUTS = count("config")
 BOUND_BYTES = 64 << 20
@@ -157,8 +157,8 @@ def outcome(path: Path) -> str:
 
 @pytest.mark.timeout(time_limit(INPUTS))
 def test_no_configuration_file_does_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="cf-") as short:  # a socket's path has 107 bytes
-        no_harm_in(Path(short), monkeypatch)
+    with short_directory() as short:
+        no_harm_in(short, monkeypatch)
 
 
 def no_harm_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ import pytest
 
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import PutStream
 from tests.fuzz import messages
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import NAMESPACE, NS
-from tests.fuzz.watched import WatchedDaemon
+from tests.fuzz.watched import WatchedSidecar
+from tests.sidecar import PutStream
 
 INPUTS, STREAMS = count("messages"), count("streams")
 GIB = 1 << 30
@@ -43,16 +43,16 @@ DOCUMENTED = {
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDaemon]:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedSidecar]:
     root = tmp_path_factory.mktemp("watched")
     budgets = {"ram_gb": RAM_BYTES / GIB, "local_gb": LOCAL_BYTES / GIB}
     settings = {"local_encoding": "zstd"}
-    with WatchedDaemon(root, settings=settings, **budgets) as running:
+    with WatchedSidecar(root, settings=settings, **budgets) as running:
         yield running
 
 
 @pytest.fixture
-def channel(daemon: WatchedDaemon) -> Iterator[grpc.Channel]:
+def channel(daemon: WatchedSidecar) -> Iterator[grpc.Channel]:
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"unix:{daemon.socket}", options=options) as opened:
         yield opened
@@ -96,7 +96,7 @@ def refill(stub: Any) -> None:
     stream.close()
 
 
-def still_well(daemon: WatchedDaemon, stub: Any) -> None:
+def still_well(daemon: WatchedSidecar, stub: Any) -> None:
     """It answers, holds its budgets, has touched nothing it should not, and gives what was put."""
     refill(stub)
     for one in messages.RAW:
@@ -114,7 +114,7 @@ def still_well(daemon: WatchedDaemon, stub: Any) -> None:
 
 
 @pytest.mark.timeout(time_limit(INPUTS))
-def test_no_request_does_harm(daemon: WatchedDaemon, channel: grpc.Channel) -> None:
+def test_no_request_does_harm(daemon: WatchedSidecar, channel: grpc.Channel) -> None:
     stub = rpc.BlockStoreStub(channel)
     campaign = Campaign("messages", INPUTS)
     for number in campaign:
@@ -137,7 +137,7 @@ def test_no_request_does_harm(daemon: WatchedDaemon, channel: grpc.Channel) -> N
 
 
 @pytest.mark.timeout(time_limit(STREAMS))
-def test_no_stream_of_a_writer_does_harm(daemon: WatchedDaemon, channel: grpc.Channel) -> None:
+def test_no_stream_of_a_writer_does_harm(daemon: WatchedSidecar, channel: grpc.Channel) -> None:
     stub = rpc.BlockStoreStub(channel)
     put = channel.stream_stream(f"/{messages.SERVICE.full_name}/Put", _same, _same)
     campaign = Campaign("streams", STREAMS)
@@ -171,7 +171,7 @@ def test_the_watch_sees_what_lies_outside(tmp_path: Path) -> None:
         "os.close(os.open('link', os.O_RDONLY, dir_fd=d))\n"
         "os.mkdir('made', dir_fd=d)\n"
     )
-    daemon = WatchedDaemon(tmp_path / "root")
+    daemon = WatchedSidecar(tmp_path / "root")
     daemon.root.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program, str(daemon.touched_path)]
@@ -183,7 +183,7 @@ def test_the_watch_sees_what_lies_outside(tmp_path: Path) -> None:
 LONG = "x" * (15 << 20)
 
 
-def test_reports_of_runners_are_short(daemon: WatchedDaemon, channel: grpc.Channel) -> None:
+def test_reports_of_runners_are_short(daemon: WatchedSidecar, channel: grpc.Channel) -> None:
     """They are kept, and told to everybody who asks."""
     stub = rpc.BlockStoreStub(channel)
     for pid in range(1, 11):
@@ -194,7 +194,7 @@ def test_reports_of_runners_are_short(daemon: WatchedDaemon, channel: grpc.Chann
 
 
 def test_descriptions_of_namespaces_keep_the_budget(
-    daemon: WatchedDaemon, channel: grpc.Channel
+    daemon: WatchedSidecar, channel: grpc.Channel
 ) -> None:
     """They are written beside the blocks, and nothing evicts them."""
     stub = rpc.BlockStoreStub(channel)

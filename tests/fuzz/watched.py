@@ -12,7 +12,7 @@ from typing import Any
 
 from ollama_tiering.config.places import APP_NAME
 from ollama_tiering.sidecar.ledger_file import FILE_NAME
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 # What an interpreter and its libraries read wherever they run.
 SYSTEM = ("/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/dev/null", "/dev/urandom")
@@ -20,7 +20,7 @@ SYSTEM = ("/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/dev/null", "/dev/
 NAMELESS = ("pipe:", "socket:", "anon_inode:", "/memfd:")
 
 
-class WatchedDaemon(Daemon):
+class WatchedSidecar(SidecarProcess):
     def __init__(self, root: Path, **options: Any) -> None:
         super().__init__(root, **options)
         self.touched_path = root / "touched"

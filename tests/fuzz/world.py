@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, Sample, raw_block, sample
+from tests.places import TMPFS, short_directory
 
 BUDGET_BYTES = 16 << 20  # and the index's headroom in the local one
 BLOCKS = 12  # in a world that is filled
@@ -219,11 +219,11 @@ def same_rows(data: bytes, raw: bytes) -> bool:
 @contextlib.contextmanager
 def memory_directory() -> Iterator[Path | None]:
     """On tmpfs, where there is one."""
-    if not Path("/dev/shm").is_dir():
+    if not TMPFS.is_dir():
         yield None
         return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory) / "ram"
+    with short_directory(in_memory=True) as directory:
+        yield directory / "ram"
 
 
 def overwrite(path: Path, data: bytes) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ import pytest
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ class Place:
         self.root = root
         self.address: Address = free_address()
         self.fake = root / "fake"
-        self.fake.mkdir()
+        self.fake.mkdir(parents=True)
         self.binary = self.fake / "ollama"
         self.binary.write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
         self.binary.chmod(0o755)
@@ -132,6 +133,21 @@ class Running:
         return self.lines
 
 
+class OwnSidecar(SidecarProcess):
+    """Started by hand, by the settings of the place, where `tiering up` would start its own."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.root)
+        self.place = place
+        self.socket = place.socket
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "ollama_tiering", "sidecar"]
+
+    def environment(self) -> dict[str, str]:
+        return self.place.env
+
+
 def wait_for(condition: Any, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -141,9 +157,8 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    # a short path: a socket lies in it
-    with tempfile.TemporaryDirectory(prefix="up-") as root:
-        made = Place(Path(root))
+    with short_directory() as root:
+        made = Place(root)
         try:
             yield made
         finally:
@@ -292,19 +307,12 @@ def test_a_sidecar_that_is_killed_comes_back_while_the_server_goes_on(place: Pla
 
 
 def test_a_sidecar_that_runs_already_is_used_and_left(place: Place) -> None:
-    command = [sys.executable, "-m", "ollama_tiering", "sidecar"]
-    log = (place.root / "own.log").open("w")
-    own = subprocess.Popen(command, env=place.env, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: block_service.ask(place.socket))
+    with OwnSidecar(place) as own:
+        assert own.process is not None
         running = place.up_and_ready()
-        assert any("runs on" in line and str(own.pid) in line for line in running.lines)
+        assert any("runs on" in line and str(own.process.pid) in line for line in running.lines)
         assert running.end()[-1] == "the sidecar ran before and stays"
-        assert own.poll() is None
-    finally:
-        own.terminate()
-        own.wait()
-        log.close()
+        assert own.running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
@@ -322,7 +330,7 @@ def test_what_a_killed_one_left_is_cleared_away(place: Place) -> None:
 
 
 def test_a_port_that_another_ollama_has_is_refused_before_anything_is_built(place: Place) -> None:
-    other = Place(Path(tempfile.mkdtemp(prefix="up-", dir=place.root)))
+    other = Place(place.root / "other")
     other.address = place.address
     other.up_and_ready()
     try:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ollama_tiering.kernels import compile as compiling
 from ollama_tiering.launch.address import free_address
 from ollama_tiering.patchset import manifest
 from ollama_tiering.patchset.upstream import SourceCache
+from tests.places import short_directory
 
 REPO = Path(__file__).parents[2]
 FAKE_OLLAMA = REPO / "tests/unit/launch/fake_ollama.py"
@@ -175,9 +175,7 @@ def _from_registry(command: list[str], env: dict[str, str] | None = None) -> Non
 
 @pytest.fixture(params=["offline", "pip", "uv"])
 def installed(request: pytest.FixtureRequest, made: Made) -> Iterator[Installed]:
-    # a short path: a socket lies in it
-    with tempfile.TemporaryDirectory(prefix="whl-") as name:
-        place = Path(name)
+    with short_directory() as place:
         (place / "run").mkdir(mode=0o700)
         (place / "bin").mkdir()
         yield Installed(environment_of(request.param, made.wheel, place / "env"), place)

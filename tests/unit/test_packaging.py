@@ -19,9 +19,9 @@ import yaml
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import PutStream
+from tests.sidecar import PutStream
 from tests.unit.sidecar.reports import report
-from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, of_port
+from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, of_port
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 RULES = PACKAGING / "prometheus/rules.yml"
@@ -64,7 +64,10 @@ def rules() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """Of a real sidecar that has stored, found and given blocks."""
-    with MeteredDaemon(tmp_path_factory.mktemp("packaging")) as daemon, daemon.channel() as channel:
+    with (
+        MeteredSidecar(tmp_path_factory.mktemp("packaging")) as daemon,
+        daemon.channel() as channel,
+    ):
         stub = rpc.BlockStoreStub(channel)
         blocks = samples.sequence(NS, range(8))
         stream = PutStream(stub, NS)

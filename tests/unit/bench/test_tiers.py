@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import xml.etree.ElementTree
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from ollama_tiering.bench.plot import bars
-from ollama_tiering.bench.tiers import scale
+from ollama_tiering.bench.tiers import index_at_start, local_files, scale
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import OpenRamBlock, RandomBlocks, StoreRig
 from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
 from ollama_tiering.client import PutResult
+from ollama_tiering.store import BlockKey, FsTier, NamespaceId, TierKind
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.system.filesystems import in_memory
 
 needs_tmpfs = pytest.mark.skipif(
     not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free < 256 << 20,
@@ -171,3 +175,58 @@ def test_json_has_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["section"] == "weather"
     assert result["ratios"][0]["value"] == 3.0
     assert result["ratios"][0]["met"] is False
+
+
+def test_a_start_is_measured_with_and_without_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "DROP_CACHES", tmp_path / "no" / "such")
+    said: list[str] = []
+    section = index_at_start.measure(tmp_path, 200, said.append, rounds=1)
+    values = {ratio.what: ratio.value for ratio in section.ratios}
+    cases = ("64 blocks, cold", "64 blocks, warm", "200 blocks, cold")
+    assert [what.split(": ")[0] for what in values] == [case for case in cases for _ in range(6)]
+    assert all(value > 0 for value in values.values())
+    assert any("200 blocks, cold, without" in text for text in said)
+    assert any("inodes and directories stayed in memory" in note for note in section.notes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_only_a_start_without_the_index_reads_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool
+) -> None:
+    local_files.make_files(tmp_path, 0, 66)
+    local_files.make_index(tmp_path, 66)
+    paths = list(tmp_path.rglob("*.kvb"))
+    assert len(paths) == local_files.read_headers(tmp_path) == 66
+    assert all(info.st_size > 7 << 20 for info in (path.stat() for path in paths))
+    read: set[BlockKey] = set()
+    peek = FsTier.peek
+
+    def noting(tier: FsTier, namespace: NamespaceId, key: BlockKey) -> Any:
+        read.add(key)
+        return peek(tier, namespace, key)
+
+    monkeypatch.setattr(FsTier, "peek", noting)
+    started: list[index_at_start.Start] = []
+    index_at_start.run(tmp_path, 66, index, SimpleNamespace(send=started.append))
+    assert len(read) == (0 if index else 66)
+    assert 0 < started[0].newest <= started[0].known
+
+
+def test_headers_are_out_of_memory_before_a_cold_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_memory(tmp_path):
+        pytest.skip("temporary files are in memory here")
+    local_files.make_files(tmp_path, 0, 64)
+    local_files.read_headers(tmp_path)
+    monkeypatch.setattr(local_files, "DROP_CACHES", tmp_path / "no" / "such")
+    found = re.search(r"of 64 headers looked at (\d+) were still", local_files.make_cold(tmp_path))
+    assert found is not None
+    assert int(found[1]) <= 2  # a page that was read last may be in use a little longer
+    local_files.read_headers(tmp_path)
+    monkeypatch.setattr(local_files, "DROP_CACHES", tmp_path / "drop_caches")
+    assert local_files.make_cold(tmp_path).endswith("of 64 headers looked at 64 were still there")
+    assert (tmp_path / "drop_caches").read_text() == "3"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,8 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS
 from ollama_tiering.store.values import Selection
-from tests.contract.daemon import Daemon, PutStream
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.models.vocabularies import CONTROL, NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob, name_model
 
@@ -35,7 +34,7 @@ VOCABULARY += [(mark, CONTROL) for mark in vocab.SPECIALS]
 
 
 class Place:
-    def __init__(self, daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self.daemon = daemon
         self.models = daemon.root / "models"
         self.vocabulary = vocabulary_file(self.models / "blobs" / blob(1), VOCABULARY)
@@ -59,10 +58,10 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as daemon:
+    with short_directory() as directory, SidecarProcess(directory) as daemon:
         for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
             monkeypatch.delenv(name)
-        monkeypatch.setenv("HOME", directory)
+        monkeypatch.setenv("HOME", str(directory))
         monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
         monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(daemon.ram_dir))
         monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(daemon.local_dir))

@@ -14,7 +14,7 @@ from ollama_tiering import cli, config
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 
 HERE, GONE, RUNNING = "ab" * 8, "cd" * 8, "ef" * 8
 BY_HAND = "exe-" + "0" * 16  # nobody knows where that one is: neither counted nor removed
@@ -25,9 +25,9 @@ def engine(build: str) -> str:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SidecarProcess]:
     """Two blocks of each of four builds."""
-    with Daemon(tmp_path) as daemon, daemon.channel() as channel:
+    with SidecarProcess(tmp_path) as daemon, daemon.channel() as channel:
         for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -60,7 +60,7 @@ def output(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 def test_status_counts_and_gc_removes_them(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+    daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     have_build(HERE)
     said = "2 blocks were stored by builds that are not on this machine any more"
@@ -76,7 +76,7 @@ def test_status_counts_and_gc_removes_them(
 
 
 def test_without_a_build_to_compare_with_nothing_is_said_or_removed(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+    daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A machine with a sidecar only, or a cache that was deleted."""
     assert "builds that are not on this machine" not in output(capsys, "status")
@@ -84,7 +84,7 @@ def test_without_a_build_to_compare_with_nothing_is_said_or_removed(
 
 
 def test_a_build_that_is_installed_as_a_service_is_here(
-    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    daemon: SidecarProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     binary = tmp_path / ".local/lib/ollama-tiering/bin/ollama"
     binary.parent.mkdir(parents=True)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.system.locks import lock_file
-from tests.contract.daemon import Daemon, PutStream
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.ollama_models import name_model
 
 MODEL = "sha256-" + "ab" * 32
@@ -45,7 +45,7 @@ def ident(blocks: list[samples.SampleBlock]) -> str:
 class Place:
     """A filled store, and the commands on it."""
 
-    def __init__(self, daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, daemon: SidecarProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self.daemon = daemon
         self.root = daemon.root
         self._capsys = capsys
@@ -92,10 +92,10 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as daemon:
+    with short_directory() as directory, SidecarProcess(directory) as daemon:
         for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
             monkeypatch.delenv(name)
-        monkeypatch.setenv("HOME", directory)
+        monkeypatch.setenv("HOME", str(directory))
         monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
         monkeypatch.setenv("OLLAMA_KV_TIER_MIN_TOKENS", "1")
         monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(daemon.ram_dir))
@@ -109,7 +109,7 @@ def place(
         yield Place(daemon, capsys)
 
 
-def put(daemon: Daemon) -> None:
+def put(daemon: SidecarProcess) -> None:
 
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -297,7 +297,7 @@ def test_a_pin_keeps_and_outlives_everything(place: Place) -> None:
     assert "was pinned already" in place.ok("pin", ident(ONE)[:12])
     assert place.json("rm", "--all", "--yes")["kept"] == {"pinned": 3}
     assert place.ids("--pinned") == {ident(ONE)}
-    if place.daemon.process is not None and place.daemon.process.poll() is None:
+    if place.daemon.running:
         place.daemon.stop()
     for path in place.daemon.local_dir.glob("index.sqlite*"):
         path.unlink()
@@ -419,7 +419,7 @@ def test_export_and_import(place: Place) -> None:
         assert place.json("import", archive)["stored"] == 1
         assert place.json("import", archive)["stored"] == 0
         assert "all 3 blocks stored already" in place.ok("import", archive)
-        if place.daemon.process is not None and place.daemon.process.poll() is None:
+        if place.daemon.running:
             place.daemon.wait_written()
         assert set(place.contents()) >= {name for name in stored if name.startswith("local/")}
     assert place.run("verify")[0] == 0
@@ -509,7 +509,7 @@ def test_looking_at_nothing_makes_nothing(
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(tmp_path / "ram"))
-    place = Place(Daemon(tmp_path), capsys)
+    place = Place(SidecarProcess(tmp_path), capsys)
     assert place.ok("ls") == "nothing is stored\n"
     assert place.ok("verify").startswith("read 0 blocks")
     assert place.ok("gc") == "nothing to remove\n"
@@ -527,7 +527,7 @@ def test_a_directory_that_another_process_uses_is_refused(
     monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(local))
     monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", "0")
     held = lock_file(local / ".lock", "test")
-    place = Place(Daemon(tmp_path), capsys)
+    place = Place(SidecarProcess(tmp_path), capsys)
     code, _, err = place.run("ls")
     assert code == 9
     assert f"in use by process {os.getpid()}" in err

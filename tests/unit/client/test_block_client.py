@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from ollama_tiering.client import BlockClient, BlockExtra, Blocks, Match, Namespace, restored
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.block.key import LayerSpec
-from tests.contract.daemon import Daemon
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 16
 Cache = dict[tuple[int, str], NDArray[Any]]
@@ -36,13 +36,13 @@ def namespace(name: str) -> Namespace:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory, SidecarProcess(directory) as running:
         yield running
 
 
 @pytest.fixture(params=["files", "inline"])
-def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[BlockClient]:
+def client(request: pytest.FixtureRequest, daemon: SidecarProcess) -> Iterator[BlockClient]:
     inline = request.param == "inline"
     with BlockClient(daemon.socket, inline=inline, fail_open=False) as opened:
         yield opened
@@ -176,7 +176,7 @@ def test_rows_of_an_image_are_not_matched_by_tokens_alone(
     assert client.match(ns, tokens, extras=early).rows == 17
 
 
-def test_a_lease_is_given_back(client: BlockClient, ns: Namespace, daemon: Daemon) -> None:
+def test_a_lease_is_given_back(client: BlockClient, ns: Namespace, daemon: SidecarProcess) -> None:
     tokens = [1, 2, 3]
     put(client, ns, tokens, cache_of(tokens))
     with client.get(ns, client.match(ns, tokens)):
@@ -185,7 +185,7 @@ def test_a_lease_is_given_back(client: BlockClient, ns: Namespace, daemon: Daemo
 
 
 def test_a_damaged_block_ends_the_run_and_is_reported(
-    client: BlockClient, ns: Namespace, daemon: Daemon
+    client: BlockClient, ns: Namespace, daemon: SidecarProcess
 ) -> None:
     tokens = list(range(50))
     cache = cache_of(tokens)
@@ -203,13 +203,13 @@ def test_a_damaged_block_ends_the_run_and_is_reported(
     assert client.match(ns, tokens).rows == 32
 
 
-def files_of(daemon: Daemon, match: Match) -> list[Path]:
+def files_of(daemon: SidecarProcess, match: Match) -> list[Path]:
     names = [f"{ref.key.hex()}.kvb" for ref in match.blocks]
     return [path for name in names for path in (daemon.root / "ram").rglob(name)]
 
 
 def test_what_was_checked_is_what_is_used_whatever_becomes_of_the_file(
-    daemon: Daemon, ns: Namespace
+    daemon: SidecarProcess, ns: Namespace
 ) -> None:
     """A vandal of the same user writes into the blocks' files in RAM after the check."""
     tokens = list(range(50))
@@ -256,7 +256,7 @@ def test_a_file_that_is_truncated_while_it_is_used_does_not_kill_the_process(
 
 
 def test_a_file_that_is_truncated_before_it_is_read_is_a_miss(
-    daemon: Daemon, ns: Namespace, monkeypatch: pytest.MonkeyPatch
+    daemon: SidecarProcess, ns: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at its size and the reading."""
     tokens = list(range(32))
@@ -289,7 +289,7 @@ def test_tokens_that_are_not_the_prompts_are_refused(client: BlockClient, ns: Na
     assert client.failures["corrupt"] == 1
 
 
-def test_a_large_put_goes_in_several_batches(daemon: Daemon, monkeypatch: Any) -> None:
+def test_a_large_put_goes_in_several_batches(daemon: SidecarProcess, monkeypatch: Any) -> None:
     monkeypatch.setattr("ollama_tiering.client.block_client._BATCH_BYTES", 100_000)
     ns = namespace("batches")
     tokens = list(range(200))
@@ -333,7 +333,7 @@ def test_a_client_finds_a_restarted_sidecar(tmp_path: Path) -> None:
     ns = namespace("restart")
     tokens = list(range(20))
     cache = cache_of(tokens)
-    with Daemon(tmp_path) as daemon, BlockClient(daemon.socket) as client:
+    with SidecarProcess(tmp_path) as daemon, BlockClient(daemon.socket) as client:
         put(client, ns, tokens, cache)
         match = client.match(ns, tokens)
         daemon.kill()
@@ -353,7 +353,7 @@ def test_a_full_store_says_why_and_keeps_the_leading_run(tmp_path: Path) -> None
     tokens = list(range(16 * 20))
     cache = cache_of(tokens)
     with (
-        Daemon(tmp_path, ram_gb=200_000 / 2**30, local_gb=0) as daemon,
+        SidecarProcess(tmp_path, ram_gb=200_000 / 2**30, local_gb=0) as daemon,
         BlockClient(daemon.socket) as client,
     ):
         result = client.put(

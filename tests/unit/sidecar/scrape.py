@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 
 class Scrape:
@@ -60,7 +60,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class MeteredDaemon(Daemon):
+class MeteredSidecar(SidecarProcess):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.port = free_port()

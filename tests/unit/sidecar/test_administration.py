@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,19 +20,20 @@ from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Finding, Selection, VerifyStep
-from tests.contract.daemon import Daemon, PutStream
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace("administration")
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory, SidecarProcess(directory) as running:
         yield running
 
 
 @pytest.fixture
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
+def channel(daemon: SidecarProcess) -> Iterator[grpc.Channel]:
     with daemon.channel() as opened:
         yield opened
 
@@ -44,7 +44,7 @@ def stub(channel: grpc.Channel) -> Any:
 
 
 @pytest.fixture
-def admin(daemon: Daemon) -> Iterator[SidecarAdministration]:
+def admin(daemon: SidecarProcess) -> Iterator[SidecarAdministration]:
     with SidecarAdministration(daemon.socket) as opened:
         yield opened
 
@@ -156,7 +156,7 @@ def test_many_lines_come_in_several_messages(stub: Any) -> None:
 
 
 def test_verification_beside_clients_finds_nothing_and_stops_when_cancelled(
-    daemon: Daemon, stub: Any, admin: SidecarAdministration
+    daemon: SidecarProcess, stub: Any, admin: SidecarAdministration
 ) -> None:
     for number in range(100):
         put(stub, [7000 + number])
@@ -205,7 +205,7 @@ def test_what_a_file_is_called_need_not_be_text() -> None:
 
 
 def test_an_error_without_a_class_of_its_own_is_still_an_error(
-    daemon: Daemon, admin: SidecarAdministration, tmp_path: Path
+    daemon: SidecarProcess, admin: SidecarAdministration, tmp_path: Path
 ) -> None:
     with pytest.raises(TieringError):
         admin.chain("ffffffffffff")

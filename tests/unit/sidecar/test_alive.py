@@ -12,14 +12,14 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive, status_line
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 from tests.unit.sidecar.manager import Manager, is_ping
 from tests.unit.store.support import Bench
 
 STALLING = Path(__file__).with_name("stalling.py")
 
 
-class StallingDaemon(Daemon):
+class StallingDaemon(SidecarProcess):
     def command(self) -> list[str]:
         return [sys.executable, str(STALLING), str(self.root), *super().command()[3:]]
 
@@ -128,7 +128,7 @@ def test_an_event_loop_that_stands_still_ends_the_signs_of_life(tmp_path: Path) 
 def test_a_busy_sidecar_gives_its_signs_of_life(tmp_path: Path) -> None:
     with (
         Manager(tmp_path) as manager,
-        Daemon(tmp_path / "d", env=manager.environment(0.4)) as daemon,
+        SidecarProcess(tmp_path / "d", env=manager.environment(0.4)) as daemon,
     ):
         for _ in range(10):
             assert manager.next(10.0) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
-from tests.contract.daemon import Daemon
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))
 
@@ -32,9 +32,9 @@ def opened(settings: SidecarConfig) -> TieredStore:
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Daemon(Path(directory), env={"OLLAMA_KV_TIER_COMPRESS": "zstd"})
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory:
+        yield SidecarProcess(directory, env={"OLLAMA_KV_TIER_COMPRESS": "zstd"})
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_after_a_reboot_the_answer_is_the_one_of_an_in_memory_hit(
-    daemon: Daemon, model: Path, inline: bool
+    daemon: SidecarProcess, model: Path, inline: bool
 ) -> None:
     with daemon, BlockClient(daemon.socket) as client:
         engine = ReferenceEngine(model, client)
@@ -75,7 +75,9 @@ def test_after_a_reboot_the_answer_is_the_one_of_an_in_memory_hit(
         assert document["tiers"][0]["encoding"] == "none"
 
 
-def test_the_lookup_tells_what_is_read_and_what_it_decodes_to(daemon: Daemon, model: Path) -> None:
+def test_the_lookup_tells_what_is_read_and_what_it_decodes_to(
+    daemon: SidecarProcess, model: Path
+) -> None:
     with daemon, BlockClient(daemon.socket) as client:
         engine = ReferenceEngine(model, client)
         engine.generate(PROMPT, 1)

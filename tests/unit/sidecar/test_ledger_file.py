@@ -15,7 +15,7 @@ from ollama_tiering.sidecar import ledger_file
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import FILE_NAME, LedgerFile, held
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 from tests.unit.sidecar.reports import NAMESPACE, report
 
 
@@ -151,7 +151,7 @@ def test_a_state_directory_that_cannot_be_made_costs_only_the_file(
 
 
 def test_a_sidecar_tells_after_a_restart_what_runners_did_that_are_gone(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     with daemon:
         with daemon.channel() as channel:
             stub = rpc.BlockStoreStub(channel)
@@ -172,10 +172,10 @@ def test_a_sidecar_starts_over_a_damaged_ledger_and_without_a_place_for_one(tmp_
     state = tmp_path / "state" / "ollama-tiering"
     state.mkdir(parents=True, mode=0o700)
     (state / FILE_NAME).write_text("{")
-    with Daemon(tmp_path) as daemon:
+    with SidecarProcess(tmp_path) as daemon:
         assert not daemon.stat().model_uses
         assert daemon.log.count("begin anew") == 1
     (tmp_path / "file").write_text("")
-    with Daemon(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "file")}) as daemon:
+    with SidecarProcess(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "file")}) as daemon:
         assert daemon.stat().version
         assert "in memory only" in daemon.log

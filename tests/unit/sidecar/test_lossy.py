@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,8 @@ from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import LayerSpec
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 TOKENS = list(range(130))
 LAYERS, HEADS, DIM = 2, 4, 64
@@ -43,9 +42,9 @@ LOSSY, EXACT = namespace("devices=CPU;kv=q8_0"), namespace("devices=CPU")
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Daemon(Path(directory))
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory:
+        yield SidecarProcess(directory)
 
 
 def rows(client: BlockClient, ns: Namespace) -> list[bytes]:
@@ -54,7 +53,7 @@ def rows(client: BlockClient, ns: Namespace) -> list[bytes]:
         return [bytes(block.segment(layer, kind)) for block in blocks for layer, kind in CACHE]
 
 
-def test_rows_are_the_same_from_ram_and_disk_and_half_as_large(daemon: Daemon) -> None:
+def test_rows_are_the_same_from_ram_and_disk_and_half_as_large(daemon: SidecarProcess) -> None:
     with daemon, BlockClient(daemon.socket, fail_open=False) as client:
         for ns in (LOSSY, EXACT):
             client.put(
@@ -80,7 +79,7 @@ def test_rows_are_the_same_from_ram_and_disk_and_half_as_large(daemon: Daemon) -
         assert 0 < error < 5 / 127
 
 
-def test_status_says_which_runner_is_lossy(daemon: Daemon) -> None:
+def test_status_says_which_runner_is_lossy(daemon: SidecarProcess) -> None:
     with daemon, BlockClient(daemon.socket, fail_open=False) as client:
         for ns in (LOSSY, EXACT):
             client.put(

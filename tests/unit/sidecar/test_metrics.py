@@ -25,8 +25,8 @@ from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
-from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, free_port, of_port, of_registry
+from tests.sidecar import PutStream, SidecarProcess
+from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, free_port, of_port, of_registry
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
 
 
@@ -35,8 +35,8 @@ def scrape(bench: Bench) -> Scrape:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeteredDaemon]:
-    with MeteredDaemon(tmp_path_factory.mktemp("metered")) as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeteredSidecar]:
+    with MeteredSidecar(tmp_path_factory.mktemp("metered")) as running:
         yield running
 
 
@@ -138,13 +138,13 @@ def test_reasons_become_label_values() -> None:
 
 
 def test_off_by_default(tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon:
+    with SidecarProcess(tmp_path) as daemon:
         assert daemon.process is not None
         listening = psutil.Process(daemon.process.pid).net_connections("inet")
     assert listening == []
 
 
-def test_the_endpoint_listens_on_loopback_only(daemon: MeteredDaemon) -> None:
+def test_the_endpoint_listens_on_loopback_only(daemon: MeteredSidecar) -> None:
     assert daemon.process is not None
     listening = [
         connection.laddr
@@ -154,7 +154,7 @@ def test_the_endpoint_listens_on_loopback_only(daemon: MeteredDaemon) -> None:
     assert [(place.ip, place.port) for place in listening] == [("127.0.0.1", daemon.port)]
 
 
-def test_a_running_sidecar_shows_its_calls_by_method_and_status(daemon: MeteredDaemon) -> None:
+def test_a_running_sidecar_shows_its_calls_by_method_and_status(daemon: MeteredSidecar) -> None:
     blocks = samples.sequence(NS, range(8))
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
@@ -182,7 +182,7 @@ def test_a_running_sidecar_shows_its_calls_by_method_and_status(daemon: MeteredD
     assert after("process_resident_memory_bytes") > 0
 
 
-def test_a_cancelled_stream_is_counted_as_cancelled(daemon: MeteredDaemon) -> None:
+def test_a_cancelled_stream_is_counted_as_cancelled(daemon: MeteredSidecar) -> None:
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
         stream.reserve(samples.sequence(NS, [500, 501]))
@@ -196,7 +196,7 @@ def test_a_cancelled_stream_is_counted_as_cancelled(daemon: MeteredDaemon) -> No
 
 
 def test_a_slow_client_holds_up_neither_the_store_nor_the_end(tmp_path: Path) -> None:
-    daemon = MeteredDaemon(tmp_path).start()
+    daemon = MeteredSidecar(tmp_path).start()
     over = threading.Event()
     with socket.create_connection(("127.0.0.1", daemon.port)) as slow:
 
@@ -220,7 +220,7 @@ def test_a_slow_client_holds_up_neither_the_store_nor_the_end(tmp_path: Path) ->
 
 
 def test_a_taken_port_is_a_warning_and_the_store_works(tmp_path: Path) -> None:
-    daemon = MeteredDaemon(tmp_path)
+    daemon = MeteredSidecar(tmp_path)
     with socket.create_server(("127.0.0.1", daemon.port)), daemon:
         assert daemon.stat().version == __version__
         daemon.stop()

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ import pytest
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.daemon import Daemon
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
 
 NOBODY = 65534
 
@@ -47,14 +47,14 @@ for _ in range(3):
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o711)
-        with Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory:
+        directory.chmod(0o711)
+        with SidecarProcess(directory) as running:
             yield running
 
 
-def as_other_user(daemon: Daemon) -> list[str]:
+def as_other_user(daemon: SidecarProcess) -> list[str]:
     if os.geteuid() != 0:
         pytest.skip("acting as another user needs root")
     finished = subprocess.run(
@@ -69,11 +69,11 @@ def as_other_user(daemon: Daemon) -> list[str]:
     return finished.stdout.split()
 
 
-def test_another_user_cannot_connect(daemon: Daemon) -> None:
+def test_another_user_cannot_connect(daemon: SidecarProcess) -> None:
     assert as_other_user(daemon) == ["EACCES", "UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE"]
 
 
-def test_another_user_is_not_served_through_loosened_modes(daemon: Daemon) -> None:
+def test_another_user_is_not_served_through_loosened_modes(daemon: SidecarProcess) -> None:
     daemon.socket.parent.chmod(0o755)
     daemon.socket.chmod(0o666)
     first, *answers = as_other_user(daemon)
@@ -217,7 +217,7 @@ def test_trimming_leaves_a_stranger_for_its_first_call_to_be_refused(tmp_path: P
             assert guard.strangers() == 1  # until gRPC has closed it
 
 
-def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: Daemon) -> None:
+def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: SidecarProcess) -> None:
     """Three times the bound, from one process that never calls."""
     assert daemon.process is not None
     descriptors = Path(f"/proc/{daemon.process.pid}/fd")

@@ -15,7 +15,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import free_port
 
@@ -24,7 +24,7 @@ TOKENS = [1_234_567_891 + 1_000_003 * i for i in range(22)]
 HOLD_TOKENS = (".kvb", ".bad", ".sqlite", ".sqlite-wal", ".tmp")
 
 
-class Talkative(Daemon):
+class Talkative(SidecarProcess):
     def command(self) -> list[str]:
         command = super().command()
         command[command.index("info")] = "debug"

@@ -13,20 +13,20 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from ollama_tiering.sidecar.server import SERVICE_NAME
-from tests.contract.daemon import Daemon
-from tests.unit.sidecar.scrape import MeteredDaemon, of_port
+from tests.sidecar import SidecarProcess
+from tests.unit.sidecar.scrape import MeteredSidecar, of_port
 
 
-@pytest.fixture(scope="module", params=[Daemon, MeteredDaemon])
+@pytest.fixture(scope="module", params=[SidecarProcess, MeteredSidecar])
 def daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Daemon]:
+) -> Iterator[SidecarProcess]:
     root: Path = tmp_path_factory.mktemp("reflected")
     with request.param(root) as running:
         yield running
 
 
-def test_services_and_their_methods_are_described(daemon: Daemon) -> None:
+def test_services_and_their_methods_are_described(daemon: SidecarProcess) -> None:
     with daemon.channel() as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert set(database.get_services()) == {
@@ -38,7 +38,7 @@ def test_services_and_their_methods_are_described(daemon: Daemon) -> None:
         assert {"Has", "Get", "Put", "Stat"} <= {method.name for method in service.methods}
         fields = service.methods_by_name["Has"].input_type.fields_by_name
         assert "block_tokens" in fields
-    if isinstance(daemon, MeteredDaemon):
+    if isinstance(daemon, MeteredSidecar):
         labels = {"method": "ServerReflectionInfo", "code": "OK"}
         key = ("tiering_grpc_calls_total", frozenset(labels.items()))
         # The call is counted when it has ended, a moment after the client has its answer.

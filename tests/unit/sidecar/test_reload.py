@@ -6,7 +6,6 @@ import logging
 import os
 import pty
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.manager import Manager
 from tests.unit.store.support import FILE_BYTES, NS, Bench
 
@@ -143,7 +142,7 @@ def test_nothing_new_says_so(reading: Reading, caplog: pytest.LogCaptureFixture)
     assert "reloaded: changed=none needs_restart=none" in caplog.text
 
 
-class FileDaemon(Daemon):
+class FileSidecar(SidecarProcess):
     """Its budgets come from a file, not from flags."""
 
     @property
@@ -160,13 +159,12 @@ class FileDaemon(Daemon):
         return [*flags[:cut], "--config", str(self.file)]
 
     def hang_up(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
+        self.send_signal(signal.SIGHUP)
 
 
 def test_a_running_sidecar_rereads_its_file_and_tells_the_manager(tmp_path: Path) -> None:
     with Manager(tmp_path) as manager:
-        daemon = FileDaemon(tmp_path / "d", env=manager.environment(60))
+        daemon = FileSidecar(tmp_path / "d", env=manager.environment(60))
         daemon.write('ram_budget = "8MB"\nlocal_budget = "8MB"\n')
         with daemon:
             manager.wait(lambda said: said == "READY=1")
@@ -201,16 +199,10 @@ def test_a_running_sidecar_rereads_its_file_and_tells_the_manager(tmp_path: Path
 
 
 def test_a_terminal_that_hangs_up_ends_the_sidecar_in_order(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     ours, theirs = pty.openpty()
     try:
-        with subprocess.Popen(
-            daemon.command(),
-            env=daemon.environment(),
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-        ) as process:
+        with daemon.launch(stderr=theirs) as process:
             assert process.stdout is not None
             assert "sidecar ready" in process.stdout.readline()
             process.send_signal(signal.SIGHUP)

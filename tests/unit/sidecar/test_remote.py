@@ -17,14 +17,14 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace("remote", kv_heads=4, head_dim=256)
 TOKENS = list(range(42))
 BLOCKS = samples.sequence(NS, TOKENS)
 
 
-def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Daemon:
+def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> SidecarProcess:
     """RAM above the remote tier, so that every block goes there."""
     config = root / "config.toml"
     config.write_text(
@@ -37,7 +37,7 @@ def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Da
         (root / "remote").mkdir(mode=0o700)
     env = {"OLLAMA_TIERING_CONFIG": str(config)}
     (root / name).mkdir()
-    return Daemon(root / name, env=env, **{"ram_gb": 0.02, "local_gb": 0, **options})
+    return SidecarProcess(root / name, env=env, **{"ram_gb": 0.02, "local_gb": 0, **options})
 
 
 def remote(stat: pb.StatResponse) -> pb.TierStat:
@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def written(root: Path) -> Iterator[Daemon]:
+def written(root: Path) -> Iterator[SidecarProcess]:
     """A sidecar that runs, and whose blocks are all in the remote directory."""
     with sidecar(root, "one") as one:
         with one.channel() as channel:
@@ -63,7 +63,7 @@ def written(root: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def reader(root: Path, written: Daemon) -> Iterator[Daemon]:
+def reader(root: Path, written: SidecarProcess) -> Iterator[SidecarProcess]:
     """Another one, with nothing of its own."""
     with sidecar(root, "two") as two:
         two.wait(lambda stat: remote(stat).blocks == len(BLOCKS), "seen by the other")
@@ -76,7 +76,7 @@ def get(channel: grpc.Channel, *, inline: bool = False) -> list[pb.GetResponse]:
     return list(rpc.BlockStoreStub(channel).Get(request, timeout=20))
 
 
-def test_has_says_remote_and_get_names_files_in_ram(reader: Daemon, root: Path) -> None:
+def test_has_says_remote_and_get_names_files_in_ram(reader: SidecarProcess, root: Path) -> None:
     with reader.channel() as channel:
         data = tokens_to_bytes(TOKENS)
         request = pb.HasRequest(
@@ -99,7 +99,7 @@ def test_has_says_remote_and_get_names_files_in_ram(reader: Daemon, root: Path) 
     assert not list((root / "remote").glob("v1/*/*/*.tmp"))
 
 
-def test_get_inline_from_a_remote_copy(reader: Daemon) -> None:
+def test_get_inline_from_a_remote_copy(reader: SidecarProcess) -> None:
     with reader.channel() as channel:
         answers = get(channel, inline=True)
     assert b"".join(answer.part for answer in answers) == b"".join(block.data for block in BLOCKS)
@@ -125,7 +125,7 @@ def test_a_remote_tier_in_zstd_is_decoded_by_whoever_reads_it(root: Path) -> Non
         assert remote(two.stat()).decode_bytes_per_second > 0
 
 
-def test_the_python_client_restores_from_the_remote_tier(reader: Daemon) -> None:
+def test_the_python_client_restores_from_the_remote_tier(reader: SidecarProcess) -> None:
     with BlockClient(reader.socket, fail_open=False) as client:
         match = client.match(NS, TOKENS)
         assert {block.tier for block in match.blocks} == {"remote"}
@@ -133,7 +133,9 @@ def test_the_python_client_restores_from_the_remote_tier(reader: Daemon) -> None
             assert blocks.rows == len(TOKENS)
 
 
-def test_status_shows_the_tier_its_state_and_the_sidecars(reader: Daemon, written: Daemon) -> None:
+def test_status_shows_the_tier_its_state_and_the_sidecars(
+    reader: SidecarProcess, written: SidecarProcess
+) -> None:
     written.wait(lambda stat: remote(stat).sidecars == 2, "the neighbour is seen")
     command = [*written.command()[:3], "status", "--socket", str(written.socket)]
     environment = written.environment()
@@ -164,7 +166,7 @@ def test_a_sidecar_starts_serves_and_stops_with_an_unusable_remote_directory(roo
     assert (root / "remote").read_text() == "no directory"
 
 
-def test_a_stop_takes_back_the_announcement(written: Daemon, root: Path) -> None:
+def test_a_stop_takes_back_the_announcement(written: SidecarProcess, root: Path) -> None:
     assert list((root / "remote").glob(".sidecar-*"))
     assert written.stop() == 0
     assert not list((root / "remote").glob(".sidecar-*"))

@@ -16,7 +16,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 PRIVATE = samples.namespace(blob(1))
@@ -27,7 +27,7 @@ FORBID = '[models."private"]\nstore = false\n'
 RULE = 'rule in config.toml: [models."private"] store = false'
 
 
-class RuledDaemon(Daemon):
+class RuledSidecar(SidecarProcess):
     """Its settings are a file with rules; Ollama's models lie in `models`."""
 
     def __init__(self, root: Path, rules: str = "") -> None:
@@ -49,8 +49,7 @@ class RuledDaemon(Daemon):
     def reload(self, rules: str) -> None:
         self.write(rules)
         before = self.log.count("reloaded: ")
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
+        self.send_signal(signal.SIGHUP)
         self.wait(lambda _: self.log.count("reloaded: ") > before, "the settings are read again")
 
     def files(self, ns: Namespace) -> list[Path]:
@@ -82,7 +81,7 @@ class RuledDaemon(Daemon):
 def test_a_forbidden_model_is_refused_with_the_rule_and_leaves_nothing_on_the_disk(
     tmp_path: Path,
 ) -> None:
-    with RuledDaemon(tmp_path, FORBID) as daemon:
+    with RuledSidecar(tmp_path, FORBID) as daemon:
         blocks = samples.sequence(PRIVATE, TOKENS)
         with daemon.channel() as channel:
             stream = PutStream(rpc.BlockStoreStub(channel), PRIVATE)
@@ -107,7 +106,7 @@ def rows_of(ns: Namespace) -> dict[tuple[int, str], bytes]:
 
 
 def test_a_rule_that_is_new_removes_what_is_stored_without_a_restart(tmp_path: Path) -> None:
-    with RuledDaemon(tmp_path) as daemon:
+    with RuledSidecar(tmp_path) as daemon:
         blocks = daemon.put(PRIVATE)
         others = daemon.put(PUBLIC)
         daemon.wait_written()
@@ -126,7 +125,7 @@ def test_a_rule_that_is_new_removes_what_is_stored_without_a_restart(tmp_path: P
 
 
 def test_what_was_stored_before_a_restart_is_neither_served_nor_kept(tmp_path: Path) -> None:
-    daemon = RuledDaemon(tmp_path)
+    daemon = RuledSidecar(tmp_path)
     with daemon:
         blocks = daemon.put(PRIVATE)
         daemon.wait_written()
@@ -138,7 +137,7 @@ def test_what_was_stored_before_a_restart_is_neither_served_nor_kept(tmp_path: P
 
 
 def test_a_second_name_for_a_model_brings_its_rule_with_it(tmp_path: Path) -> None:
-    with RuledDaemon(tmp_path, '[models."secret*"]\nstore = false\n') as daemon:
+    with RuledSidecar(tmp_path, '[models."secret*"]\nstore = false\n') as daemon:
         daemon.put(PRIVATE)
         name_model(daemon.root / "models", "secret:v1", blob(1))
         daemon.wait(lambda _: not daemon.files(PRIVATE), "the new name is seen")
@@ -147,7 +146,7 @@ def test_a_second_name_for_a_model_brings_its_rule_with_it(tmp_path: Path) -> No
 
 def test_a_model_without_a_name_is_not_stored_beside_a_rule_that_forbids(tmp_path: Path) -> None:
     unknown = samples.namespace(blob(3))
-    with RuledDaemon(tmp_path, FORBID) as daemon, daemon.channel() as channel:
+    with RuledSidecar(tmp_path, FORBID) as daemon, daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), unknown)
         (answer, *_) = stream.reserve(samples.sequence(unknown, TOKENS))
         assert "its name is not known" in answer.reason
@@ -157,7 +156,7 @@ def test_a_model_without_a_name_is_not_stored_beside_a_rule_that_forbids(tmp_pat
 def test_what_a_runner_reports_is_enough_to_know_its_model(tmp_path: Path) -> None:
     """As where the blocks lie in a shared directory only: there is no description on this host."""
     rules = FORBID + '[models."*"]\nttl_days = 1\n'
-    with RuledDaemon(tmp_path, rules) as daemon, daemon.channel() as channel:
+    with RuledSidecar(tmp_path, rules) as daemon, daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
         for pid, ns in ((1, PRIVATE), (2, PUBLIC)):
             report = pb.RunnerReport(pid=pid, model=ns.model, namespace=ns.digest(), tiered=True)
@@ -170,7 +169,7 @@ def test_status_says_of_a_model_why_nothing_of_it_is_stored_and_what_the_others_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = FORBID + '[models."public"]\nbudget = "1MB"\nttl_days = 7\n'
-    with RuledDaemon(tmp_path, rules) as daemon:
+    with RuledSidecar(tmp_path, rules) as daemon:
         daemon.put(PUBLIC)
         daemon.wait_written()
         with daemon.channel() as channel:
@@ -196,7 +195,7 @@ def test_status_says_of_a_model_why_nothing_of_it_is_stored_and_what_the_others_
 def test_a_model_holds_its_budget_on_the_disk_while_a_client_stores(tmp_path: Path) -> None:
     budget = 4 * FILE_BYTES
     rules = f'[models."private"]\nbudget = {budget}\n'
-    with RuledDaemon(tmp_path, rules) as daemon:
+    with RuledSidecar(tmp_path, rules) as daemon:
         daemon.put(PUBLIC)
         for start in range(0, 400, 20):
             blocks = samples.sequence(PRIVATE, range(start, start + 8))
@@ -214,10 +213,9 @@ def test_a_model_holds_its_budget_on_the_disk_while_a_client_stores(tmp_path: Pa
 
 
 def test_a_rule_with_a_mistake_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
-    with RuledDaemon(tmp_path, FORBID) as daemon:
+    with RuledSidecar(tmp_path, FORBID) as daemon:
         daemon.write('[models."private"]\nstore = maybe\n')
-        assert daemon.process is not None
-        daemon.process.send_signal(signal.SIGHUP)
+        daemon.send_signal(signal.SIGHUP)
         daemon.wait(lambda _: "reload refused" in daemon.log, "the mistake is said")
         with daemon.channel() as channel:
             stream = PutStream(rpc.BlockStoreStub(channel), PRIVATE)
@@ -227,7 +225,7 @@ def test_a_rule_with_a_mistake_leaves_the_rules_as_they_were(tmp_path: Path) -> 
 
 
 def test_no_rule_costs_no_look_at_the_models(tmp_path: Path) -> None:
-    daemon = RuledDaemon(tmp_path)
+    daemon = RuledSidecar(tmp_path)
     (tmp_path / "models" / "manifests" / "broken").write_text("{")
     with daemon:
         daemon.put(PRIVATE)
@@ -236,7 +234,7 @@ def test_no_rule_costs_no_look_at_the_models(tmp_path: Path) -> None:
 
 
 def test_an_import_of_a_forbidden_model_says_why_it_stores_nothing(tmp_path: Path) -> None:
-    with RuledDaemon(tmp_path, FORBID) as daemon, daemon.channel() as channel:
+    with RuledSidecar(tmp_path, FORBID) as daemon, daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), PRIVATE)
         (block, *_) = samples.sequence(PRIVATE, TOKENS)
         with pytest.raises(grpc.RpcError) as caught:

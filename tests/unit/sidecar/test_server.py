@@ -20,18 +20,18 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path) as running:
+def daemon(tmp_path: Path) -> Iterator[SidecarProcess]:
+    with SidecarProcess(tmp_path) as running:
         yield running
 
 
-def put(daemon: Daemon, tokens: list[int]) -> list[samples.SampleBlock]:
+def put(daemon: SidecarProcess, tokens: list[int]) -> list[samples.SampleBlock]:
     blocks = samples.sequence(NS, tokens)
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
@@ -40,22 +40,20 @@ def put(daemon: Daemon, tokens: list[int]) -> list[samples.SampleBlock]:
     return blocks
 
 
-def refused(daemon: Daemon) -> str:
+def refused(daemon: SidecarProcess) -> str:
     """Starts a second sidecar that must not come up; what it says."""
-    finished = subprocess.run(
-        daemon.command(),
-        env=daemon.environment(),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert finished.returncode == 9, finished
-    assert "hint: " in finished.stderr
-    return finished.stderr
+    with daemon.launch(stderr=subprocess.PIPE) as process:
+        try:
+            output, errors = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == 9, output + errors
+    assert "hint: " in errors
+    return errors
 
 
-def test_socket_and_directories_are_private(daemon: Daemon) -> None:
+def test_socket_and_directories_are_private(daemon: SidecarProcess) -> None:
     put(daemon, [1, 2, 3])
     daemon.wait_written()
     assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
@@ -65,19 +63,19 @@ def test_socket_and_directories_are_private(daemon: Daemon) -> None:
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_a_second_sidecar_on_the_socket_is_refused(daemon: Daemon) -> None:
+def test_a_second_sidecar_on_the_socket_is_refused(daemon: SidecarProcess) -> None:
     assert "in use by process" in refused(daemon)
     assert daemon.stat().has_calls == 0
 
 
-def test_a_second_sidecar_on_a_directory_is_refused(daemon: Daemon) -> None:
-    other = Daemon(daemon.root)
+def test_a_second_sidecar_on_a_directory_is_refused(daemon: SidecarProcess) -> None:
+    other = SidecarProcess(daemon.root)
     other.socket = daemon.root / "run2" / "s"
     assert str(daemon.ram_dir) in refused(other)
 
 
 def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     daemon.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(daemon.socket))
@@ -86,7 +84,7 @@ def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_socket_somebody_else_listens_on_is_refused(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     daemon.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(daemon.socket))
@@ -95,7 +93,7 @@ def test_a_socket_somebody_else_listens_on_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_in_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     daemon.socket.parent.mkdir(mode=0o700)
     daemon.socket.write_text("precious")
     assert "not a socket" in refused(daemon)
@@ -106,14 +104,14 @@ def test_a_file_in_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
 def test_a_directory_others_can_write_to_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name).chmod(0o770)
-    assert "writable by others" in refused(Daemon(tmp_path))
+    assert "writable by others" in refused(SidecarProcess(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["run", "ram", "local"])
 def test_a_link_in_place_of_a_directory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    refused(Daemon(tmp_path))
+    refused(SidecarProcess(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["run", "ram", "local"])
@@ -122,12 +120,12 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, name: str) -> No
         pytest.skip("giving a directory to another user needs root")
     (tmp_path / name).mkdir(mode=0o700)
     os.chown(tmp_path / name, 65534, 65534)
-    assert "belongs to user 65534" in refused(Daemon(tmp_path))
+    assert "belongs to user 65534" in refused(SidecarProcess(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_drains_and_leaves_no_socket(tmp_path: Path, number: signal.Signals) -> None:
-    daemon = Daemon(tmp_path).start()
+    daemon = SidecarProcess(tmp_path).start()
     blocks = put(daemon, list(range(30)))
     assert daemon.stop(number) == 0
     assert "sidecar stopped: everything is on disk" in daemon.log
@@ -136,7 +134,7 @@ def test_a_stop_drains_and_leaves_no_socket(tmp_path: Path, number: signal.Signa
     assert stored == {block.key.hex() for block in blocks}
 
 
-def test_a_stop_does_not_wait_for_an_idle_stream(daemon: Daemon) -> None:
+def test_a_stop_does_not_wait_for_an_idle_stream(daemon: SidecarProcess) -> None:
     with daemon.channel() as channel:
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
         stream.reserve(samples.sequence(NS, [1]))
@@ -146,7 +144,7 @@ def test_a_stop_does_not_wait_for_an_idle_stream(daemon: Daemon) -> None:
     assert not list(daemon.root.rglob("*.tmp"))
 
 
-def test_what_was_stored_is_there_after_a_restart(daemon: Daemon) -> None:
+def test_what_was_stored_is_there_after_a_restart(daemon: SidecarProcess) -> None:
     blocks = put(daemon, list(range(30)))
     daemon.stop()
     daemon.start()
@@ -156,7 +154,7 @@ def test_what_was_stored_is_there_after_a_restart(daemon: Daemon) -> None:
     assert all(tier.used_bytes >= size for tier in stat.tiers)
 
 
-def test_after_a_kill_tmpfs_and_disk_are_found_again(daemon: Daemon) -> None:
+def test_after_a_kill_tmpfs_and_disk_are_found_again(daemon: SidecarProcess) -> None:
     blocks = put(daemon, list(range(30)))
     daemon.kill()
     assert daemon.socket.exists()
@@ -171,7 +169,7 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         manager.bind(str(address))
         manager.settimeout(20)
         environment = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "200000"}
-        with Daemon(tmp_path / "d", env=environment) as daemon:
+        with SidecarProcess(tmp_path / "d", env=environment) as daemon:
             messages = {manager.recv(1000).decode() for _ in range(4)}
             (status,) = messages - {"READY=1", "WATCHDOG=1"}
             assert re.fullmatch(r"STATUS=ram 0 blocks, [\d.]+ K?i?B; local 0 blocks, .*", status)
@@ -181,7 +179,7 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
                 messages.add(manager.recv(1000).decode())
 
 
-def test_status_shows_tiers_and_runners(daemon: Daemon) -> None:
+def test_status_shows_tiers_and_runners(daemon: SidecarProcess) -> None:
     put(daemon, [1, 2, 3])
     with daemon.channel() as channel:
         report = pb.RunnerReport(pid=os.getpid(), model="/m/sha256-abc", reason="recurrent")
@@ -199,7 +197,7 @@ def test_status_shows_tiers_and_runners(daemon: Daemon) -> None:
 
 
 def test_status_without_a_sidecar_says_so_and_exits_9(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+    daemon = SidecarProcess(tmp_path)
     command = [*daemon.command()[:3], "status", "--json", "--socket", str(daemon.socket)]
     finished = subprocess.run(
         command,
@@ -223,13 +221,13 @@ def test_help_does_not_import_grpc(tmp_path: Path) -> None:
         "    except SystemExit: pass\n"
         "assert 'grpc' not in sys.modules\n"
     )
-    environment = Daemon(tmp_path).environment()
+    environment = SidecarProcess(tmp_path).environment()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=30)
 
 
 def test_status_says_what_was_written_today_and_what_was_kept_off_the_disk(tmp_path: Path) -> None:
     settings = {"admission": "second-touch", "daily_write": "1GB"}
-    with Daemon(tmp_path, settings=settings) as daemon:
+    with SidecarProcess(tmp_path, settings=settings) as daemon:
         blocks = put(daemon, [1, 2, 3, 4, 5])
         assert daemon.stat().tiers[1].blocks == 0
         with daemon.channel() as channel:
@@ -255,7 +253,7 @@ def test_status_says_what_was_written_today_and_what_was_kept_off_the_disk(tmp_p
         assert local["daily_write_bytes"] == 10**9
         assert local["surveyed"]
         assert not local["disk_full"]
-    with Daemon(tmp_path, settings=settings) as again:
+    with SidecarProcess(tmp_path, settings=settings) as again:
         assert again.stat().tiers[1].written_today_bytes == local["written_today_bytes"]
 
 
@@ -263,7 +261,7 @@ def test_a_minimum_free_share_that_the_disk_lacks_keeps_blocks_in_ram(tmp_path: 
     disk = os.statvfs(tmp_path)
     if disk.f_bavail >= 0.9 * disk.f_blocks:
         pytest.skip("the disk is nearly empty: no floor below 90 % is above what is free")
-    with Daemon(tmp_path, settings={"min_free_percent": 90}) as daemon:
+    with SidecarProcess(tmp_path, settings={"min_free_percent": 90}) as daemon:
         put(daemon, [1, 2, 3])
         stat = daemon.wait(lambda stat: stat.tiers[1].disk_full, "the floor is seen")
         assert stat.tiers[1].blocks == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,21 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.contract.daemon import Daemon, PutStream
+from tests.places import short_directory
+from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with short_directory() as directory, SidecarProcess(directory) as running:
         yield running
 
 
 @pytest.fixture
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
+def channel(daemon: SidecarProcess) -> Iterator[grpc.Channel]:
     with daemon.channel() as opened:
         yield opened
 
@@ -177,7 +177,7 @@ def test_a_block_being_written_by_another_is_present(stub: Any) -> None:
     other.close()
 
 
-def test_reservations_die_with_their_stream(daemon: Daemon, stub: Any) -> None:
+def test_reservations_die_with_their_stream(daemon: SidecarProcess, stub: Any) -> None:
     blocks = samples.sequence(NS, list(range(80, 90)))
     stream = PutStream(stub, NS)
     paths = [Path(reservation.path) for reservation in stream.reserve(blocks)]
@@ -225,7 +225,7 @@ def test_remove_seq_keeps_what_another_sequence_needs(stub: Any) -> None:
     assert has(stub, [100, 101, 102, 103, 200]).matched_tokens == 5
 
 
-def test_a_reported_damage_is_checked_and_quarantined(daemon: Daemon, stub: Any) -> None:
+def test_a_reported_damage_is_checked_and_quarantined(daemon: SidecarProcess, stub: Any) -> None:
     (block,) = put(stub, [110, 111, 112])
     daemon.wait_written()
     request = pb.ReportCorruptRequest(namespace=NAMESPACE, key=block.key, detail="test")
@@ -248,7 +248,7 @@ def test_runner_reports_are_shown_while_the_runner_lives(stub: Any) -> None:
     assert [(runner.pid, runner.model) for runner in runners] == [(os.getpid(), "m")]
 
 
-def test_stat_says_version_tiers_and_counters(daemon: Daemon) -> None:
+def test_stat_says_version_tiers_and_counters(daemon: SidecarProcess) -> None:
     stat = daemon.stat()
     assert stat.version == __version__
     assert [tier.tier for tier in stat.tiers] == [pb.TIER_RAM, pb.TIER_LOCAL]
@@ -308,7 +308,7 @@ def test_a_block_larger_than_every_budget_has_no_room(stub: Any) -> None:
 
 
 def test_an_inline_block_without_room_is_resource_exhausted(tmp_path: Path) -> None:
-    with Daemon(tmp_path, ram_gb=0.00001, local_gb=0) as small, small.channel() as channel:
+    with SidecarProcess(tmp_path, ram_gb=0.00001, local_gb=0) as small, small.channel() as channel:
         (block,) = samples.sequence(NS, [1])
         stream = PutStream(rpc.BlockStoreStub(channel), NS)
         inline = pb.PutInline(key=block.key, part=block.data, last=True)

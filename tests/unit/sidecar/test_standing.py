@@ -15,7 +15,7 @@ import pytest
 from ollama_tiering.sidecar import standing
 from ollama_tiering.sidecar.endpoint import HttpRequest
 from ollama_tiering.sidecar.standing import Standing, standing_pages
-from tests.unit.sidecar.scrape import MeteredDaemon
+from tests.unit.sidecar.scrape import MeteredSidecar
 from tests.unit.store.support import Bench
 
 
@@ -87,7 +87,7 @@ def test_not_alive_when_the_mover_is_silent_for_minutes(monkeypatch: pytest.Monk
 
 
 def test_a_running_sidecar_answers_each_path(tmp_path: Path) -> None:
-    with MeteredDaemon(tmp_path) as daemon:
+    with MeteredSidecar(tmp_path) as daemon:
         found = {}
         for path in ("metrics", "healthz", "readyz", "", "metricsx", "metrics/x"):
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.system import pagecache
+from tests.places import tmpfs_directory
 
 DATA = os.urandom(64 << 10)
 NS = samples.namespace()
@@ -25,10 +25,8 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "disk":
         yield tmp_path
         return
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no tmpfs at /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made)
+    with tmpfs_directory() as made:
+        yield made
 
 
 def test_what_is_there_is_read(directory: Path) -> None:

@@ -38,7 +38,7 @@ from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tools import samples, verify
 from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "vectors" / "first_cut" / "store.tar.gz"
 BUDGET_BYTES = 16 << 20  # the index's headroom of 8 MiB is taken from it
@@ -185,7 +185,7 @@ def test_its_index_is_made_anew_and_serves_the_next_start(
 
 def test_a_sidecar_serves_them_and_takes_new_blocks_after_them(first_cut: FirstCut) -> None:
     before = first_cut.files()
-    with Daemon(first_cut.root) as daemon, daemon.channel() as channel:
+    with SidecarProcess(first_cut.root) as daemon, daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
         for tokens, keys in first_cut.conversations.values():
             request = pb.HasRequest(
@@ -206,7 +206,7 @@ Command = Callable[..., tuple[int, Any]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    def command(daemon: Daemon, *args: str) -> tuple[int, Any]:
+    def command(daemon: SidecarProcess, *args: str) -> tuple[int, Any]:
         monkeypatch.setenv("XDG_CONFIG_HOME", daemon.environment()["XDG_CONFIG_HOME"])
         with pytest.raises(SystemExit) as caught:
             cli.main([*args, "--socket", str(daemon.socket), "--json"])
@@ -217,7 +217,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_verify_finds_the_first_cuts_directories_sound(first_cut: FirstCut, run: Command) -> None:
-    with Daemon(first_cut.root) as daemon:
+    with SidecarProcess(first_cut.root) as daemon:
         code, document = run(daemon, "verify")
     assert code == 0
     assert document["blocks"] == 12
@@ -268,7 +268,7 @@ def test_verify_names_a_later_version_and_leaves_it_even_with_repair(
 ) -> None:
     _, keys = first_cut.conversations["with a tail"]
     first_cut.give_version(keys[1], 2)
-    with Daemon(first_cut.root) as daemon:
+    with SidecarProcess(first_cut.root) as daemon:
         for arguments in (["verify"], ["verify", "--repair"]):
             code, document = run(daemon, *arguments)
             assert code == 0  # nothing is damaged

@@ -20,7 +20,7 @@ from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
 from ollama_tiering.systemd.plan import InstallRequest, make_plan
 from ollama_tiering.systemd.units import quote
-from tests.contract.daemon import Daemon
+from tests.sidecar import SidecarProcess
 from tests.unit.systemd.conftest import Machine
 
 UNITS = Path("/etc/systemd/system")
@@ -271,7 +271,7 @@ def test_run_as_and_user_contradict_each_other() -> None:
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
 
 
-class LockedDaemon(Daemon):
+class LockedSidecar(SidecarProcess):
     """Under the kernel's own rule against memory that is both writable and executable."""
 
     def command(self) -> list[str]:
@@ -290,7 +290,7 @@ def test_the_sidecar_needs_no_memory_that_is_writable_and_executable(tmp_path: P
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_MDWE + 1, 0, 0, 0, 0) < 0 and ctypes.get_errno() == errno.EINVAL:
         pytest.skip("the kernel has no PR_SET_MDWE (Linux 6.3)")
-    with LockedDaemon(tmp_path) as daemon:
+    with LockedSidecar(tmp_path) as daemon:
         assert daemon.process is not None
         assert daemon.stat().tiers
         assert daemon.stop() == 0

@@ -1,4 +1,7 @@
-"""A real sidecar in a process of its own, for tests. Ended by its own process id."""
+"""A real sidecar in a process of its own: the one way in which tests start it.
+
+It is ended by its own process id. Who starts another program around it overrides `command`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import grpc
 
@@ -21,7 +25,7 @@ from ollama_tiering.store.block.key import Namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 
@@ -29,8 +33,13 @@ def counted(answer: pb.StatResponse) -> bool:
     return all(tier.surveyed for tier in answer.tiers)
 
 
-class Daemon:
-    """`root` holds socket, tiers and log. A context manager; start and stop as often as needed."""
+class SidecarProcess:
+    """`root` holds settings and tiers; `fast`, a short path, the socket and the RAM tier, else
+    `root` does. A context manager; start and stop as often as needed.
+    """
+
+    # Nothing waits for a longer block, or is left out as too short or for lack of room.
+    usual: ClassVar[Mapping[str, Any]] = {"tail_seconds": 0, "min_tokens": 1, "min_free_percent": 0}
 
     def __init__(
         self,
@@ -38,13 +47,13 @@ class Daemon:
         *,
         ram_gb: float = 0.05,
         local_gb: float = 0.1,
-        ram_dir: Path | None = None,
-        env: dict[str, str] | None = None,
-        settings: dict[str, Any] | None = None,
+        fast: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
-        self.socket = root / "run" / "s"
-        self.ram_dir = ram_dir or root / "ram"
+        self.socket = (fast or root) / "run" / "s"
+        self.ram_dir = (fast or root) / "ram"
         self.local_dir = root / "local"
         self.budgets = (ram_gb, local_gb)
         self.env = env or {}
@@ -60,65 +69,100 @@ class Daemon:
             *("--local-gb", str(self.budgets[1])),
         ]
 
+    def inherited(self) -> dict[str, str]:
+        return {k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")}
+
     def environment(self) -> dict[str, str]:
+        """Of its process; writes the settings."""
         paths = os.pathsep.join(filter(None, sys.path))
         config = self.root / "config"
         settings = config / "ollama-tiering" / "config.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
-        lines = {"tail_seconds": 0, "min_tokens": 1, "min_free_percent": 0, **self.settings}
+        lines = {**self.usual, **self.settings}
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
         settings.write_text(f"[sidecar]\n{text}")
         return {
-            **{k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")},
+            **self.inherited(),
             "PYTHONPATH": paths,
             "XDG_CONFIG_HOME": str(config),
             "XDG_STATE_HOME": str(self.root / "state"),
             **self.env,
         }
 
-    def start(self) -> Daemon:
-        self.lines = []
-        process = subprocess.Popen(
+    def launch(self, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
+        """Only the process, for whoever does not expect it to serve, or not as usual."""
+        return subprocess.Popen(
             self.command(),
             env=self.environment(),
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
         )
-        self.process = process
+
+    def start(self) -> Self:
+        self.lines = []
+        process = self.process = self.launch()
         ready = threading.Event()
 
         def read() -> None:
             assert process.stdout is not None
             with process.stdout as output:
                 for line in output:
-                    self.lines.append(line)
+                    self.heard(line)
                     if "sidecar ready" in line:
                         ready.set()
             ready.set()
 
         self.reader = threading.Thread(target=read, daemon=True)
         self.reader.start()
-        assert ready.wait(START_SECONDS), self.log
-        assert "sidecar ready" in self.log, self.log
-        self.wait(counted, "all files are counted: what is put finds room", START_SECONDS)
+        try:
+            assert ready.wait(START_SECONDS), self.log
+            assert "sidecar ready" in self.log, self.log
+            self.wait(counted, "all files are counted: what is put finds room", START_SECONDS)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return self
+
+    def heard(self, line: str) -> None:
+        """What it has said just now."""
+        self.lines.append(line)
 
     @property
     def log(self) -> str:
         return "".join(self.lines)
 
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def send_signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
-        code = self.process.wait(STOP_SECONDS)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit code. One that does not end in time is killed, and that is an error."""
+        assert self.process is not None
+        self.send_signal(number)
+        try:
+            code = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
         self.reader.join(5)
         return code
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
 
-    def __enter__(self) -> Daemon:
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -127,7 +171,7 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.running:
             self.stop()
 
     def channel(self) -> grpc.Channel:
