@@ -9,14 +9,16 @@ of a pair its prompt is asked again a few times: the in-memory hit, with and wit
 
 Both servers are started anew several times. Where the pages of its weights happen to lie makes one
 process slower than another of the same binary for as long as it lives, and no number of pairs
-between the same two processes takes that out of their ratio.
+between the same two processes takes that out of their ratio. Which of the two was started first
+matters most: two servers without tiering differ by up to a tenth in tokens/s. So each is started
+first as often as the other, and a number is the geometric mean of the medians of both orders.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +61,7 @@ class Pair:
 
     on: float
     off: float
+    on_was_first: bool = True  # the tiered server was started before the other one
 
     @property
     def ratio(self) -> float:
@@ -74,24 +77,35 @@ class Measure:
 
     @property
     def median(self) -> float:
-        return statistics.median(pair.ratio for pair in self.pairs)
+        """The geometric mean over both orders of starting, of the medians of the pairs' ratios."""
+        return statistics.geometric_mean(self._medians().values())
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        ratios = [pair.ratio for pair in self.pairs]
+        """Of the ratios without what the order of starting makes of them."""
+        medians, median = self._medians(), self.median
+        ratios = [pair.ratio * median / medians[pair.on_was_first] for pair in self.pairs]
         if len(ratios) < 2:
             return ratios[0], ratios[0]
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return low, high
 
+    def _medians(self) -> dict[bool, float]:
+        """By order; with one start there is only one."""
+        orders = {pair.on_was_first for pair in self.pairs}
+        return {
+            order: statistics.median(p.ratio for p in self.pairs if p.on_was_first is order)
+            for order in orders
+        }
+
     def as_json(self) -> dict[str, Any]:
-        pairs = [[pair.on, pair.off] for pair in self.pairs]
+        pairs = [[pair.on, pair.off, pair.on_was_first] for pair in self.pairs]
         low, high = self.quartiles
         return {
             "measure": self.name,
             "median_ratio_on_off": self.median,
             "quartiles": [low, high],
-            "pairs_on_off": pairs,
+            "pairs_on_off_first": pairs,
         }
 
 
@@ -108,7 +122,8 @@ def measure(
     new_tokens: int,
 ) -> list[Measure]:
     """`prompts(i)` gives a text that shares no beginning with any other. Both servers run at first,
-    and are started anew `starts` - 1 times, after about as many pairs each time.
+    the tiered one was started before the other, and they are started anew `starts` - 1 times, in
+    turns as to which is first, after about as many pairs each time.
     """
     number = 0
 
@@ -122,15 +137,7 @@ def measure(
             server.generate(prompt(), new_tokens)
             server.settle()
 
-    load()
-    firsts, decodes, hits = [], [], []
-    for index in range(pairs):
-        if index and index * starts // pairs > (index - 1) * starts // pairs:  # a share is full
-            for server in (on, off):
-                server.stop()
-            for server in _turning(on, off, index):
-                server.resume()
-            load()
+    def pair(index: int) -> None:
         say(f"pair {index + 1} of {pairs}")
         text, found, again = prompt(), {}, {}
         for server in _turning(on, off, index):
@@ -139,11 +146,11 @@ def measure(
             again[server is on] = _hits(server, text, new_tokens)
             if server is on:
                 _require_hits(before, server.settle())
-        firsts.append(Pair(*(found[side].seconds_to_first_token for side in (True, False))))
-        decodes.append(Pair(*(_decode([found[side], *again[side]]) for side in (True, False))))
-        hits.append(Pair(*(_first(again[side]) for side in (True, False))))
-    walls = []
-    for index in range(bursts):
+        firsts.append(_pair({side: found[side].seconds_to_first_token for side in found}, start))
+        decodes.append(_pair({side: _decode([found[side], *again[side]]) for side in found}, start))
+        hits.append(_pair({side: _first(again[side]) for side in found}, start))
+
+    def burst(index: int) -> None:
         say(f"burst {index + 1} of {bursts}")
         texts, taken = [prompt() for _ in range(burst_requests)], {}
         for server in _turning(on, off, index):
@@ -152,7 +159,26 @@ def measure(
                 server.generate(text, new_tokens)
             taken[server is on] = time.perf_counter() - started
             server.settle()
-        walls.append(Pair(taken[True], taken[False]))
+        walls.append(_pair(taken, start))
+
+    firsts: list[Pair] = []
+    decodes: list[Pair] = []
+    hits: list[Pair] = []
+    walls: list[Pair] = []
+    starts = min(starts, pairs)
+    for start in range(starts):
+        if start:
+            for server in (on, off):
+                server.stop()
+            for server in _turning(on, off, start):
+                server.resume()
+        load()
+        for index in range(pairs):
+            if index * starts // pairs == start:
+                pair(index)
+        for index in range(bursts):
+            if index * starts // bursts == start:
+                burst(index)
     measures = [
         Measure("time to first token", "s", "lower", tuple(firsts)),
         Measure("decode, tokens/s", "tokens/s", "higher", tuple(decodes)),
@@ -166,6 +192,11 @@ def measure(
 
 def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
     return (on, off) if index % 2 == 0 else (off, on)
+
+
+def _pair(of: Mapping[bool, float], start: int) -> Pair:
+    """Of what was measured with tiering on and off, after start number `start`."""
+    return Pair(of[True], of[False], on_was_first=start % 2 == 0)
 
 
 def _hits(server: Server, prompt: str, new_tokens: int) -> list[Generated]:
@@ -223,8 +254,10 @@ def table(
     notes = [
         f"Prompts of {prompt_tokens:,} tokens that nothing is stored of, {new_tokens} new tokens.",
         f"Attention, with tiering on and off: {attention}.",
-        "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
-        f"of the pairs' ratios. Both were started {starts} times, with about as many pairs each.",
+        "Two servers of one binary, the same requests to both, in turns. Both were started "
+        f"{starts} times, with about as many pairs each, each of them first as often as the other "
+        "(or once more): the one that is started first is slower for as long as it lives. The "
+        "ratio is the geometric mean of the medians of both orders' pairs.",
         f"In-memory hit: the prompt of the pair asked again, the median of {HITS} requests.",
         f"Decode: the median of these and the first, {1 + HITS} answers of each side of a pair.",
         "In a burst the tiered server stores one answer while it computes the next.",

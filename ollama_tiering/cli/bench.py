@@ -114,14 +114,14 @@ def restore(
 @click.option(
     "--pairs",
     type=click.IntRange(2),
-    default=15,
+    default=18,
     show_default=True,
     help="Requests, each with it on and off.",
 )
 @click.option(
     "--starts",
     type=click.IntRange(1),
-    default=5,
+    default=6,
     show_default=True,
     help="Times that both servers are started; at most once a pair.",
 )
