@@ -2,34 +2,40 @@
 binary.
 
 One server has tiering on, the other one off. Every prompt is new, so nothing is found. Requests go
-in pairs, in alternating order; a number is the median of the ratios of the pairs. Before the next
-measured request the tiered server finishes storing, because its work would otherwise slow the
-other server. What storing costs while requests go on is measured by the bursts. After each request
-of a pair its prompt is asked again a few times: the in-memory hit, with and without tiering.
+in pairs, in alternating order. Before the next measured request the tiered server finishes storing,
+because its work would otherwise slow the other server. What storing costs while requests go on is
+measured by the bursts. After each request of a pair its prompt is asked again a few times: the
+in-memory hit, with and without tiering.
 
 Both servers are started anew several times. One process can be slower than another of the same
 binary as long as it lives, because of where the pages of its weights happen to lie. No number of
-pairs between the same two processes removes that from their ratio.
+pairs between the same two processes removes that from their ratio. The order of starting matters
+most: of two servers without tiering, the first was slower by a tenth in tokens/s. So each is
+started first as often as the other, and a number is the geometric mean of both orders' medians.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ollama_tiering.bench.table import Table, seconds
 from ollama_tiering.errors import ResultDiffers
 
-if TYPE_CHECKING:
-    from ollama_tiering.launch.ollama import Generated
-
 HITS = 3  # of each request; their median counts
 
 
-class PromptCounts(Protocol):
+class Generated(Protocol):
+    @property
+    def seconds_to_first_token(self) -> float: ...
+    @property
+    def decode_tokens_per_second(self) -> float: ...
+
+
+class Counts(Protocol):
     """Tokens of all prompts since the model was loaded."""
 
     @property
@@ -38,10 +44,10 @@ class PromptCounts(Protocol):
     def recomputed_tokens(self) -> int: ...
 
 
-class PausableServer(Protocol):
+class Server(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> PromptCounts:
+    def settle(self) -> Counts:
         """Returns when nothing goes on in the background."""
 
     def stop(self) -> None: ...
@@ -55,6 +61,7 @@ class OnOff:
 
     on: float
     off: float
+    on_was_first: bool = True  # the tiered server was started before the other one
 
     @property
     def ratio(self) -> float:
@@ -70,30 +77,41 @@ class Measure:
 
     @property
     def median(self) -> float:
-        return statistics.median(pair.ratio for pair in self.pairs)
+        """The geometric mean over both orders of starting, of the medians of the pairs' ratios."""
+        return statistics.geometric_mean(self._medians().values())
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        ratios = [pair.ratio for pair in self.pairs]
+        """Of the ratios without what the order of starting makes of them."""
+        medians, median = self._medians(), self.median
+        ratios = [pair.ratio * median / medians[pair.on_was_first] for pair in self.pairs]
         if len(ratios) < 2:
             return ratios[0], ratios[0]
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return low, high
 
+    def _medians(self) -> dict[bool, float]:
+        """By order; with one start there is only one."""
+        orders = {pair.on_was_first for pair in self.pairs}
+        return {
+            order: statistics.median(p.ratio for p in self.pairs if p.on_was_first is order)
+            for order in orders
+        }
+
     def as_json(self) -> dict[str, Any]:
-        pairs = [[pair.on, pair.off] for pair in self.pairs]
+        pairs = [[pair.on, pair.off, pair.on_was_first] for pair in self.pairs]
         low, high = self.quartiles
         return {
             "measure": self.name,
             "median_ratio_on_off": self.median,
             "quartiles": [low, high],
-            "pairs_on_off": pairs,
+            "pairs_on_off_first": pairs,
         }
 
 
 def measure(
-    on: PausableServer,
-    off: PausableServer,
+    on: Server,
+    off: Server,
     prompts: Callable[[int], str],
     say: Callable[[str], None],
     *,
@@ -104,7 +122,8 @@ def measure(
     new_tokens: int,
 ) -> list[Measure]:
     """`prompts(i)` gives a text that shares no beginning with any other. Both servers run at first,
-    and are started anew `starts` - 1 times, after about as many pairs each time.
+    the tiered one was started before the other, and they are started anew `starts` - 1 times, in
+    turns as to which is first, after about as many pairs each time.
     """
     number = 0
 
@@ -118,15 +137,7 @@ def measure(
             server.generate(prompt(), new_tokens)
             server.settle()
 
-    load()
-    firsts, decodes, hits = [], [], []
-    for index in range(pairs):
-        if index and index * starts // pairs > (index - 1) * starts // pairs:  # a share is full
-            for server in (on, off):
-                server.stop()
-            for server in _turning(on, off, index):
-                server.resume()
-            load()
+    def pair(index: int) -> None:
         say(f"pair {index + 1} of {pairs}")
         text, found, again = prompt(), {}, {}
         for server in _turning(on, off, index):
@@ -135,11 +146,11 @@ def measure(
             again[server is on] = _hits(server, text, new_tokens)
             if server is on:
                 _require_hits(before, server.settle())
-        firsts.append(OnOff(*(found[side].seconds_to_first_token for side in (True, False))))
-        decodes.append(OnOff(*(_decode([found[side], *again[side]]) for side in (True, False))))
-        hits.append(OnOff(*(_first(again[side]) for side in (True, False))))
-    walls = []
-    for index in range(bursts):
+        firsts.append(_pair({side: found[side].seconds_to_first_token for side in found}, start))
+        decodes.append(_pair({side: _decode([found[side], *again[side]]) for side in found}, start))
+        hits.append(_pair({side: _first(again[side]) for side in found}, start))
+
+    def burst(index: int) -> None:
         say(f"burst {index + 1} of {bursts}")
         texts, taken = [prompt() for _ in range(burst_requests)], {}
         for server in _turning(on, off, index):
@@ -148,7 +159,26 @@ def measure(
                 server.generate(text, new_tokens)
             taken[server is on] = time.perf_counter() - started
             server.settle()
-        walls.append(OnOff(taken[True], taken[False]))
+        walls.append(_pair(taken, start))
+
+    firsts: list[OnOff] = []
+    decodes: list[OnOff] = []
+    hits: list[OnOff] = []
+    walls: list[OnOff] = []
+    starts = min(starts, pairs)
+    for start in range(starts):
+        if start:
+            for server in (on, off):
+                server.stop()
+            for server in _turning(on, off, start):
+                server.resume()
+        load()
+        for index in range(pairs):
+            if index * starts // pairs == start:
+                pair(index)
+        for index in range(bursts):
+            if index * starts // bursts == start:
+                burst(index)
     measures = [
         Measure("time to first token", "s", "lower", tuple(firsts)),
         Measure("decode, tokens/s", "tokens/s", "higher", tuple(decodes)),
@@ -160,12 +190,17 @@ def measure(
     return measures
 
 
-def _turning(on: PausableServer, off: PausableServer, index: int) -> Sequence[PausableServer]:
+def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
     return (on, off) if index % 2 == 0 else (off, on)
 
 
-def _hits(server: PausableServer, prompt: str, new_tokens: int) -> list[Generated]:
-    """In-memory hits of the prompt that this server computed last."""
+def _pair(of: Mapping[bool, float], start: int) -> OnOff:
+    """Of what was measured with tiering on and off, after start number `start`."""
+    return OnOff(of[True], of[False], on_was_first=start % 2 == 0)
+
+
+def _hits(server: Server, prompt: str, new_tokens: int) -> list[Generated]:
+    """Of a prompt that was the last one this server computed."""
     taken = []
     for _ in range(HITS):
         taken.append(server.generate(prompt, new_tokens))
@@ -181,8 +216,8 @@ def _decode(answers: Sequence[Generated]) -> float:
     return statistics.median(answer.decode_tokens_per_second for answer in answers)
 
 
-def _require_hits(before: PromptCounts, after: PromptCounts) -> None:
-    """ResultDiffers unless all but the last token of each was in memory."""
+def _require_hits(before: Counts, after: Counts) -> None:
+    """All but the last token of each was in memory."""
     computed = after.recomputed_tokens - before.recomputed_tokens
     if computed != HITS or after.restored_tokens != before.restored_tokens:
         raise ResultDiffers(
@@ -219,8 +254,10 @@ def table(
     notes = [
         f"Prompts of {prompt_tokens:,} tokens that nothing is stored of, {new_tokens} new tokens.",
         f"Attention, with tiering on and off: {attention}.",
-        "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
-        f"of the pairs' ratios. Both were started {starts} times, with about as many pairs each.",
+        "Two servers of one binary, the same requests to both, in turns. Both were started "
+        f"{starts} times, with about as many pairs each, each of them first as often as the other "
+        "(or once more): the one that is started first is slower for as long as it lives. The "
+        "ratio is the geometric mean of the medians of both orders' pairs.",
         f"In-memory hit: the prompt of the pair asked again, the median of {HITS} requests.",
         f"Decode: the median of these and the first, {1 + HITS} answers of each side of a pair.",
         "In a burst the tiered server stores one answer while it computes the next.",

@@ -125,14 +125,14 @@ def restore(
 @click.option(
     "--pairs",
     type=click.IntRange(2),
-    default=15,
+    default=18,
     show_default=True,
     help="Number of requests; each is sent with tiering on and with it off.",
 )
 @click.option(
     "--starts",
     type=click.IntRange(1),
-    default=5,
+    default=6,
     show_default=True,
     help="How often both servers are started anew; at most once per pair.",
 )

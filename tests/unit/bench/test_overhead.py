@@ -118,7 +118,7 @@ def test_decode_is_the_median_of_all_answers_of_a_side() -> None:
 
     log: list[tuple[str, str]] = []
     decode = run(log, Slower("on", 3.0, log), Server("off", 2.0, log))[1]
-    assert decode.pairs == (OnOff(6.0, 0.5),) * 2
+    assert decode.pairs == (OnOff(6.0, 0.5),) * 2  # one start, the tiered server first
 
 
 def test_ratios_are_on_over_off() -> None:
@@ -149,6 +149,27 @@ def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
     measure = Measure("m", "s", "lower", tuple(OnOff(*pair) for pair in values))
     assert measure.median == 2.0
     assert measure.quartiles == (1.5, 2.5)
+
+
+def test_each_server_is_started_first_as_often_as_the_other_and_the_order_is_taken_out() -> None:
+    log: list[tuple[str, str]] = []
+    measures = run(log, pairs=8, starts=4, bursts=4)
+    started = [name for name, what in log if what == "started"]
+    assert started == ["off", "on", "on", "off", "off", "on"]  # the first start was not ours
+    for measure in measures:
+        orders = [pair.on_was_first for pair in measure.pairs]
+        assert orders.count(True) == orders.count(False) == len(orders) / 2
+
+
+def test_what_the_order_of_starting_does_to_both_is_no_cost_of_the_tiering() -> None:
+    """Whoever is started first takes 1.1 times as long; the tiering costs nothing."""
+    first = [OnOff(1.1, 1.0, True), OnOff(2.2, 2.0, True), OnOff(11.0, 10.0, True)]
+    second = [OnOff(1.0, 1.1, False)]
+    measure = Measure("m", "s", "lower", (*first, *second))
+    assert measure.median == pytest.approx(1.0)
+    assert measure.quartiles == (pytest.approx(1.0), pytest.approx(1.0))
+    tiered = tuple(OnOff(1.2 * p.on, p.off, p.on_was_first) for p in measure.pairs)
+    assert Measure("m", "s", "lower", tiered).median == pytest.approx(1.2)
 
 
 def test_the_table_tells_which_side_is_better() -> None:
