@@ -15,7 +15,7 @@ from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 
 
-class Answer(enum.Enum):
+class OfferAnswer(enum.Enum):
     """To a writer that has a block."""
 
     WANTED = enum.auto()  # it is the writer's to fill, until `entered` or `given_up`
@@ -23,7 +23,9 @@ class Answer(enum.Enum):
     LEAVING = enum.auto()  # its file is just being unlinked
 
 
-def begin(state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int) -> Answer | str:
+def begin(
+    state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int
+) -> OfferAnswer | str:
     """Whether the block is wanted, or why the writer may not have more open. What comes before it
     is held meanwhile.
     """
@@ -34,14 +36,14 @@ def begin(state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int) 
         if there or key in state.writing:
             if record is not None:
                 state.touch(state.tree.ancestors(key))
-            return Answer.PRESENT
+            return OfferAnswer.PRESENT
         if key in state.leaving:
-            return Answer.LEAVING
+            return OfferAnswer.LEAVING
         if full := state.admission.reservations_full(open_of_writer):
             return full
         state.writing.add(key)
         state.pin(BlockKey(parent))
-        return Answer.WANTED
+        return OfferAnswer.WANTED
 
 
 def end(state: StoreState, key: BlockKey, parent: bytes) -> None:
