@@ -15,15 +15,17 @@ from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 
 
-class Standing(enum.Enum):
-    """How a block stands that a writer offers."""
+class OfferAnswer(enum.Enum):
+    """To a writer that has a block."""
 
     WANTED = enum.auto()  # it is the writer's to fill, until `entered` or `given_up`
     PRESENT = enum.auto()  # stored, or another writer fills it
     LEAVING = enum.auto()  # its file is just being unlinked
 
 
-def begin(state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int) -> Standing | str:
+def begin(
+    state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int
+) -> OfferAnswer | str:
     """Whether the block is wanted, or why the writer may not have more open. What comes before it
     is held meanwhile.
     """
@@ -34,14 +36,14 @@ def begin(state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int) 
         if there or key in state.writing:
             if record is not None:
                 state.touch(state.tree.ancestors(key))
-            return Standing.PRESENT
+            return OfferAnswer.PRESENT
         if key in state.leaving:
-            return Standing.LEAVING
+            return OfferAnswer.LEAVING
         if full := state.admission.reservations_full(open_of_writer):
             return full
         state.writing.add(key)
         state.pin(BlockKey(parent))
-        return Standing.WANTED
+        return OfferAnswer.WANTED
 
 
 def end(state: StoreState, key: BlockKey, parent: bytes) -> None:

@@ -24,7 +24,7 @@ MAX_LOOKED_AT: Final = 8192  # window blocks in one hold of the lock, whatever h
 Found = list[tuple[BlockRecord, int]]  # and how many of its rows match
 
 
-class MatchedPiece(NamedTuple):
+class FoundPiece(NamedTuple):
     """What was found of a few of a prompt's blocks."""
 
     found: Found  # root to leaf, without what can be had from nowhere now
@@ -42,7 +42,7 @@ def find_piece(
     block_tokens: int,
     *,
     end: bool,
-) -> MatchedPiece:
+) -> FoundPiece:
     """The leading run of `keys`, which follow `parent`, and where it ends the best partly matching
     child. `tokens` are the whole prompt's, those of the first key begin at byte `at`. `end`: no key
     follows.
@@ -56,7 +56,7 @@ def find_piece(
             at += len(run) * step
             piece += state.tree.best_child(run[-1].key if run else parent, tokens[at : at + step])
         reached = _reached(state, piece)
-        return MatchedPiece(reached, _described(state, reached), last or len(reached) < len(piece))
+        return FoundPiece(reached, _described(state, reached), last or len(reached) < len(piece))
 
 
 def touch(state: StoreState, leaf_to_root: Iterable[BlockRecord], *, hit: bool) -> None:

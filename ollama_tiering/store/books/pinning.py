@@ -16,7 +16,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 
 
 @dataclass(frozen=True, slots=True)
-class PinPlan:
+class PinOutcome:
     """A pin that was set, or would be."""
 
     pin: Pin
@@ -67,7 +67,7 @@ def kept_bytes(state: StoreState, home: Level) -> int:
 
 def pin_chain(
     state: StoreState, home: Level, share: float, key: BlockKey, *, dry_run: bool
-) -> PinPlan | None:
+) -> PinOutcome | None:
     """The chain that ends with the block, if there is room for it. None: it is not stored."""
     with state.lock:
         records = list(state.tree.ancestors(key))[::-1]
@@ -89,7 +89,7 @@ def pin_chain(
         if fits and not dry_run:
             state.pins.add(pin)
             _settle(state, home, limit)
-        return PinPlan(pin, known, more_bytes, kept, limit, fits)
+        return PinOutcome(pin, known, more_bytes, kept, limit, fits)
 
 
 def is_pinned(state: StoreState, key: BlockKey) -> bool:

@@ -25,7 +25,7 @@ from ollama_tiering.store.block.blockfile import (
 )
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import entering, reserving, weather
-from ollama_tiering.store.books.entering import Standing
+from ollama_tiering.store.books.entering import OfferAnswer
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
@@ -192,8 +192,8 @@ class WriteSession:
         if isinstance(answer, str):
             seldom.warning("reservations", "reservation refused: %s", answer)
             return Outcome.NO_ROOM
-        if answer is not Standing.WANTED:
-            return Outcome.PRESENT if answer is Standing.PRESENT else Outcome.NO_ROOM
+        if answer is not OfferAnswer.WANTED:
+            return Outcome.PRESENT if answer is OfferAnswer.PRESENT else Outcome.NO_ROOM
         pending: _Pending | Outcome = Outcome.NO_ROOM
         try:
             pending = self._find_room(offer)
