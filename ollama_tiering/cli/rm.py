@@ -61,9 +61,7 @@ def rm(
             hint="give IDs (`tiering ls`), conditions, or --all",
         )
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-        raise UsageError(
-            "cannot ask: this is no terminal", hint="add --yes, or --dry-run to look first"
-        )
+        raise UsageError("cannot ask before removing", hint="add --yes, or --dry-run to look first")
     selection = make_selection(ids, **conditions)
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
         listing = admin.listing(selection)

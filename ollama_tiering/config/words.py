@@ -60,15 +60,15 @@ MEANINGS: Final = {
     "sidecar.reserve_seconds": "longest time for which room is kept for a client that writes "
     "blocks",
     "sidecar.pin_share": "share of the local tier's budget that `tiering pin` may take",
-    "sidecar.min_tokens": "shorter chains are not written down. The patched server reads the "
-    "variable; it neither stores nor restores less than this",
+    "sidecar.min_tokens": "chains with fewer tokens are not written down. The patched server "
+    "reads the variable; it neither stores nor restores fewer",
     "sidecar.admission": "when a block is written from RAM to the disk: `eager`: as soon as the "
     "queue allows; `second-touch`: when it is asked for a second time; `pressure`: when RAM must "
     "evict it",
     "sidecar.daily_write": "most bytes to write to the local tier per UTC day; after that, new "
     "blocks stay in RAM only. 0: no limit. The count survives restarts",
-    "sidecar.min_free_percent": "share of the local tier's file system that is left free, whatever "
-    "the budget says",
+    "sidecar.min_free_percent": "percentage of the local tier's file system that is left free, "
+    "whatever the budget says",
     "sidecar.write_queue": "most bytes that may wait to be written down, but never more than half "
     "of the RAM tier; beyond it the least valuable blocks stay in RAM only. 0: no limit",
     "sidecar.write_queue_seconds": "the same limit in seconds, at the disk's measured speed",

@@ -24,8 +24,8 @@ CODE_BYTES: Final = 2 + ELEMENTS
 DTYPE: Final = "f16"
 
 _BLOCK: Final = np.dtype([("scale", "<f2"), ("codes", "i1", ELEMENTS)])
-# The scale of rounded rows is found again from their maximum, which was rounded itself: off by so
-# many steps of f16 at most, in the order of how often.
+# The scale of rounded rows is computed again from their maximum, which was rounded itself. So it
+# may be off by this many steps of f16; the most frequent ones come first.
 _STEPS: Final = (0, -1, 1, -2, 2)
 
 
