@@ -20,22 +20,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ollama_tiering.bench.table import Table, seconds
 from ollama_tiering.errors import ResultDiffers
 
+if TYPE_CHECKING:
+    from ollama_tiering.launch.ollama import Generated
+
 HITS = 3  # of each request; their median counts
 
 
-class Generated(Protocol):
-    @property
-    def seconds_to_first_token(self) -> float: ...
-    @property
-    def decode_tokens_per_second(self) -> float: ...
-
-
-class Counts(Protocol):
+class PromptCounts(Protocol):
     """Tokens of all prompts since the model was loaded."""
 
     @property
@@ -44,10 +40,10 @@ class Counts(Protocol):
     def recomputed_tokens(self) -> int: ...
 
 
-class Server(Protocol):
+class PausableServer(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
-    def settle(self) -> Counts:
+    def settle(self) -> PromptCounts:
         """Returns when nothing goes on in the background."""
 
     def stop(self) -> None: ...
@@ -110,8 +106,8 @@ class Measure:
 
 
 def measure(
-    on: Server,
-    off: Server,
+    on: PausableServer,
+    off: PausableServer,
     prompts: Callable[[int], str],
     say: Callable[[str], None],
     *,
@@ -190,7 +186,7 @@ def measure(
     return measures
 
 
-def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
+def _turning(on: PausableServer, off: PausableServer, index: int) -> Sequence[PausableServer]:
     return (on, off) if index % 2 == 0 else (off, on)
 
 
@@ -199,7 +195,7 @@ def _pair(of: Mapping[bool, float], start: int) -> OnOff:
     return OnOff(of[True], of[False], on_was_first=start % 2 == 0)
 
 
-def _hits(server: Server, prompt: str, new_tokens: int) -> list[Generated]:
+def _hits(server: PausableServer, prompt: str, new_tokens: int) -> list[Generated]:
     """Of a prompt that was the last one this server computed."""
     taken = []
     for _ in range(HITS):
@@ -216,7 +212,7 @@ def _decode(answers: Sequence[Generated]) -> float:
     return statistics.median(answer.decode_tokens_per_second for answer in answers)
 
 
-def _require_hits(before: Counts, after: Counts) -> None:
+def _require_hits(before: PromptCounts, after: PromptCounts) -> None:
     """All but the last token of each was in memory."""
     computed = after.recomputed_tokens - before.recomputed_tokens
     if computed != HITS or after.restored_tokens != before.restored_tokens:
