@@ -91,7 +91,7 @@ def test_a_build_that_is_installed_as_a_service_is_here(
     binary.write_bytes(b"\x7fELF" + b"kvtier-build:" + b"x" * 50)  # the mark alone is no name
     assert output(capsys, "gc") == "nothing to remove\n"
     binary.write_bytes(b"\x7fELF" + bytes(5000) + b"kvtier-build:" + GONE.encode() + b"tail")
-    assert "2 blocks were stored by engines" in output(capsys, "status")  # those of HERE
+    assert "2 blocks were stored by builds" in output(capsys, "status")  # those of HERE
     output(capsys, "gc")
     left = {use.engine for use in daemon.stat().namespaces}
     assert left == {engine(GONE), engine(RUNNING), engine(BY_HAND)}
