@@ -33,8 +33,8 @@ func (t *Tensor) ExactAttnSetPositions(ctx ml.Context, positions []int32) {
 	}
 }
 
-// exactAttnSetOrder gives an attention the positions of its mask, if the CPU computes it, as it does where it has written K. A
-// device's K may lie in memory of the host, too.
+// exactAttnSetOrder gives an attention the positions of its mask, if the CPU writes its K. What a device writes may lie in memory
+// of the host, too. Where GGML has a device compute an attention of such a K nevertheless, nobody reads them there.
 func exactAttnSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	m, ok := mask.(*Tensor)
 	if !ok || m.positions == nil {
