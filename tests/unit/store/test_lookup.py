@@ -121,3 +121,18 @@ def test_one_that_is_given_up_has_used_nothing() -> None:
     pieces.close()  # type: ignore[attr-defined]
     assert bench.state.counters.has_calls == 0
     assert all(record.hits == 0 for record in bench.state.tree)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 512])
+def test_a_match_ends_where_a_block_is_out_of_reach_whatever_the_pieces(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "PIECE_BLOCKS", piece)
+    bench = Bench()
+    blocks = bench.put(range(4 * BLOCK_TOKENS))
+    bench.store.run_pending()
+    with bench.state.lock:
+        assert bench.state.drop_copy(bench.state.levels[0], blocks[1].key)
+    monkeypatch.setattr(bench.state, "resting", lambda: [1])
+    found = bench.match(range(4 * BLOCK_TOKENS))
+    assert [block.key for block in found] == [blocks[0].key]
