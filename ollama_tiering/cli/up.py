@@ -50,7 +50,7 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it where there is none ye
 )
 @click.option(
     "--cuda",
-    type=click.Choice(["auto", "on", "off"]),
+    metavar="auto|on|off|stock|stock=PLACE",
     help="GPU code of the build." + flag_note("patch.cuda"),
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")

@@ -88,7 +88,9 @@ MEANINGS: Final = {
     "patch.source": "where Ollama's source is fetched from: URL or local clone",
     "patch.tag": "version of Ollama",
     "patch.cpu": "`native`: for this machine's processor; `variants`: for every one",
-    "patch.cuda": "GPU code of the build: `auto` where there is a toolkit, `on`, `off`",
+    "patch.cuda": "GPU code of the build: `on` compiles it with nvcc; `stock` takes that of the "
+    "Ollama that is installed, `stock=PLACE` that of a folder or a release archive; `off`; `auto`: "
+    "with a toolkit as `on`, else with a GPU and an installed Ollama that fits as `stock`",
 }
 
 

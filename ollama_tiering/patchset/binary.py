@@ -10,7 +10,8 @@ from typing import Any
 from ollama_tiering.config import PatchConfig, load
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset import manifest
-from ollama_tiering.patchset.build import BuildOptions, build, built_binaries
+from ollama_tiering.patchset.build import build, built_binaries
+from ollama_tiering.patchset.plan import BuildOptions
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 

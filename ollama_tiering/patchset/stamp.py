@@ -12,7 +12,7 @@ from ollama_tiering.patchset import identity, tools
 from ollama_tiering.patchset.manifest import Patchset
 
 if TYPE_CHECKING:
-    from ollama_tiering.patchset.build import BuildOptions
+    from ollama_tiering.patchset.plan import BuildOptions
 
 FORMAT = 2
 
@@ -20,12 +20,17 @@ _NOT_DECISIVE = ("jobs", "allow_untested")
 
 
 def state_of(
-    options: BuildOptions, kind: str, flags: dict[str, str], patchset: Patchset, go: Path
+    options: BuildOptions,
+    kind: str,
+    flags: dict[str, str],
+    patchset: Patchset,
+    go: Path,
+    gpu: list[list[str | int]] | None = None,
 ) -> str:
     """Changes with all that decides the result and is quick to look at. `flags` are ours for the
-    compilers: of a native build they name the processor.
+    compilers: of a native build they name the processor. `gpu`: the libraries of a stock Ollama.
     """
-    decisive = {
+    decisive: dict[str, object] = {
         "format": FORMAT,
         "patchset": patchset.digest,
         "options": {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE},
@@ -34,6 +39,8 @@ def state_of(
         "environment": identity.flag_environment(),
         "flags": flags,
     }
+    if gpu:  # only then: other builds stay as they are
+        decisive["gpu"] = gpu
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -18,7 +18,7 @@ from ollama_tiering.doctor.check import Check, State, guarded
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.launch.address import free_address, parse_address
 from ollama_tiering.launch.record import Record, claim
-from ollama_tiering.patchset import tools
+from ollama_tiering.patchset import stock, tools
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
@@ -148,8 +148,11 @@ def test_a_gpu_without_cuda_compiler_is_warned_of(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
-    monkeypatch.setattr(check_build, "_NVIDIA_DEVICE", place)
-    assert {c.name: c.state for c in check_build.checks()}["nvcc"] is State.WARN
+    monkeypatch.setattr(tools, "NVIDIA_DEVICE", place)
+    monkeypatch.setattr(stock, "usual", lambda: None)
+    found = {c.name: c for c in check_build.checks()}["nvcc"]
+    assert found.state is State.WARN
+    assert "--cuda stock=PLACE" in found.cure
 
 
 def test_a_port_of_another_process_is_warned_of_with_the_cure(

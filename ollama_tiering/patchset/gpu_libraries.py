@@ -1,0 +1,189 @@
+"""GGML's libraries for NVIDIA GPUs beside a build, out of a stock Ollama (stock.py), where GGML's
+loader finds them: `build/lib/ollama/cuda_*/` beside the program.
+
+GGML's own libraries are copied: an update of the stock Ollama must not put another version below
+the build. NVIDIA's, which are larger and keep their interface, are links. Beside each libggml-cuda
+lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ollama_tiering import config
+from ollama_tiering.patchset import elf, manifest
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
+
+BELOW = Path("build/lib/ollama")  # from the folder of a program that was built
+SHIM = "libggml-cuda-tiering.so"
+RECORD = "gpu.json"  # in the folder of the build: what was put there, of what
+FORMAT = 1
+_SHIM_MODULE = "ollama_tiering.patchset.shim"
+
+
+def put(found: Installation, folder: Path, tree: Path, report: Report, *, own_base: bool) -> None:
+    """Libraries of `found` beside the program of `tree`; does nothing where they are there already.
+    `folder` has the record. With `own_base` the build has made GGML's base itself.
+    """
+    target, record = tree / BELOW, folder / RECORD
+    wanted: dict[str, Any] = {
+        "format": FORMAT,
+        "place": str(found.place),
+        "files": found.state(),
+        "base": not own_base,
+        "shim": _shim_digest(),
+        "folders": [one.name for one in found.folders],
+    }
+    old = read_record(record)
+    if old == wanted and all((target / one.name / LIBRARY).exists() for one in found.folders):
+        return
+    record.unlink(missing_ok=True)
+    with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
+        target.mkdir(parents=True, exist_ok=True)
+        for name in {*old.get("folders", []), *wanted["folders"]}:
+            shutil.rmtree(target / name, ignore_errors=True)
+        if not own_base:
+            _replace(found.base, target / _soname(found))
+        for one in found.folders:
+            _fill(one, target)
+    _add_shim(found, target, tree, report)
+    record.write_text(json.dumps(wanted), encoding="utf-8")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Empty where there is none, or none that this version wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if content["format"] == FORMAT else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def of_stock(program: Path) -> dict[str, Any]:
+    """The record of a program that was built with libraries of a stock Ollama; else empty."""
+    return read_record(program.parent.parent / RECORD)
+
+
+def changed_since(record: dict[str, Any]) -> list[str]:
+    """Files of the stock Ollama that are gone, or not what they were when the record was made."""
+    changed = []
+    for name, size, modified in record.get("files", []):
+        try:
+            info = Path(name).stat()
+        except OSError:
+            changed.append(name)
+            continue
+        if [info.st_size, info.st_mtime_ns] != [size, modified]:
+            changed.append(name)
+    return changed
+
+
+def _fill(one: CudaFolder, target: Path) -> None:
+    """The folder appears whole."""
+    with tempfile.TemporaryDirectory(dir=target, prefix=".filling-") as scratch:
+        fresh = Path(scratch, one.name)
+        fresh.mkdir()
+        _replace(one.library, fresh / LIBRARY)
+        for path in one.others:
+            (fresh / path.name).symlink_to(path.resolve())
+        fresh.rename(target / one.name)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """A copy of its own, whole or not at all. What was unpacked into our cache is never changed,
+    and shares its bytes.
+    """
+    real = source.resolve()
+    fresh = target.with_name(f".{target.name}.new")
+    fresh.unlink(missing_ok=True)
+    if config.cache_dir().resolve() in real.parents:
+        os.link(real, fresh)
+    else:
+        shutil.copy2(real, fresh)
+    fresh.replace(target)
+
+
+def _soname(found: Installation) -> str:
+    """The name by which libggml-cuda asks for the base."""
+    needed = elf.read(found.folders[0].library).needed
+    return next((name for name in needed if name.startswith(BASE)), BASE)
+
+
+# --- the shim -------------------------------------------------------------------------------------
+
+
+def _shim() -> Any:
+    """The module that compiles it; None in a version that has no csrc/shim."""
+    if importlib.util.find_spec(_SHIM_MODULE) is None:
+        return None
+    return importlib.import_module(_SHIM_MODULE)
+
+
+def _shim_sources(module: Any) -> Path:
+    sources: Path = module.default_sources(manifest.default_root())
+    return sources
+
+
+def _shim_digest() -> str | None:
+    """Of its sources; None where it cannot be built."""
+    module = _shim()
+    if module is None or not _shim_sources(module).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(_shim_sources(module).glob("*.*")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _add_shim(found: Installation, target: Path, tree: Path, report: Report) -> None:
+    """Compiled once; it finds the libraries by the folder that it lies in."""
+    module = _shim()
+    if module is None or _shim_digest() is None:
+        report.say(f"no {SHIM} in this version: K/V stay on the GPU, or on the CPU")
+        return
+    with report.stage(f"compiling {SHIM}"):
+        first, *others = (target / one.name for one in found.folders)
+        base = module.find_base(first)
+        module.compile_shim(_shim_sources(module), tree, base, first / SHIM, report)
+        for folder in others:
+            shutil.copy2(first / SHIM, folder / SHIM)
+
+
+# --- what is loaded -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What GGML loads out of one folder; `broken`: links that lead nowhere."""
+
+    folder: Path
+    library: str
+    broken: tuple[str, ...]
+
+
+def loaded_by(program: Path, paged: bool) -> list[Loaded]:
+    """For NVIDIA GPUs, by a program: its folders of libraries as Ollama and GGML look for them
+    (v0.16.3 ml/path.go, discover/runner.go, ggml-backend-reg.cpp:539). Empty: the CPU alone.
+    """
+    program = program.resolve()
+    places = (program.parent.parent / "lib/ollama", program.parent / BELOW)
+    root = next((place for place in places if place.exists()), None)
+    if root is None:
+        return []
+    found = []
+    for folder in sorted({path.parent for path in (*root.glob(f"*/{LIBRARY}"), root / LIBRARY)}):
+        if not os.path.lexists(folder / LIBRARY):
+            continue
+        shim = paged and (folder / SHIM).is_file()
+        broken = sorted(p.name for p in folder.iterdir() if p.is_symlink() and not p.exists())
+        found.append(Loaded(folder, SHIM if shim else LIBRARY, tuple(broken)))
+    return found
