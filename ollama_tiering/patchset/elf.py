@@ -39,7 +39,7 @@ def read(path: Path) -> Library:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
             return _read(content)
-        except (struct.error, IndexError) as error:
+        except (struct.error, IndexError, OverflowError) as error:
             raise ValueError(f"cut off or damaged: {error}") from None
 
 

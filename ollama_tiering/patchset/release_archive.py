@@ -7,7 +7,10 @@ folder, a device, one name twice, or more bytes than a release can have end it, 
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
 import re
 import shutil
 import tarfile
@@ -16,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 import zstandard
 
@@ -30,7 +33,9 @@ _WANTED = re.compile(r"bin/ollama|lib/ollama/libggml-base\.so[\w.]*|lib/ollama/c
 _PROGRAM = "bin/ollama"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _HINT = "get it anew from https://github.com/ollama/ollama/releases"
-_DAMAGE = (tarfile.TarError, zstandard.ZstdError, zlib.error, EOFError)
+_DAMAGE = (tarfile.TarError, zstandard.ZstdError, zlib.error, gzip.BadGzipFile, EOFError)
+_END = 1024  # bytes of zeros at the end of a tar file
+_AHEAD = 1 << 16  # more than tarfile reads ahead, which is 20 blocks of 512 bytes
 
 
 def is_archive(path: Path) -> bool:
@@ -67,22 +72,55 @@ def unpacked(archive: Path, report: Report) -> Path:
     return target
 
 
+class _Plain(io.RawIOBase):
+    """What was compressed, front to end. Knows how much it was and how it ended: tarfile takes a
+    file that is cut off or damaged behind its first member for a whole one.
+    """
+
+    def __init__(self, archive: Path, source: IO[bytes]) -> None:
+        self._archive, self._source = archive, source
+        self._total = 0
+        self._last = bytearray()  # of what was read, at least _AHEAD
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._source.read(size)
+        self._total += len(content)
+        self._last += content
+        if len(self._last) > 8 * _AHEAD:
+            del self._last[:-_AHEAD]
+        if self._total > MOST_BYTES:
+            raise _refusal(self._archive, "it is larger than a release of Ollama")
+        return content
+
+    def require_end(self, offset: int) -> None:
+        """From there on, which is where the last member ends: empty blocks, two at least."""
+        rest = self._last[offset - self._total :] if offset < self._total else b""
+        empty, length = not any(rest), len(rest)
+        while content := self.read(_AHEAD):
+            empty, length = empty and not any(content), length + len(content)
+        if not empty or length < _END:
+            raise EOFError("cut off")
+
+
 @contextmanager
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     """Read from front to end, once: a release takes gigabytes."""
-    with archive.open("rb") as file:
-        begin = file.read(4)
+    with archive.open("rb") as file, contextlib.ExitStack() as stack:
+        begin = file.read(len(_ZSTD))
         file.seek(0)
+        source: IO[bytes] = file
         if begin == _ZSTD:
-            with (
-                zstandard.ZstdDecompressor().stream_reader(file) as plain,
-                tarfile.open(fileobj=plain, mode="r|") as members,
-            ):
-                yield members
-        else:
-            mode = "r|gz" if begin.startswith(_GZIP) else "r|"
-            with tarfile.open(fileobj=file, mode=mode) as members:  # type: ignore[call-overload]
-                yield members
+            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            source = stack.enter_context(reader)
+        elif begin.startswith(_GZIP):
+            source = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+        plain = _Plain(archive, source)
+        with tarfile.open(fileobj=plain, mode="r|") as members:
+            yield members
+            plain.require_end(members.offset)
 
 
 def _wanted(

@@ -1,0 +1,110 @@
+"""`tiering patch build --cuda stock=PLACE`: the library of another Ollama, beside a patched one, is
+the one that serves. The fake GPU (tests/fakegpu) plays that library.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.patchset import gpu_libraries, stock
+from tests.engine import fake_gpu
+from tests.engine.harness import Server, assert_same, text, wait_until
+
+FOLDER = "cuda_v13"
+
+
+@pytest.fixture(scope="module")
+def place(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An Ollama as a release lays it out, with the fake GPU's library for CUDA's."""
+    root = tmp_path_factory.mktemp("stock")
+    (root / "bin").mkdir()
+    folder = root / "lib/ollama" / FOLDER
+    folder.mkdir(parents=True)
+    shutil.copy2(binary, root / "bin/ollama")
+    for file in libraries.glob("libggml-base*"):
+        shutil.copy2(file, root / "lib/ollama", follow_symlinks=False)
+    shutil.copy2(fake_gpu.build(binary.parent, libraries) / stock.LIBRARY, folder)
+    (folder / "libcublas.so.13.0.1").write_bytes(b"not read by the fake")
+    (folder / "libcublas.so.13").symlink_to("libcublas.so.13.0.1")
+    return root
+
+
+def _build(place: Path, version: tuple[int, ...]) -> subprocess.CompletedProcess[str]:
+    tag = "v" + ".".join(map(str, version))
+    command = [sys.executable, "-m", "ollama_tiering", "patch", "build", "--tag", tag]
+    command += ["--cpu", "native", "--cuda", f"stock={place}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def built(place: Path, version: tuple[int, ...]) -> Path:
+    """The program that the command names in its last line."""
+    done = _build(place, version)
+    assert not done.returncode, done.stderr[-3000:]
+    return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(1800)
+def test_the_library_lies_beside_the_build_and_is_a_copy(place: Path, built: Path) -> None:
+    folder = built.parent / gpu_libraries.BELOW / FOLDER
+    own, theirs = folder / stock.LIBRARY, place / "lib/ollama" / FOLDER / stock.LIBRARY
+    assert own.read_bytes() == theirs.read_bytes()
+    assert not own.samefile(theirs)
+    assert (folder / "libcublas.so.13").samefile(theirs.with_name("libcublas.so.13.0.1"))
+    (found,) = gpu_libraries.loaded_by(built, paged=False)
+    assert (found.folder, found.library, found.broken) == (folder, stock.LIBRARY, ())
+
+
+@pytest.mark.timeout(1800)
+def test_built_again_it_is_up_to_date(place: Path, built: Path, version: tuple[int, ...]) -> None:
+    before = built.stat()
+    done = _build(place, version)
+    assert f"{built} is up to date" in done.stderr
+    assert built.stat() == before
+
+
+@pytest.mark.timeout(1800)
+def test_ollama_serves_with_it_as_the_cpu_does(
+    built: Path, libraries: Path, models: Path, tmp_path: Path
+) -> None:
+    """Installed as a service installs it; the fake computes with a CPU library, which CUDA's does
+    not need.
+    """
+    lib = tmp_path / "lib/ollama"
+    (tmp_path / "bin").mkdir()
+    program = shutil.copy2(built, tmp_path / "bin/ollama")
+    shutil.copytree(built.parent / gpu_libraries.BELOW, lib, symlinks=True)
+    for file in libraries.glob("libggml-cpu-*"):
+        shutil.copy2(file, lib)
+    with Server(program, tmp_path / "cpu", models, env=fake_gpu.NO_DEVICE) as server:
+        expected = server.generate("g2", text(300, "stock"))
+    with Server(program, tmp_path / "gpu", models, env=fake_gpu.devices(1024)) as server:
+        wait_until("devices", lambda: "inference compute" in server.log_text(), 60)
+        found = server.generate("g2", text(300, "stock"))
+        layers, of = fake_gpu.offloaded(server)
+        log = server.log_text()
+    assert re.search(rf"inference compute.* library=CUDA .*libdirs=\S*{FOLDER}", log)
+    assert layers == of
+    assert_same(found, expected)
+
+
+def test_an_ollama_of_another_version_is_refused_with_one_line(
+    place: Path, version: tuple[int, ...], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(place, other, symlinks=True)
+    program = other / "bin/ollama"
+    program.write_text("#!/bin/sh\necho 'Warning: client version is 0.1.2'\n")
+    program.chmod(0o755)
+    done = _build(other, version)
+    assert done.returncode == 4
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    tag = "v" + ".".join(map(str, version))
+    assert errors == [f"error: {other} is Ollama 0.1.2, whose GGML is not known to fit {tag}"]
+    assert "hint: name a release archive" in done.stderr
