@@ -147,7 +147,11 @@ def _stock_of(plan: Plan, patchset: Patchset, report: Report) -> stock.Installat
 
 def _put_gpu_libraries(plan: Plan, gpu: stock.Installation | None, report: Report) -> None:
     if gpu:
-        gpu_libraries.put(gpu, plan.folder, plan.tree, report, own_base=plan.needs_cmake)
+        with_shim = not plan.options.stock
+        own_base = plan.needs_cmake
+        gpu_libraries.put(
+            gpu, plan.folder, plan.tree, report, own_base=own_base, with_shim=with_shim
+        )
 
 
 # --- the two compilers ----------------------------------------------------------------------------

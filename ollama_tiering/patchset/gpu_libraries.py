@@ -8,12 +8,12 @@ lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,16 @@ FORMAT = 1
 _SHIM_MODULE = "ollama_tiering.patchset.shim"
 
 
-def put(found: Installation, folder: Path, tree: Path, report: Report, *, own_base: bool) -> None:
-    """Libraries of `found` beside the program of `tree`; does nothing where they are there already.
+def put(
+    found: Installation,
+    folder: Path,
+    tree: Path,
+    report: Report,
+    *,
+    own_base: bool = False,
+    with_shim: bool = True,
+) -> None:
+    """Libraries of `found` beside the program of `tree`; those that are there already stay.
     `folder` has the record. With `own_base` the build has made GGML's base itself.
     """
     target, record = tree / BELOW, folder / RECORD
@@ -40,23 +48,22 @@ def put(found: Installation, folder: Path, tree: Path, report: Report, *, own_ba
         "place": str(found.place),
         "files": found.state(),
         "base": not own_base,
-        "shim": _shim_digest(),
         "folders": [one.name for one in found.folders],
     }
     old = read_record(record)
-    if old == wanted and all((target / one.name / LIBRARY).exists() for one in found.folders):
-        return
-    record.unlink(missing_ok=True)
-    with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
-        target.mkdir(parents=True, exist_ok=True)
-        for name in {*old.get("folders", []), *wanted["folders"]}:
-            shutil.rmtree(target / name, ignore_errors=True)
-        if not own_base:
-            _replace(found.base, target / _soname(found))
-        for one in found.folders:
-            _fill(one, target)
-    _add_shim(found, target, tree, report)
-    record.write_text(json.dumps(wanted), encoding="utf-8")
+    if old != wanted or not all((target / one.name / LIBRARY).exists() for one in found.folders):
+        record.unlink(missing_ok=True)
+        with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
+            target.mkdir(parents=True, exist_ok=True)
+            for name in {*old.get("folders", []), *wanted["folders"]}:
+                shutil.rmtree(target / name, ignore_errors=True)
+            if not own_base:
+                _replace(found.base, target / _soname(found))
+            for one in found.folders:
+                _fill(one, target)
+        record.write_text(json.dumps(wanted), encoding="utf-8")
+    if with_shim:
+        _put_shim([target / one.name for one in found.folders], tree, report)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -122,40 +129,21 @@ def _soname(found: Installation) -> str:
 
 
 def _shim() -> Any:
-    """The module that compiles it; None in a version that has no csrc/shim."""
+    """The module that compiles csrc/shim; None in a version that has none."""
     if importlib.util.find_spec(_SHIM_MODULE) is None:
         return None
     return importlib.import_module(_SHIM_MODULE)
 
 
-def _shim_sources(module: Any) -> Path:
-    sources: Path = module.default_sources(manifest.default_root())
-    return sources
-
-
-def _shim_digest() -> str | None:
-    """Of its sources; None where it cannot be built."""
+def _put_shim(folders: Sequence[Path], tree: Path, report: Report) -> None:
+    """Beside each libggml-cuda, where its sources or what it is compiled against changed."""
     module = _shim()
-    if module is None or not _shim_sources(module).is_dir():
-        return None
-    digest = hashlib.sha256()
-    for path in sorted(_shim_sources(module).glob("*.*")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _add_shim(found: Installation, target: Path, tree: Path, report: Report) -> None:
-    """Compiled once; it finds the libraries by the folder that it lies in."""
-    module = _shim()
-    if module is None or _shim_digest() is None:
-        report.say(f"no {SHIM} in this version: K/V stay on the GPU, or on the CPU")
+    sources = module.default_sources(manifest.default_root()) if module else None
+    if sources is None or not sources.is_dir():
+        report.say(f"this version has no {SHIM}: K/V that do not fit a GPU are not paged")
         return
-    with report.stage(f"compiling {SHIM}"):
-        first, *others = (target / one.name for one in found.folders)
-        base = module.find_base(first)
-        module.compile_shim(_shim_sources(module), tree, base, first / SHIM, report)
-        for folder in others:
-            shutil.copy2(first / SHIM, folder / SHIM)
+    for folder in folders:
+        module.put_beside(folder, sources, tree, report)
 
 
 # --- what is loaded -------------------------------------------------------------------------------

@@ -209,8 +209,7 @@ def test_a_stock_ollama_that_changed_since_the_build_is_warned_of(
     assert found is not None
     tree = place / "tree/src"
     fake_stock.program(tree / "ollama", "0.16.0")
-    monkeypatch.setattr(gpu_libraries, "_shim", lambda: None)  # nothing is compiled here
-    gpu_libraries.put(found, tree.parent, tree, Report(quiet=True), own_base=False)
+    gpu_libraries.put(found, tree.parent, tree, Report(quiet=True), with_shim=False)
     states = [check.state for check in _library_checks(tree / "ollama", monkeypatch)]
     assert states == [State.OK, State.OK]
     library = root / "lib/ollama/cuda_v12/libggml-cuda.so"

@@ -38,16 +38,18 @@ def shim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     sources.mkdir()
     (sources / "device.cpp").write_text("int main;")
 
-    def compile_shim(sources: Path, tree: Path, base: Path, target: Path, report: Report) -> None:
+    def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:
         text = (sources / "device.cpp").read_text()
         if "error" in text:
             raise BuildError("g++: no luck")
-        target.write_text(f"{text} against {base.name}")
+        assert (tree / "main.go").is_file()
+        if not (folder / SHIM).is_file() or (folder / SHIM).read_text() != text:
+            (folder / SHIM).write_text(text)
+        return True
 
     module = ModuleType(gpu_libraries._SHIM_MODULE)
     module.default_sources = lambda _root: sources  # type: ignore[attr-defined]
-    module.find_base = lambda folder: next(folder.parent.glob("libggml-base*"))  # type: ignore[attr-defined]
-    module.compile_shim = compile_shim  # type: ignore[attr-defined]
+    module.put_beside = put_beside  # type: ignore[attr-defined]
     module.__spec__ = sys.__spec__
     monkeypatch.setitem(sys.modules, gpu_libraries._SHIM_MODULE, module)
     return sources
@@ -80,7 +82,7 @@ def test_libraries_lie_where_the_loader_looks(built: Path, place: Path) -> None:
         assert not own.samefile(theirs), "an update of the stock Ollama would change it"
     cublas = target / "cuda_v13/libcublas.so.13"
     assert cublas.readlink() == place / "lib/ollama/cuda_v13/libcublas.so.13.8.4"
-    assert (target / "cuda_v13" / SHIM).read_text() == "int main; against libggml-base.so.0"
+    assert (target / "cuda_v13" / SHIM).read_text() == "int main;"
 
 
 def test_a_build_for_every_processor_keeps_its_own_base(
@@ -157,7 +159,7 @@ def test_a_changed_shim_is_compiled_again_and_nothing_else(
     (shim / "device.cpp").write_text("int better;")
     build.build(_of(place), patchset, cache, report)
     for folder in ("cuda_v12", "cuda_v13"):
-        assert (built.parent / BELOW / folder / SHIM).read_text().startswith("int better;")
+        assert (built.parent / BELOW / folder / SHIM).read_text() == "int better;"
     assert len(fake_tools.calls("go build")) == 1
 
 
@@ -213,6 +215,14 @@ def test_what_does_not_fit_stops_before_anything_is_compiled(
         build.build(_of(place), patchset, cache, report)
     assert caught.value.exit_code == 4
     assert not fake_tools.calls("go build")
+
+
+def test_stock_without_the_patch_set_has_no_shim(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    binary = build.build(_of(place, stock=True), patchset, cache, report)
+    assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
+    assert not list((binary.parent / BELOW).rglob(SHIM))
 
 
 # --- auto -----------------------------------------------------------------------------------------
