@@ -21,8 +21,8 @@ from ollama_tiering.patchset.report import Report
 ROOT = Path(__file__).resolve().parents[1] / "patches"
 URL = "https://github.com/ollama/ollama.git"
 
-# Everything a hook or an overlay file may touch, and GGML's headers, by which a stock library is known
-# to fit (patchset/stock.py). Folders are pinned as a whole, files one by one.
+# Everything a hook or an overlay file may touch, and GGML's headers, by which a stock library is
+# known to fit (patchset/stock.py). Folders are pinned as a whole, files one by one.
 FOLDERS = [
     "anthropic",
     "api",

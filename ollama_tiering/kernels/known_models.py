@@ -13,6 +13,10 @@ from typing import Final
 
 from ollama_tiering.kernels.shape import Dtype
 
+# Architectures of the list for which Ollama chooses its Go engine, and not llama.cpp's
+# (OllamaEngineRequired, v0.16.3 fs/ggml/ggml.go:256).
+GO_ENGINE: Final = frozenset({"gemma3", "gptoss", "mistral3", "qwen3", "qwen3moe"})
+
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
