@@ -2,7 +2,8 @@
 
 Taken are `bin/ollama`, GGML's base and the folders `lib/ollama/cuda_*`, by name; all else is passed
 over. Nothing that an archive says is trusted: a path that leads out of it, a link that leaves its
-folder, a device, one name twice, or more bytes than a release can have end it, and nothing is kept.
+folder, a device, a file with holes, one name twice, or more bytes than a release can have end it,
+and nothing is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.report import Report
 
-MOST_BYTES = 32 << 30  # of all members; the releases of 2026 have about 4
+MOST_BYTES = 32 << 30  # of the whole tar file; the releases of 2026 have about 4
 MOST_MEMBERS = 100_000
 _WANTED = re.compile(r"bin/ollama|lib/ollama/libggml-base\.so[\w.]*|lib/ollama/cuda_\w+/lib[^/]+")
 _PROGRAM = "bin/ollama"
@@ -127,17 +128,16 @@ def _wanted(
     archive: Path, members: tarfile.TarFile
 ) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes] | None]]:
     """Name, what it is and, of a file, its content. All members are looked at."""
-    total = 0
     for count, member in enumerate(members):
-        total += member.size
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise _refusal(archive, f"it has {member.name!r}, a path that leads out of it")
-        if total > MOST_BYTES or count >= MOST_MEMBERS:
+        if count >= MOST_MEMBERS:
             raise _refusal(archive, "it is larger than a release of Ollama")
         name = str(path)  # without a leading ./
         if _WANTED.fullmatch(name) and not member.isdir():
-            yield name, member, members.extractfile(member) if member.isreg() else None
+            whole = member.isreg() and not member.issparse()  # a hole costs the archive nothing
+            yield name, member, members.extractfile(member) if whole else None
 
 
 def _write(archive: Path, target: Path, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:

@@ -110,6 +110,7 @@ HOSTILE: dict[str, tuple[Entry | tarfile.TarInfo, ...]] = {
         _special(tarfile.LNKTYPE, link="bin/ollama"),
     ),
     "neither a file": (_special(tarfile.FIFOTYPE),),
+    "neither a file nor": (_special(tarfile.GNUTYPE_SPARSE),),
     f"'{LIBRARY}' is neither": (_special(tarfile.CHRTYPE),),
 }
 
@@ -145,15 +146,18 @@ def test_a_link_under_a_wanted_folder_cannot_move_what_is_written(
 def test_an_archive_that_grows_beyond_a_release_is_refused(
     tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = archive(tmp_path / "o.tar.zst", ("elsewhere", bytes(3000)), (LIBRARY, bytes(3000)))
-    monkeypatch.setattr(release_archive, "MOST_BYTES", 5000)
-    with pytest.raises(UsageError, match="larger than a release"):
-        release_archive.unpacked(path, report)
-    monkeypatch.setattr(release_archive, "MOST_BYTES", 6000)
-    monkeypatch.setattr(release_archive, "MOST_MEMBERS", 1)
-    with pytest.raises(UsageError, match="larger than a release"):
-        release_archive.unpacked(path, report)
+    """Also by what is passed over: it has to be decompressed."""
+    path = archive(tmp_path / "o.tar.zst", ("elsewhere", bytes(30_000)), (LIBRARY, b"x"))
+    with monkeypatch.context() as less:
+        less.setattr(release_archive, "MOST_BYTES", 20_000)
+        with pytest.raises(UsageError, match="larger than a release"):
+            release_archive.unpacked(path, report)
+    with monkeypatch.context() as less:
+        less.setattr(release_archive, "MOST_MEMBERS", 1)
+        with pytest.raises(UsageError, match="larger than a release"):
+            release_archive.unpacked(path, report)
     assert kept() == []
+    assert release_archive.unpacked(path, report).is_dir()
 
 
 def _cut(content: bytes) -> bytes:
