@@ -45,7 +45,8 @@ def put(
     target, record = tree / BELOW, folder / RECORD
     wanted: dict[str, Any] = {
         "format": FORMAT,
-        "place": str(found.place),
+        "place": str(found.place.absolute()),
+        "root": str(found.root),
         "files": found.state(),
         "base": not own_base,
         "folders": [one.name for one in found.folders],

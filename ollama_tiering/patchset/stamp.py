@@ -30,10 +30,11 @@ def state_of(
     """Changes with all that decides the result and is quick to look at. `flags` are ours for the
     compilers: of a native build they name the processor. `gpu`: the libraries of a stock Ollama.
     """
+    chosen = {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE}
     decisive: dict[str, object] = {
         "format": FORMAT,
         "patchset": patchset.digest,
-        "options": {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE},
+        "options": chosen,
         "kind": kind,
         "go": tools.go_version(go),
         "environment": identity.flag_environment(),
@@ -41,6 +42,7 @@ def state_of(
     }
     if gpu:  # only then: other builds stay as they are
         decisive["gpu"] = gpu
+        decisive["options"] = chosen | {"cuda": "stock"}  # by whatever name the place is called
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -43,9 +43,12 @@ class CudaFolder:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An Ollama with libraries for NVIDIA GPUs. `place`: what a person would call it."""
+    """An Ollama with libraries for NVIDIA GPUs. `place`: what a person would call it; `root`: the
+    folder of its libraries.
+    """
 
     place: Path
+    root: Path
     program: Path | None
     base: Path
     folders: tuple[CudaFolder, ...]
@@ -127,9 +130,8 @@ def at(place: Path, shown: Path | None = None) -> Installation | None:
         if not folders and (root / LIBRARY).is_file():  # as some distributions lay it out
             folders = [root]
         if base and folders:
-            return Installation(
-                shown or place, _program(root), base, tuple(_folder(f, root) for f in folders)
-            )
+            cuda = tuple(_folder(folder, root) for folder in folders)
+            return Installation(shown or place, root, _program(root), base, cuda)
     return None
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import build, gpu_libraries, identity, stock, tools
+from ollama_tiering.patchset.binary import stock_of_newest
 from ollama_tiering.patchset.gpu_libraries import BELOW, SHIM, Loaded
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.plan import BuildOptions, plan
@@ -223,6 +224,48 @@ def test_stock_without_the_patch_set_has_no_shim(
     binary = build.build(_of(place, stock=True), patchset, cache, report)
     assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
     assert not list((binary.parent / BELOW).rglob(SHIM))
+
+
+def test_the_same_place_by_another_name_is_the_same_build(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    assert build.build(_of(place / "lib/ollama"), patchset, cache, report) == built
+    assert len(fake_tools.calls("go build")) == 1
+
+
+def test_other_commands_go_on_with_the_place_that_was_built_with(
+    built: Path, place: Path, tmp_path: Path
+) -> None:
+    """`up` would else build a second Ollama, for the CPU."""
+    assert stock_of_newest("v0.16.0", [built]) == f"stock={place}"
+    assert stock_of_newest("v0.16", [built]) is None
+    other = tmp_path / "v0.16.0-native/src/ollama"
+    assert stock_of_newest("v0.16.0", [other, built]) is None
+    shutil.rmtree(place)
+    assert stock_of_newest("v0.16.0", [built]) is None
+
+
+def test_of_an_archive_that_is_gone_what_was_unpacked_serves_on(
+    tmp_path: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    path = archive(tmp_path / "o.tgz", root=place)
+    binary = build.build(_of(path), patchset, cache, report)
+    assert stock_of_newest("v0.16.0", [binary]) == f"stock={path}"
+    path.unlink()
+    option = stock_of_newest("v0.16.0", [binary])
+    assert option is not None
+    assert build.build(replace(NATIVE, cuda=option), patchset, cache, report) == binary
+    assert len(fake_tools.calls("go build")) == 1
 
 
 # --- auto -----------------------------------------------------------------------------------------
