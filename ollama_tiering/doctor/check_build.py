@@ -13,9 +13,10 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor.check import Check, State, fail, ok, warn
-from ollama_tiering.errors import MissingTool
-from ollama_tiering.patchset import build, gpu_libraries, stock, tools
+from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.patchset import build, gpu_libraries, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
+from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
 MIN_PYTHON = (3, 11)
@@ -87,10 +88,14 @@ def _cuda() -> Check:
         return ok("nvcc", f"{cuda.nvcc} (CUDA {cuda.major})")
     if tools.nvidia_gpu_is_here():
         finding = "there is an NVIDIA GPU but no CUDA compiler"
-        if found := stock.usual():
-            return ok("nvcc", f"{finding}: `--cuda stock` takes {stock.LIBRARY} of {found.place}")
-        cure = "install Ollama, or name a release archive of it: tiering patch --cuda stock=PLACE"
-        return warn("nvcc", f"{finding}, and no Ollama to take {stock.LIBRARY} of", cure)
+        tag = normal_tag(config.load().patch.tag)
+        try:
+            found = stock.find(stock.OPTION, Report())
+            version = stock.check(found, tag, manifest.load())
+        except TieringError as error:
+            return warn("nvcc", f"{finding}; {error.message}", error.hint or "")
+        whose = f"{stock.LIBRARY} of Ollama {version} at {found.place}"
+        return ok("nvcc", f"{finding}: {whose} fits {tag} and is taken")
     return ok("nvcc", "no GPU, no CUDA compiler: Ollama is built for the CPU")
 
 

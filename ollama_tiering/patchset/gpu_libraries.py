@@ -8,6 +8,7 @@ lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -114,8 +115,9 @@ def _replace(source: Path, target: Path) -> None:
     fresh = target.with_name(f".{target.name}.new")
     fresh.unlink(missing_ok=True)
     if config.cache_dir().resolve() in real.parents:
-        os.link(real, fresh)
-    else:
+        with contextlib.suppress(OSError):  # a file system without such links
+            os.link(real, fresh)
+    if not fresh.exists():
         shutil.copy2(real, fresh)
     fresh.replace(target)
 

@@ -26,6 +26,7 @@ import zstandard
 
 from ollama_tiering import config
 from ollama_tiering.errors import UsageError
+from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 
 MOST_BYTES = 32 << 30  # of the whole tar file; the releases of 2026 have about 4
@@ -50,9 +51,14 @@ def unpacked(archive: Path, report: Report) -> Path:
     info = archive.stat()
     identity = f"{archive.resolve()}\0{info.st_size}\0{info.st_mtime_ns}"
     target = config.cache_dir() / "stock" / hashlib.sha256(identity.encode()).hexdigest()[:16]
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name("lock"), f"another process unpacks {archive.name}", report):
+        if not target.is_dir():
+            _unpack(archive, target, report)
+    return target
+
+
+def _unpack(archive: Path, target: Path, report: Report) -> None:
+    """Whole or not at all."""
     with (
         report.stage(f"unpacking {archive.name} into {target}") as detail,
         tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch,
@@ -65,12 +71,10 @@ def unpacked(archive: Path, report: Report) -> Path:
                     detail(name)
                     _write(archive, fresh / name, member, content)
         except _DAMAGE as error:
-            raise _refusal(
-                archive, f"no whole tar archive ({error or type(error).__name__})"
-            ) from None
+            why = f"no whole tar archive ({error or type(error).__name__})"
+            raise _refusal(archive, why) from None
         _require_ends_of_links(archive, fresh)
         fresh.rename(target)
-    return target
 
 
 class _Plain(io.RawIOBase):

@@ -165,10 +165,13 @@ def version_of(found: Installation) -> str:
             f"{found.place}: no `ollama` beside the libraries that would say their version",
             hint="name the folder above bin and lib of a whole Ollama, or a release archive",
         )
-    done = run(found.program, "--version", env=_NOBODY)
-    said = re.search(r"version is v?(\d[\w.+-]*)", "\n".join(done.tail))
+    try:
+        lines = run(found.program, "--version", env=_NOBODY).tail
+    except OSError as error:  # damaged, or for another processor
+        lines = (str(error.strerror),)
+    said = re.search(r"version is v?(\d[\w.+-]*)", "\n".join(lines))
     if said is None:
-        last = done.tail[-1] if done.tail else "it says nothing"
+        last = lines[-1] if lines else "it says nothing"
         raise UnsupportedUpstream(
             f"{found.program} does not say its version: {last}",
             hint=f"install Ollama again, or name a release archive of {RELEASES}",

@@ -146,27 +146,33 @@ def test_a_missing_compiler_fails_only_while_nothing_is_built(
     assert found["compiler"].state is State.WARN
 
 
-def test_a_gpu_without_cuda_compiler_is_warned_of(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def gpu(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU and no toolkit; where its Ollama would be."""
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
     monkeypatch.setattr(tools, "NVIDIA_DEVICE", place)
-    monkeypatch.setattr(stock, "usual", lambda: None)
+    monkeypatch.setattr(stock, "USUAL", (place / "usual",))
+    monkeypatch.setattr(shutil, "which", lambda _name, **_: None)
+    return place / "usual"
+
+
+def test_a_gpu_without_cuda_compiler_is_warned_of(gpu: Path) -> None:
     found = {c.name: c for c in check_build.checks()}["nvcc"]
     assert found.state is State.WARN
+    assert "no Ollama with libggml-cuda.so" in found.finding
     assert "--cuda stock=PLACE" in found.cure
 
 
-def test_a_gpu_without_compiler_is_well_where_an_ollama_is_installed(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tools, "find_cuda", lambda: None)
-    monkeypatch.setattr(tools, "NVIDIA_DEVICE", place)
-    monkeypatch.setattr(stock, "USUAL", (fake_stock.ollama(place / "usual"),))
-    monkeypatch.setenv("PATH", str(place))
+def test_a_gpu_without_compiler_is_well_where_an_ollama_is_installed_that_fits(gpu: Path) -> None:
+    fake_stock.ollama(gpu, version="0.24.0")  # its headers are those of the default version
     found = {c.name: c for c in check_build.checks()}["nvcc"]
     assert found.state is State.OK
-    assert f"--cuda stock` takes libggml-cuda.so of {place / 'usual'}" in found.finding
+    assert f"libggml-cuda.so of Ollama 0.24.0 at {gpu} fits v0.16.3" in found.finding
+    fake_stock.program(gpu / "bin/ollama", "0.99.0")
+    found = {c.name: c for c in check_build.checks()}["nvcc"]
+    assert found.state is State.WARN
+    assert "is Ollama 0.99.0, whose GGML is not known to fit v0.16.3" in found.finding
+    assert "stock=FILE" in found.cure
 
 
 def _library_checks(program: Path, monkeypatch: pytest.MonkeyPatch) -> list[Check]:

@@ -50,7 +50,8 @@ def archive(path: Path, *entries: Entry | tarfile.TarInfo, root: Path | None = N
 
 def kept() -> list[Path]:
     folder = config.cache_dir() / "stock"
-    return list(folder.iterdir()) if folder.is_dir() else []
+    files = folder.iterdir() if folder.is_dir() else []
+    return [path for path in files if path.name != "lock"]
 
 
 @pytest.mark.parametrize("name", ["o.tgz", "o.tar.zst", "o.tar"])

@@ -214,6 +214,11 @@ def test_a_program_that_does_not_say_its_version_is_refused(
     assert "Illegal instruction" in _refused(place, patchset, UnsupportedUpstream)
 
 
+def test_a_program_that_cannot_be_run_is_refused(place: Path, patchset: Patchset) -> None:
+    (place / "bin/ollama").write_bytes(b"\x7fELF and no more")
+    assert "does not say its version" in _refused(place, patchset, UnsupportedUpstream)
+
+
 def test_a_running_server_of_another_version_is_not_asked(place: Path, patchset: Patchset) -> None:
     (place / "bin/ollama").write_text(
         '#!/bin/sh\n[ "$OLLAMA_HOST" = 127.0.0.1:1 ] || { echo ollama version is 9.9.9; exit; }\n'
