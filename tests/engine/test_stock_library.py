@@ -83,21 +83,23 @@ def test_built_again_it_is_up_to_date(place: Path, built: Path, version: tuple[i
     assert built.stat() == before
 
 
-def test_ollama_serves_with_it_as_the_cpu_does(
-    built: Path, libraries: Path, models: Path, tmp_path: Path
-) -> None:
-    """Installed as a service installs it; the fake computes with a CPU library, which CUDA's does
-    not need.
-    """
+@pytest.fixture
+def installed(built: Path, libraries: Path, tmp_path: Path) -> Path:
+    """As a service has it; the fake computes with a CPU library, which CUDA's does not need."""
     lib = tmp_path / "lib/ollama"
     (tmp_path / "bin").mkdir()
-    program = shutil.copy2(built, tmp_path / "bin/ollama")
     shutil.copytree(built.parent / gpu_libraries.BELOW, lib, symlinks=True)
     for file in libraries.glob("libggml-cpu-*"):
         shutil.copy2(file, lib)
-    with Server(program, tmp_path / "cpu", models, env=fake_gpu.NO_DEVICE) as server:
+    return Path(shutil.copy2(built, tmp_path / "bin/ollama"))
+
+
+def test_ollama_serves_with_it_as_the_cpu_does(
+    installed: Path, models: Path, tmp_path: Path
+) -> None:
+    with Server(installed, tmp_path / "cpu", models, env=fake_gpu.NO_DEVICE) as server:
         expected = server.generate("g2", text(300, "stock"))
-    with Server(program, tmp_path / "gpu", models, env=fake_gpu.devices(1024)) as server:
+    with Server(installed, tmp_path / "gpu", models, env=fake_gpu.devices(1024)) as server:
         wait_until("devices", lambda: "inference compute" in server.log_text(), 60)
         found = server.generate("g2", text(300, "stock"))
         layers, of = fake_gpu.offloaded(server)
@@ -105,6 +107,24 @@ def test_ollama_serves_with_it_as_the_cpu_does(
     assert re.search(rf"inference compute.* library=CUDA .*libdirs=\S*{FOLDER}", log)
     assert layers == of
     assert_same(found, expected)
+
+
+def test_the_shim_beside_it_is_loaded_if_the_variable_says_so(
+    installed: Path, models: Path, tmp_path: Path
+) -> None:
+    if not (installed.parents[1] / "lib/ollama" / FOLDER / gpu_libraries.SHIM).is_file():
+        pytest.skip("this version has no csrc/shim")
+    answers = []
+    for paged, library in (("0", stock.LIBRARY), ("1", gpu_libraries.SHIM)):
+        env = fake_gpu.devices(1024) | {"OLLAMA_PAGED_ATTN": paged}
+        with Server(installed, tmp_path / paged, models, env=env) as server:
+            answers.append(server.generate("g2", text(300, "shim")))
+            log = server.log_text()
+        loaded = re.findall(r"load_backend: loaded \S+ backend from \S*/(libggml-cuda\S*)", log)
+        assert set(loaded) == {library}
+        (expected,) = gpu_libraries.loaded_by(installed, paged=paged == "1")
+        assert expected.library == library, "and doctor says so"
+    assert_same(*answers)
 
 
 def test_an_ollama_of_another_version_is_refused_with_one_line(
