@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering import config
-from ollama_tiering.patchset import elf, manifest
+from ollama_tiering.patchset import elf, manifest, release_archive
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
 
@@ -57,8 +56,9 @@ def put(
         record.unlink(missing_ok=True)
         with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
             target.mkdir(parents=True, exist_ok=True)
-            for name in {*old.get("folders", []), *wanted["folders"]}:
-                shutil.rmtree(target / name, ignore_errors=True)
+            for name in ("cuda*", ".filling-*"):  # also of a run that was killed
+                for path in target.glob(name):
+                    shutil.rmtree(path)
             if not own_base:
                 _replace(found.base, target / _soname(found))
             for one in found.folders:
@@ -108,13 +108,13 @@ def _fill(one: CudaFolder, target: Path) -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """A copy of its own, whole or not at all. What was unpacked into our cache is never changed,
+    """A copy of its own, whole or not at all. What was unpacked out of an archive is never changed,
     and shares its bytes.
     """
     real = source.resolve()
     fresh = target.with_name(f".{target.name}.new")
     fresh.unlink(missing_ok=True)
-    if config.cache_dir().resolve() in real.parents:
+    if release_archive.folder().resolve() in real.parents:
         with contextlib.suppress(OSError):  # a file system without such links
             os.link(real, fresh)
     if not fresh.exists():

@@ -40,6 +40,11 @@ _END = 1024  # bytes of zeros at the end of a tar file
 _AHEAD = 1 << 16  # more than tarfile reads ahead, which is 20 blocks of 512 bytes
 
 
+def folder() -> Path:
+    """Below it lies what was unpacked."""
+    return config.cache_dir() / "stock"
+
+
 def is_archive(path: Path) -> bool:
     return path.is_file()
 
@@ -50,7 +55,7 @@ def unpacked(archive: Path, report: Report) -> Path:
     """
     info = archive.stat()
     identity = f"{archive.resolve()}\0{info.st_size}\0{info.st_mtime_ns}"
-    target = config.cache_dir() / "stock" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    target = folder() / hashlib.sha256(identity.encode()).hexdigest()[:16]
     with locked(target.with_name("lock"), f"another process unpacks {archive.name}", report):
         if not target.is_dir():
             _unpack(archive, target, report)

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from ollama_tiering import config
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import build, gpu_libraries, identity, stock, tools
 from ollama_tiering.patchset.binary import stock_of_newest
@@ -206,6 +207,36 @@ def test_out_of_an_archive_it_shares_the_bytes_that_were_unpacked(
     own = binary.parent / BELOW / "cuda_v12" / LIBRARY
     assert own.read_bytes() == (place / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
     assert own.stat().st_nlink == 2
+
+
+def test_of_a_build_tree_in_our_cache_it_is_a_copy(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    """A linker writes into the file that it finds there."""
+    tree = config.cache_dir() / "trees/other"
+    tree.parent.mkdir(parents=True)
+    place.rename(tree)
+    binary = build.build(_of(tree), patchset, cache, report)
+    own = binary.parent / BELOW / "cuda_v12" / LIBRARY
+    assert own.stat().st_nlink == 1
+    assert own.read_bytes() == (tree / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
+
+
+def test_what_a_killed_run_left_is_removed(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    target = built.parent / BELOW
+    for name in (".filling-x/cuda_v12", "cuda_v11"):
+        (target / name).mkdir(parents=True)
+        (target / name / LIBRARY).write_bytes(b"half")
+    (built.parents[1] / gpu_libraries.RECORD).unlink()
+    build.build(_of(place), patchset, cache, report)
+    assert {path.name for path in target.iterdir()} == {"cuda_v12", "cuda_v13", "libggml-base.so.0"}
 
 
 def test_what_does_not_fit_stops_before_anything_is_compiled(

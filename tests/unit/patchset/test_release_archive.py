@@ -49,7 +49,7 @@ def archive(path: Path, *entries: Entry | tarfile.TarInfo, root: Path | None = N
 
 
 def kept() -> list[Path]:
-    folder = config.cache_dir() / "stock"
+    folder = release_archive.folder()
     files = folder.iterdir() if folder.is_dir() else []
     return [path for path in files if path.name != "lock"]
 
