@@ -109,6 +109,19 @@ def test_ollama_serves_with_it_as_the_cpu_does(
     assert_same(found, expected)
 
 
+def test_as_it_was_built_it_serves_on_the_cpu_where_there_is_no_gpu(
+    built: Path, binary: Path, models: Path, tmp_path: Path
+) -> None:
+    """The folder of libraries has none for the CPU, whose code is in the program."""
+    with Server(binary, tmp_path / "without", models) as server:
+        expected = server.generate("g2", text(300, "no gpu"))
+    with Server(built, tmp_path / "with", models) as server:
+        found = server.generate("g2", text(300, "no gpu"))
+        assert "library=CUDA" not in server.log_text()
+        assert fake_gpu.offloaded(server)[0] == 0
+    assert_same(found, expected)
+
+
 def test_the_shim_beside_it_is_loaded_if_the_variable_says_so(
     installed: Path, models: Path, tmp_path: Path
 ) -> None:
