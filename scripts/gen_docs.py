@@ -1,5 +1,6 @@
 """Maintainer: writes docs/commands.md, docs/models.md, the tables of settings in
-docs/configuration.md, and the table of predictions in docs/kernels.md.
+docs/configuration.md, the table of predictions in docs/kernels.md, and of docs/long-context.md the
+tables and whether this version has what it describes.
 
     make docs
 
@@ -21,7 +22,7 @@ from ollama_tiering import errors
 from ollama_tiering.cli import COMMANDS, cli
 from ollama_tiering.config import SETTINGS
 from ollama_tiering.config.words import MEANINGS, default_in_words
-from scripts import cuda_model_page, models_page
+from scripts import cuda_model_page, long_context_page, models_page
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: made by `make docs` -->", "<!-- end: made by `make docs` -->"
@@ -60,6 +61,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/models.md": models_page.page(),
         settings: _between_marks(settings, settings_tables()),
         kernels: _between_marks(kernels, cuda_model_page.table()),
+        long_context_page.PAGE: _between_marks(long_context_page.PAGE, *long_context_page.parts()),
     }
 
 
@@ -161,13 +163,16 @@ def _variable(name: str | None) -> str:
     return f"`{name}`" if name else ""
 
 
-def _between_marks(page: Path, made: str) -> str:
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: {page} lacks {BEGIN} or {END}")
-    return f"{before}{begin}\n\n{made}\n{end}{after}"
+def _between_marks(page: Path, *made: str) -> str:
+    """The page with each part between its pair of marks."""
+    rest, text = page.read_text(encoding="utf-8"), ""
+    for part in made:
+        before, begin, rest = rest.partition(BEGIN)
+        _, end, rest = rest.partition(END)
+        if not begin or not end:
+            raise SystemExit(f"error: {page} lacks {BEGIN} or {END}")
+        text += f"{before}{begin}\n\n{part}\n{end}"
+    return text + rest
 
 
 def _cell(text: str) -> str:

@@ -21,7 +21,8 @@ from ollama_tiering.patchset.report import Report
 ROOT = Path(__file__).resolve().parents[1] / "patches"
 URL = "https://github.com/ollama/ollama.git"
 
-# Everything a hook or an overlay file may touch. Folders are pinned as a whole, files one by one.
+# Everything a hook or an overlay file may touch, and GGML's headers, by which a stock library is
+# known to fit (patchset/stock.py). Folders are pinned as a whole, files one by one.
 FOLDERS = [
     "anthropic",
     "api",
@@ -32,13 +33,22 @@ FOLDERS = [
     "llm",
     "middleware",
     "ml",
+    "ml/backend/ggml/ggml/include",
     "model/input",
     "openai",
     "runner",
     "server",
     "version",
 ]
-FILES = ["CMakeLists.txt", "CMakePresets.json", "go.mod", "go.sum", "main.go"]
+FILES = [
+    "CMakeLists.txt",
+    "CMakePresets.json",
+    "go.mod",
+    "go.sum",
+    "main.go",
+    "ml/backend/ggml/ggml/src/ggml-backend-impl.h",
+    "ml/backend/ggml/ggml/src/ggml-impl.h",
+]
 GO_REQUIRES = (
     ("google.golang.org/grpc", "v1.66.3"),
     ("google.golang.org/genproto/googleapis/rpc", "v0.0.0-20240604185151-ef581f913117"),

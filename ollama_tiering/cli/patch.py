@@ -14,11 +14,12 @@ import click
 from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.config.words import flag_note
-from ollama_tiering.errors import PatchConflict, UsageError
+from ollama_tiering.errors import MissingTool, PatchConflict, UsageError
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
-from ollama_tiering.patchset import gomod, manifest, tools, upstream
+from ollama_tiering.patchset import gomod, gpu_libraries, manifest, stock, tools, upstream
 from ollama_tiering.patchset.binary import ensure_binary, ensure_source, options_of
+from ollama_tiering.patchset.plan import plan as plan_of
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.tree import Tree
 
@@ -45,10 +46,15 @@ _CPU = click.option(
 )
 _CUDA = click.option(
     "--cuda",
-    type=click.Choice(["auto", "on", "off"]),
-    help="Whether to build the code for GPUs." + flag_note("patch.cuda"),
+    metavar="auto|on|off|stock|stock=PLACE",
+    help="GPU code: compiled (on), or that of an installed Ollama, a folder or a release archive."
+    + flag_note("patch.cuda"),
 )
-_ARCH = click.option("--cuda-arch", help="CUDA architectures for CMake, such as 90 or native.")
+_ARCH = click.option(
+    "--cuda-arch",
+    help="Compute capabilities: 8.6 or 86, several with commas, or native.  [default: the GPUs "
+    "that are here]",
+)
 _JOBS = click.option(
     "-j",
     "--jobs",
@@ -157,7 +163,7 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
     report = Report(quiet=given.pop("quiet"), verbose=given.pop("verbose"))
     if tree is None:
         source, options = options_of(**given)
-        plan = building.plan(options)
+        plan = plan_of(options)
         if dry_run:
             click.echo(f"would patch {plan.tree} ({_summary(patchset)})")
             return
@@ -181,8 +187,8 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
 def revert(
     tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool
 ) -> None:
-    """Put Ollama's own bytes back into a patched tree, and print the tree's path."""
-    root = tree or building.plan(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
+    """Put upstream's own bytes back. Prints the tree."""
+    root = tree or plan_of(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
         record = Tree(root).record()
         count = len(record.changed) + len(record.added) if record else 0
@@ -229,7 +235,36 @@ def status(tree: Path | None, as_json: bool) -> None:
 
 
 def _build(*, quiet: bool, verbose: bool, **given: Any) -> None:
-    click.echo(str(ensure_binary(Report(quiet=quiet, verbose=verbose), **given)))
+    from ollama_tiering.kernels import images
+
+    report, arch = Report(quiet=quiet, verbose=verbose), given.get("cuda_arch")
+    if str(given.get("cuda")).startswith(stock.OPTION):
+        images.archs(arch)  # a word that is none is said before the build
+    binary = ensure_binary(report, **given)
+    if gpu_libraries.of_stock(binary):
+        _make_images(binary, arch, report)
+    click.echo(str(binary))
+
+
+def _make_images(binary: Path, named: str | None, report: Report) -> None:
+    """Our own kernels for the GPUs. What was not asked for by name may be missing: stock's kernels
+    serve then.
+    """
+    from ollama_tiering.kernels import images
+
+    archs = images.archs(named)
+    if not archs:
+        report.say("our own kernels: none compiled, for no GPU is here; --cuda-arch 8.6 names one")
+        return
+    said = ", ".join(f"{arch / 10}" for arch in archs)
+    folder = binary.parent / gpu_libraries.BELOW / images.FOLDER
+    try:
+        with report.stage(f"our own kernels, compute capability {said}") as detail:
+            images.put(folder, archs, detail)
+    except MissingTool as error:
+        if named:
+            raise
+        report.warn(f"our own kernels are not compiled: {error.message}; {error.hint}")
 
 
 def _go(patchset: manifest.Patchset, tree: Path) -> Path | None:

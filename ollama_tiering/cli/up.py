@@ -53,8 +53,8 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
 )
 @click.option(
     "--cuda",
-    type=click.Choice(["auto", "on", "off"]),
-    help="Whether to build the code for GPUs." + flag_note("patch.cuda"),
+    metavar="auto|on|off|stock|stock=PLACE",
+    help="GPU code of the build." + flag_note("patch.cuda"),
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")

@@ -19,3 +19,4 @@ ENV_MODELS = "OLLAMA_MODELS"  # Ollama's own
 ENV_SNAPSHOT = "OLLAMA_KV_TIER_SNAPSHOT"  # read by the patched server only
 ENV_CPU_ATTENTION = "OLLAMA_CPU_ATTENTION"
 ENV_GATE = "OLLAMA_KV_TIER_GATE"  # read by the patched server only
+ENV_PAGED = "OLLAMA_PAGED_ATTN"  # read by the patched server, and by its library for GPUs

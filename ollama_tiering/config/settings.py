@@ -82,7 +82,7 @@ class PatchConfig:
     source: str = DEFAULT_SOURCE
     tag: str = DEFAULT_TAG
     cpu: str = "native"  # native (this processor) | variants (every one)
-    cuda: str = "auto"  # auto | on | off
+    cuda: str = "auto"  # auto | on | off | stock | stock=PLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,16 @@ def _choice(*names: str) -> Callable[[Any], str]:
         return str(value)
 
     return parse
+
+
+def _cuda(value: Any) -> str:
+    """One of the words; a place after `stock=` is made absolute."""
+    word, equals, place = str(value).partition("=")
+    if equals and word == "stock" and place:
+        return f"stock={_path(place)}"
+    if value not in ("auto", "on", "off", "stock"):
+        raise ValueError(f"{value!r} is not one of auto, on, off, stock, stock=PLACE")
+    return str(value)
 
 
 def _switch(value: Any) -> bool:
@@ -242,5 +252,5 @@ SETTINGS = (
     Setting("patch.source", "source", _text, ENV_SOURCE),
     Setting("patch.tag", "tag", _text),
     Setting("patch.cpu", "cpu", _choice("variants", "native")),
-    Setting("patch.cuda", "cuda", _choice("auto", "on", "off")),
+    Setting("patch.cuda", "cuda", _cuda),
 )

@@ -93,9 +93,10 @@ MEANINGS: Final = {
     "patched binary that is started by hand reads only the variable, and its default is `stock`",
     "patch.source": "where to fetch Ollama's source from: a URL or a local clone",
     "patch.tag": "version of Ollama",
-    "patch.cpu": "`native`: build for this machine's processor only; `variants`: for every one",
-    "patch.cuda": "whether to build the code for GPUs: `auto` (if there is a CUDA toolkit), `on`, "
-    "`off`",
+    "patch.cpu": "`native`: for this machine's processor; `variants`: for every one",
+    "patch.cuda": "GPU code of the build: `on` compiles it with nvcc; `stock` takes that of the "
+    "Ollama that is installed, `stock=PLACE` that of a folder or a release archive; `off`; `auto`: "
+    "with a toolkit as `on`, else with a GPU and an installed Ollama that fits as `stock`",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -10,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ollama_tiering import config
-from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
-from ollama_tiering.errors import MissingTool
-from ollama_tiering.patchset import build, tools
+from ollama_tiering.config.environment import ENV_PAGED
+from ollama_tiering.doctor.check import Check, State, fail, ok, warn
+from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.patchset import build, gpu_libraries, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
+from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
 MIN_PYTHON = (3, 11)
-_NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 
 def checks() -> Iterator[Check]:
@@ -84,9 +86,16 @@ def _cuda() -> Check:
     cuda = tools.find_cuda()
     if cuda:
         return ok("nvcc", f"{cuda.nvcc} (CUDA {cuda.major})")
-    if _NVIDIA_DEVICE.exists() or shutil.which("nvidia-smi"):
-        finding = "there is an NVIDIA GPU but no CUDA compiler: Ollama is built for the CPU"
-        return warn("nvcc", finding, "install the CUDA toolkit, or set CUDA_HOME")
+    if tools.nvidia_gpu_is_here():
+        finding = "there is an NVIDIA GPU but no CUDA compiler"
+        tag = normal_tag(config.load().patch.tag)
+        try:
+            found = stock.find(stock.OPTION, Report())
+            version = stock.check(found, tag, manifest.load())
+        except TieringError as error:
+            return warn("nvcc", f"{finding}; {error.message}", error.hint or "")
+        whose = f"{stock.LIBRARY} of Ollama {version} at {found.place}"
+        return ok("nvcc", f"{finding}: {whose} fits {tag} and is taken")
     return ok("nvcc", "no GPU, no CUDA compiler: Ollama is built for the CPU")
 
 
@@ -102,11 +111,32 @@ def _source() -> Check:
 def _binaries() -> Iterator[Check]:
     if named := named_binary():
         yield ok("binary", f"{named} ({ENV_BINARY})")
+        yield from gpu_library(named)
     binaries = build.built_binaries()
     for binary in binaries:
         yield ok("binary", str(binary))
+        yield from gpu_library(binary)
     if not named and not binaries:
         yield warn("binary", "no patched Ollama is built yet", "tiering patch")
+
+
+def gpu_library(binary: Path) -> Iterator[Check]:
+    """What GGML loads for NVIDIA GPUs beside that binary, in an environment like this one."""
+    name, paged = "CUDA library", os.environ.get(ENV_PAGED) == "1"
+    again = "build again: tiering patch --cuda stock"
+    for one in gpu_libraries.loaded_by(binary, paged):
+        place = f"{one.folder / one.library}"
+        if one.broken:
+            yield warn(name, f"{place} does not load: {', '.join(one.broken)} leads nowhere", again)
+        elif paged and one.library != gpu_libraries.SHIM:
+            finding = f"{place}, without paged K/V: {gpu_libraries.SHIM} is not beside it"
+            yield warn(name, finding, again)
+        else:
+            yield ok(name, place)
+    record = gpu_libraries.of_stock(binary)
+    if changed := gpu_libraries.changed_since(record):
+        finding = f"{changed[0]} is not what it was when {binary} was built"
+        yield warn(name, finding, again)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 from ollama_tiering.config import PatchConfig, load
 from ollama_tiering.errors import UsageError
-from ollama_tiering.patchset import manifest
-from ollama_tiering.patchset.build import BuildOptions, build, built_binaries
+from ollama_tiering.patchset import gpu_libraries, manifest
+from ollama_tiering.patchset.build import build, built_binaries
+from ollama_tiering.patchset.plan import BuildOptions
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
@@ -44,13 +45,13 @@ def patched_binary(report: Report, **given: Any) -> Path:
 
 
 def own_build(report: Report, **given: Any) -> Path:
-    """Unless told otherwise, this builds the kind that was built before, and not a second one
-    beside it.
-    """
-    settings = load().patch
-    if not given.get("cpu") and settings.cpu == PatchConfig().cpu:
-        tag = normal_tag(given.get("tag") or settings.tag)
+    """Unless told otherwise the kind that is built already, not a second one beside it."""
+    settings, usual = load().patch, PatchConfig()
+    tag = normal_tag(given.get("tag") or settings.tag)
+    if not given.get("cpu") and settings.cpu == usual.cpu:
         given["cpu"] = cpu_of_newest(tag, built_binaries())
+    if not given.get("cuda") and settings.cuda == usual.cuda:
+        given["cuda"] = stock_of_newest(tag, built_binaries())
     return ensure_binary(report, **given)
 
 
@@ -63,6 +64,18 @@ def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
         name = binary.parent.parent.name
         if name.startswith(f"{tag}-"):
             return name.removeprefix(f"{tag}-").partition("-")[0]
+    return None
+
+
+def stock_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
+    """`stock=PLACE` where the newest build of a version has the GPU libraries of the Ollama there;
+    of an archive that is gone, of what was unpacked.
+    """
+    for binary in binaries:
+        if binary.parent.parent.name.startswith(f"{tag}-"):
+            record = gpu_libraries.of_stock(binary)
+            places = (record[key] for key in ("place", "root") if key in record)
+            return next((f"stock={place}" for place in places if Path(place).exists()), None)
     return None
 
 

@@ -17,14 +17,24 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ollama_tiering import config
-from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import apply, estimate, gomod, headers, identity, stamp, tools
+from ollama_tiering.errors import BuildError, UnsupportedUpstream
+from ollama_tiering.patchset import (
+    apply,
+    estimate,
+    gomod,
+    gpu_libraries,
+    headers,
+    identity,
+    stamp,
+    stock,
+    tools,
+)
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.plan import BuildOptions, Plan, plan
 from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import Finished, stream
@@ -32,83 +42,6 @@ from ollama_tiering.patchset.tree import disk_full
 from ollama_tiering.patchset.upstream import SourceCache
 
 SHOWN_LINES = 12
-NATIVE_FLAGS = "-O3 -march=native"
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """`cpu`: variants (upstream's CMake build) or native (cgo only, this CPU). `cuda`: auto, on or
-    off.
-    """
-
-    tag: str = config.DEFAULT_TAG
-    cpu: str = "native"
-    cuda: str = "auto"
-    cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
-    jobs: int | None = None
-    allow_untested: bool = False
-    go_tags: tuple[str, ...] = ()  # build tags; the binary gets a folder of its own
-    stock: bool = False  # without the patch set: what tests compare with
-
-
-@dataclass(frozen=True, slots=True)
-class BuildPlan:
-    """Build options with everything looked up."""
-
-    options: BuildOptions
-    cuda: tools.Cuda | None
-
-    @property
-    def kind(self) -> str:
-        cuda = f"-cuda{self.cuda.major}" if self.cuda else ""
-        return self.options.cpu + cuda + ("-stock" if self.options.stock else "")
-
-    @property
-    def folder(self) -> Path:
-        return config.cache_dir() / "trees" / f"{self.options.tag}-{self.kind}"
-
-    @property
-    def tree(self) -> Path:
-        return self.folder / "src"
-
-    @property
-    def binary(self) -> Path:
-        return self.tree / "-".join(("ollama", *self.options.go_tags))
-
-    @property
-    def stamp(self) -> Path:
-        return self.folder / f"{'-'.join(('stamp', *self.options.go_tags))}.json"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "build.log"
-
-    @property
-    def compiler_flags(self) -> dict[str, str]:
-        """cgo's flags, unless the person has set some."""
-        if self.options.cpu != "native":
-            return {}
-        flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
-        return {"CGO_CFLAGS": flags, "CGO_CXXFLAGS": flags}
-
-    @property
-    def cuda_arch(self) -> str | None:
-        """None: upstream's list."""
-        return self.options.cuda_arch or ("native" if shutil.which("nvidia-smi") else None)
-
-    @property
-    def needs_cmake(self) -> bool:
-        return self.options.cpu == "variants" or self.cuda is not None
-
-
-def plan(options: BuildOptions) -> BuildPlan:
-    """Looks for CUDA unless it is off. MissingTool if CUDA is asked for and absent."""
-    cuda = tools.find_cuda() if options.cuda != "off" else None
-    if options.cuda == "on" and cuda is None:
-        raise MissingTool(
-            "nvcc: not found", hint="install the CUDA toolkit, or build with --cuda off"
-        )
-    return BuildPlan(options, cuda)
 
 
 def binary_path(options: BuildOptions) -> Path:
@@ -169,20 +102,32 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
     if options.stock:
         patchset = patchset.emptied()
     tools.require_compiler()
-    chosen = plan(options)
+    chosen = plan(options, patchset)
+    if chosen.remark:
+        report.warn(f"the GPU is not used: {chosen.remark}")
     try:
+        gpu = _stock_of(chosen, patchset, report)
         with locked(chosen.folder / "lock", f"another build of {options.tag} is at work", report):
             go = prepare(chosen, patchset, cache, report)
-            state = stamp.state_of(chosen.options, chosen.kind, chosen.compiler_flags, patchset, go)
+            state = stamp.state_of(
+                chosen.options,
+                chosen.kind,
+                chosen.compiler_flags,
+                patchset,
+                go,
+                gpu.state() if gpu else None,
+            )
             if stamp.is_current(chosen.stamp, chosen.binary, state):
+                _put_gpu_libraries(chosen, gpu, report)
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
             chosen.stamp.unlink(missing_ok=True)
             _say_what_it_takes(chosen, report)
             chosen.log.write_text("", encoding="utf-8")
-            build_id = _build_id(chosen, patchset, cache, go)
+            build_id = _build_id(chosen, patchset, cache, go, gpu)
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
+            _put_gpu_libraries(chosen, gpu, report)
             _build_go(chosen, patchset, go, build_id, report)
             stamp.write(chosen.stamp, chosen.binary, state, build_id)
     except OSError as error:
@@ -190,6 +135,26 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             raise disk_full(chosen.folder) from None
         raise
     return chosen.binary
+
+
+def _stock_of(plan: Plan, patchset: Patchset, report: Report) -> stock.Installation | None:
+    """The user's Ollama where its libraries are wanted, and all of it fits."""
+    if plan.stock is None:
+        return None
+    found = stock.find(plan.stock, report)
+    version = stock.check(found, plan.options.tag, patchset)
+    folders = ", ".join(folder.name for folder in found.folders)
+    report.say(f"{stock.LIBRARY} of Ollama {version} at {found.place}: {folders}")
+    return found
+
+
+def _put_gpu_libraries(plan: Plan, gpu: stock.Installation | None, report: Report) -> None:
+    if gpu:
+        with_shim = not plan.options.stock
+        own_base = plan.needs_cmake
+        gpu_libraries.put(
+            gpu, plan.folder, plan.tree, report, own_base=own_base, with_shim=with_shim
+        )
 
 
 # --- the two compilers ----------------------------------------------------------------------------
@@ -236,7 +201,13 @@ def _require_preset(plan: BuildPlan, name: str) -> None:
         )
 
 
-def _build_id(plan: BuildPlan, patchset: Patchset, cache: SourceCache, go: Path) -> str:
+def _build_id(
+    plan: Plan,
+    patchset: Patchset,
+    cache: SourceCache,
+    go: Path,
+    gpu: stock.Installation | None = None,
+) -> str:
     return identity.build_id(
         patchset,
         tag=plan.options.tag,
@@ -247,6 +218,7 @@ def _build_id(plan: BuildPlan, patchset: Patchset, cache: SourceCache, go: Path)
         flags=plan.compiler_flags,
         cuda=plan.cuda,
         cuda_arch=plan.cuda_arch,
+        stock_cuda=gpu.content() if gpu else None,
     )
 
 

@@ -52,9 +52,11 @@ def build_id(
     flags: dict[str, str],
     cuda: Cuda | None,
     cuda_arch: str | None,
+    stock_cuda: dict[str, str] | None = None,
 ) -> str:
-    """16 hex digits. `tree` is the git name of upstream's root tree; `flags` are CGO_CFLAGS and
-    CGO_CXXFLAGS if we set them. BuildError if a compiler does not answer.
+    """16 hex digits. `tree` is the git name of upstream's root tree, `flags` are CGO_CFLAGS and
+    CGO_CXXFLAGS where we set them, `stock_cuda` the libraries that come from a stock Ollama.
+    BuildError where a compiler does not answer.
     """
     decisive = {
         "tag": tag,
@@ -67,6 +69,8 @@ def build_id(
         "environment": flag_environment(),
         "cuda": [_nvcc(cuda), cuda_arch] if cuda else None,
     }
+    if stock_cuda:  # only then: other builds keep the names that they have
+        decisive["stock_cuda"] = stock_cuda
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 

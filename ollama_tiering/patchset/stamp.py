@@ -14,7 +14,7 @@ from ollama_tiering.patchset import identity, tools
 from ollama_tiering.patchset.manifest import Patchset
 
 if TYPE_CHECKING:
-    from ollama_tiering.patchset.build import BuildOptions
+    from ollama_tiering.patchset.plan import BuildOptions
 
 FORMAT = 2
 
@@ -22,20 +22,29 @@ _NOT_DECISIVE = ("jobs", "allow_untested")
 
 
 def state_of(
-    options: BuildOptions, kind: str, flags: dict[str, str], patchset: Patchset, go: Path
+    options: BuildOptions,
+    kind: str,
+    flags: dict[str, str],
+    patchset: Patchset,
+    go: Path,
+    gpu: list[list[str | int]] | None = None,
 ) -> str:
-    """Changes with everything that decides the result and can be read quickly. `flags` are ours for
-    the compilers; for a native build they name the processor.
+    """Changes with all that decides the result and is quick to look at. `flags` are ours for the
+    compilers: of a native build they name the processor. `gpu`: the libraries of a stock Ollama.
     """
-    decisive = {
+    chosen = {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE}
+    decisive: dict[str, object] = {
         "format": FORMAT,
         "patchset": patchset.digest,
-        "options": {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE},
+        "options": chosen,
         "kind": kind,
         "go": tools.go_version(go),
         "environment": identity.flag_environment(),
         "flags": flags,
     }
+    if gpu:  # only then: other builds stay as they are
+        decisive["gpu"] = gpu
+        decisive["options"] = chosen | {"cuda": "stock"}  # by whatever name the place is called
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -24,6 +24,7 @@ from ollama_tiering.patchset.run import run
 TOOLS_LOCK = Path(__file__).with_name("tools.lock")
 MIN_GO = (1, 24, 1)
 MIN_CMAKE = (3, 21)
+NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 _COMPILER_INSTALL = {
     "apt-get": "sudo apt-get install build-essential",
@@ -109,6 +110,11 @@ def find_cuda() -> Cuda | None:
             if match:
                 return Cuda(Path(name), int(match[1]))
     return None
+
+
+def nvidia_gpu_is_here() -> bool:
+    """By the driver's device, or its program."""
+    return NVIDIA_DEVICE.exists() or shutil.which("nvidia-smi") is not None
 
 
 def installed(package: str, report: Report) -> Path:

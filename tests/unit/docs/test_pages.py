@@ -65,8 +65,8 @@ def test_every_log_that_a_page_names_is_one_that_is_written(
         log.name.replace("-1.", "-PORT.") for log in (request.server_log, request.sidecar_log)
     }
     assert written == {"ollama-PORT.log", "sidecar-PORT.log"}
-    build = (ROOT / "ollama_tiering/patchset/build.py").read_text(encoding="utf-8")
-    assert 'self.folder / "build.log"' in build
+    plan = (ROOT / "ollama_tiering/patchset/plan.py").read_text(encoding="utf-8")
+    assert 'self.folder / "build.log"' in plan
     named, folders = set(), set()
     for page in PAGES:
         for span in spans(page):

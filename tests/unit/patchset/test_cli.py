@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering import cli
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.kernels import images
 from ollama_tiering.patchset import manifest
+from tests.unit.patchset import fake_stock
 from tests.unit.patchset.conftest import FakeTools, snapshot
+from tests.unit.patchset.test_release_archive import archive
 
 Tiering = Callable[..., tuple[int, str, str]]
 
@@ -155,3 +159,119 @@ def test_apply_in_the_cache_makes_the_tree(
     assert "patched v0.16.0" in tiering("patch", "status")[1]
     assert tiering("patch", "revert", *given)[0] == 0
     assert "pristine v0.16.0" in tiering("patch", "status")[1]
+
+
+# --- with the library of a stock Ollama -----------------------------------------------------------
+
+
+@pytest.fixture
+def images_made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where kernels of ours were compiled to; nothing is."""
+    folders: list[Path] = []
+    monkeypatch.setattr(images, "put", lambda folder, *_: folders.append(folder))
+    monkeypatch.setattr(images, "archs_here", list)
+    return folders
+
+
+def _stock(upstream_repo: Path, place: Path) -> tuple[str, ...]:
+    build = ("patch", "--tag", "0.16.0", "--source", str(upstream_repo), "--cpu", "native")
+    return (*build, "--cuda", f"stock={place}")
+
+
+def test_a_gpus_library_and_kernels_with_one_command(
+    tiering: Tiering,
+    upstream_repo: Path,
+    fake_tools: FakeTools,
+    images_made: list[Path],
+    tmp_path: Path,
+) -> None:
+    build = _stock(upstream_repo, fake_stock.ollama(tmp_path / "stock"))
+    code, out, err = tiering(*build)
+    assert code == 0, err
+    folder = Path(out.splitlines()[-1]).parent / "build/lib/ollama"
+    assert (folder / "cuda_v12/libggml-cuda.so").is_file()
+    assert "libggml-cuda.so of Ollama 0.16.0" in err
+    assert "--cuda-arch 8.6 names one" in err
+    assert images_made == []
+    code, _, err = tiering(*build, "--cuda-arch", "8.6,120")
+    assert code == 0, err
+    assert "our own kernels, compute capability 8.6, 12.0" in err
+    assert images_made == [folder / "paged_attn"]
+
+
+def test_without_nvrtc_the_build_is_done_all_the_same_unless_a_gpu_was_named(
+    tiering: Tiering,
+    upstream_repo: Path,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def lacking(*_: object) -> None:
+        raise MissingTool("needs nvidia.cuda_nvrtc", hint="pip install it")
+
+    monkeypatch.setattr(images, "put", lacking)
+    monkeypatch.setattr(images, "archs_here", lambda: [86])
+    build = _stock(upstream_repo, fake_stock.ollama(tmp_path / "stock"))
+    code, out, err = tiering(*build)
+    assert code == 0
+    assert Path(out.splitlines()[-1]).is_file()
+    assert "warning: our own kernels are not compiled: needs nvidia.cuda_nvrtc; pip install" in err
+    code, out, err = tiering(*build, "--cuda-arch", "86")
+    assert (code, out) == (6, "")
+    assert "hint: pip install it" in err
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("/nowhere", 2, "/nowhere: no such file or directory"),
+        ("an empty folder", 2, "no lib/ollama/cuda_v*/libggml-cuda.so"),
+        ("an archive that leads out", 2, "leads out of it"),
+        ("another version", 4, "is Ollama 0.1.0, whose GGML is not known to fit v0.16.0"),
+        ("no program", 4, "no `ollama` beside the libraries"),
+        ("no cuBLAS", 6, "needs libcublas.so.12"),
+        ("a word that is no capability", 2, "'fast' is no compute capability"),
+    ],
+)
+def test_what_a_stock_ollama_lacks_is_one_line_with_its_exit_code(
+    tiering: Tiering,
+    upstream_repo: Path,
+    fake_tools: FakeTools,
+    images_made: list[Path],
+    tmp_path: Path,
+    what: str,
+    code: int,
+    said: str,
+) -> None:
+    place = fake_stock.ollama(tmp_path / "stock")
+    more: tuple[str, ...] = ()
+    if what == "/nowhere":
+        place = Path(what)
+    elif what == "an empty folder":
+        place = tmp_path / "empty"
+        place.mkdir()
+    elif what == "an archive that leads out":
+        place = archive(tmp_path / "evil.tgz", ("../evil", b"x"))
+    elif what == "another version":
+        fake_stock.program(place / "bin/ollama", "0.1.0")
+    elif what == "no program":
+        (place / "bin/ollama").unlink()
+    elif what == "no cuBLAS":
+        for path in place.rglob("libcublas*"):
+            path.unlink()
+        fake_tools.add("ldconfig", "")
+    else:
+        more = ("--cuda-arch", "fast")
+    found, out, err = tiering(*_stock(upstream_repo, place), *more)
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert (found, out, len(errors)) == (code, "", 1), err
+    assert said in errors[0]
+    assert "hint: " in err
+    assert not fake_tools.calls("go build")
+
+
+@pytest.mark.parametrize("word", ["stock=", "stocks", "on=x", "nvcc"])
+def test_a_word_that_is_no_kind_of_gpu_code_is_a_bad_flag(tiering: Tiering, word: str) -> None:
+    code, _, err = tiering("patch", "build", "--cuda", word)
+    assert code == 10
+    assert f"flag --cuda: '{word}' is not one of auto, on, off, stock, stock=PLACE" in err

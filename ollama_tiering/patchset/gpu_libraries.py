@@ -1,0 +1,180 @@
+"""GGML's libraries for NVIDIA GPUs beside a build, out of a stock Ollama (stock.py), where GGML's
+loader finds them: `build/lib/ollama/cuda_*/` beside the program.
+
+GGML's own libraries are copied: an update of the stock Ollama must not put another version below
+the build. NVIDIA's, which are larger and keep their interface, are links. Beside each libggml-cuda
+lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ollama_tiering.patchset import elf, manifest, release_archive
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
+
+BELOW = Path("build/lib/ollama")  # from the folder of a program that was built
+SHIM = "libggml-cuda-tiering.so"
+RECORD = "gpu.json"  # in the folder of the build: what was put there, of what
+FORMAT = 1
+_SHIM_MODULE = "ollama_tiering.patchset.shim"
+
+
+def put(
+    found: Installation,
+    folder: Path,
+    tree: Path,
+    report: Report,
+    *,
+    own_base: bool = False,
+    with_shim: bool = True,
+) -> None:
+    """Libraries of `found` beside the program of `tree`; those that are there already stay.
+    `folder` has the record. With `own_base` the build has made GGML's base itself.
+    """
+    target, record = tree / BELOW, folder / RECORD
+    wanted: dict[str, Any] = {
+        "format": FORMAT,
+        "place": str(found.place.absolute()),
+        "root": str(found.root),
+        "files": found.state(),
+        "base": not own_base,
+        "folders": [one.name for one in found.folders],
+    }
+    old = read_record(record)
+    if old != wanted or not all((target / one.name / LIBRARY).exists() for one in found.folders):
+        record.unlink(missing_ok=True)
+        with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
+            target.mkdir(parents=True, exist_ok=True)
+            for name in ("cuda*", ".filling-*"):  # also of a run that was killed
+                for path in target.glob(name):
+                    shutil.rmtree(path)
+            if not own_base:
+                _replace(found.base, target / _soname(found))
+            for one in found.folders:
+                _fill(one, target)
+        record.write_text(json.dumps(wanted), encoding="utf-8")
+    if with_shim:
+        _put_shim([target / one.name for one in found.folders], tree, report)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Empty where there is none, or none that this version wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if content["format"] == FORMAT else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def of_stock(program: Path) -> dict[str, Any]:
+    """The record of a program that was built with libraries of a stock Ollama; else empty."""
+    return read_record(program.parent.parent / RECORD)
+
+
+def changed_since(record: dict[str, Any]) -> list[str]:
+    """Files of the stock Ollama that are gone, or not what they were when the record was made."""
+    changed = []
+    for name, size, modified in record.get("files", []):
+        try:
+            info = Path(name).stat()
+        except OSError:
+            changed.append(name)
+            continue
+        if [info.st_size, info.st_mtime_ns] != [size, modified]:
+            changed.append(name)
+    return changed
+
+
+def _fill(one: CudaFolder, target: Path) -> None:
+    """The folder appears whole."""
+    with tempfile.TemporaryDirectory(dir=target, prefix=".filling-") as scratch:
+        fresh = Path(scratch, one.name)
+        fresh.mkdir()
+        _replace(one.library, fresh / LIBRARY)
+        for path in one.others:
+            (fresh / path.name).symlink_to(path.resolve())
+        fresh.rename(target / one.name)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """A copy of its own, whole or not at all. What was unpacked out of an archive is never changed,
+    and shares its bytes.
+    """
+    real = source.resolve()
+    fresh = target.with_name(f".{target.name}.new")
+    fresh.unlink(missing_ok=True)
+    if release_archive.folder().resolve() in real.parents:
+        with contextlib.suppress(OSError):  # a file system without such links
+            os.link(real, fresh)
+    if not fresh.exists():
+        shutil.copy2(real, fresh)
+    fresh.replace(target)
+
+
+def _soname(found: Installation) -> str:
+    """The name by which libggml-cuda asks for the base."""
+    needed = elf.read(found.folders[0].library).needed
+    return next((name for name in needed if name.startswith(BASE)), BASE)
+
+
+# --- the shim -------------------------------------------------------------------------------------
+
+
+def _shim() -> Any:
+    """The module that compiles csrc/shim; None in a version that has none."""
+    if importlib.util.find_spec(_SHIM_MODULE) is None:
+        return None
+    return importlib.import_module(_SHIM_MODULE)
+
+
+def _put_shim(folders: Sequence[Path], tree: Path, report: Report) -> None:
+    """Beside each libggml-cuda, where its sources or what it is compiled against changed."""
+    module = _shim()
+    sources = module.default_sources(manifest.default_root()) if module else None
+    if sources is None or not sources.is_dir():
+        report.say(f"this version has no {SHIM}: K/V that do not fit a GPU are not paged")
+        return
+    for folder in folders:
+        module.put_beside(folder, sources, tree, report)
+
+
+# --- what is loaded -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What GGML loads out of one folder; `broken`: links that lead nowhere."""
+
+    folder: Path
+    library: str
+    broken: tuple[str, ...]
+
+
+def loaded_by(program: Path, paged: bool) -> list[Loaded]:
+    """For NVIDIA GPUs, by a program: its folders of libraries as Ollama and GGML look for them
+    (v0.16.3 ml/path.go, discover/runner.go, ggml-backend-reg.cpp:539). Empty: the CPU alone.
+    """
+    program = program.resolve()
+    places = (program.parent.parent / "lib/ollama", program.parent / BELOW)
+    root = next((place for place in places if place.exists()), None)
+    if root is None:
+        return []
+    found = []
+    for folder in sorted({path.parent for path in (*root.glob(f"*/{LIBRARY}"), root / LIBRARY)}):
+        if not os.path.lexists(folder / LIBRARY):
+            continue
+        shim = paged and (folder / SHIM).is_file()
+        broken = sorted(p.name for p in folder.iterdir() if p.is_symlink() and not p.exists())
+        found.append(Loaded(folder, SHIM if shim else LIBRARY, tuple(broken)))
+    return found

@@ -1,0 +1,108 @@
+"""What is built, and where: the options of a build with everything looked up."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ollama_tiering import config
+from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.patchset import identity, manifest, stock, tools
+from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.report import Report
+
+NATIVE_FLAGS = "-O3 -march=native"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """`cpu`: variants (upstream's CMake build) or native (cgo only, this CPU). `cuda`: auto, on,
+    off, stock or stock=PLACE.
+    """
+
+    tag: str = config.DEFAULT_TAG
+    cpu: str = "native"
+    cuda: str = "auto"
+    cuda_arch: str | None = None  # None: this machine's GPU if it has one, else upstream's list
+    jobs: int | None = None
+    allow_untested: bool = False
+    go_tags: tuple[str, ...] = ()  # build tags; such a binary lies beside the ordinary one
+    stock: bool = False  # without the patch set: what tests compare with
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Options with everything looked up."""
+
+    options: BuildOptions
+    cuda: tools.Cuda | None
+    stock: str | None = None  # libggml-cuda of the user's Ollama: stock or stock=PLACE
+    remark: str = ""  # why a GPU that is here gets no code
+
+    @property
+    def kind(self) -> str:
+        cuda = f"-cuda{self.cuda.major}" if self.cuda else "-cudastock" if self.stock else ""
+        return self.options.cpu + cuda + ("-stock" if self.options.stock else "")
+
+    @property
+    def folder(self) -> Path:
+        return config.cache_dir() / "trees" / f"{self.options.tag}-{self.kind}"
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "src"
+
+    @property
+    def binary(self) -> Path:
+        return self.tree / "-".join(("ollama", *self.options.go_tags))
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / f"{'-'.join(('stamp', *self.options.go_tags))}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "build.log"
+
+    @property
+    def compiler_flags(self) -> dict[str, str]:
+        """Of cgo, where the person has set none."""
+        if self.options.cpu != "native":
+            return {}
+        flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
+        return {"CGO_CFLAGS": flags, "CGO_CXXFLAGS": flags}
+
+    @property
+    def cuda_arch(self) -> str | None:
+        """As CMake writes it; None: upstream's list."""
+        if named := self.options.cuda_arch:
+            return named.replace(".", "").replace(",", ";")
+        return "native" if shutil.which("nvidia-smi") else None
+
+    @property
+    def needs_cmake(self) -> bool:
+        return self.options.cpu == "variants" or self.cuda is not None
+
+
+def plan(options: BuildOptions, patchset: Patchset | None = None) -> Plan:
+    """Looks for what a GPU needs unless it is off. MissingTool where CUDA is asked for and absent;
+    what a stock Ollama lacks is said when it is built.
+    """
+    if options.cuda.partition("=")[0] == stock.OPTION:
+        return Plan(options, None, options.cuda)
+    cuda = tools.find_cuda() if options.cuda != "off" else None
+    if options.cuda == "on" and cuda is None:
+        raise MissingTool(
+            "nvcc: not found",
+            hint="install the CUDA toolkit, or build with --cuda stock or --cuda off",
+        )
+    if options.cuda == "auto" and cuda is None and tools.nvidia_gpu_is_here():
+        try:
+            stock.check(
+                stock.find(stock.OPTION, Report()), options.tag, patchset or manifest.load()
+            )
+        except TieringError as error:
+            return Plan(options, None, remark=f"{error.message}; {error.hint}")
+        return Plan(options, None, stock.OPTION)
+    return Plan(options, cuda)

@@ -1,0 +1,384 @@
+"""What a build with `--cuda stock` has beside it, and what GGML loads of that."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ollama_tiering import config
+from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
+from ollama_tiering.patchset import build, gpu_libraries, identity, stock, tools
+from ollama_tiering.patchset.binary import stock_of_newest
+from ollama_tiering.patchset.gpu_libraries import BELOW, SHIM, Loaded
+from ollama_tiering.patchset.manifest import Patchset
+from ollama_tiering.patchset.plan import BuildOptions, plan
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.upstream import SourceCache
+from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.fake_stock import library, ollama, program
+from tests.unit.patchset.test_release_archive import archive
+
+NATIVE = BuildOptions(tag="v0.16.0", cpu="native")
+LIBRARY = stock.LIBRARY
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return ollama(tmp_path / "stock")
+
+
+@pytest.fixture(autouse=True)
+def shim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Sources of a shim, and a module that "compiles" them; whether this version has one or not."""
+    sources = tmp_path / "csrc-shim"
+    sources.mkdir()
+    (sources / "device.cpp").write_text("int main;")
+
+    def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:
+        text = (sources / "device.cpp").read_text()
+        if "error" in text:
+            raise BuildError("g++: no luck")
+        assert (tree / "main.go").is_file()
+        if not (folder / SHIM).is_file() or (folder / SHIM).read_text() != text:
+            (folder / SHIM).write_text(text)
+        return True
+
+    module = ModuleType(gpu_libraries._SHIM_MODULE)
+    module.default_sources = lambda _root: sources  # type: ignore[attr-defined]
+    module.put_beside = put_beside  # type: ignore[attr-defined]
+    module.__spec__ = sys.__spec__
+    monkeypatch.setitem(sys.modules, gpu_libraries._SHIM_MODULE, module)
+    return sources
+
+
+def _of(place: Path, **options: object) -> BuildOptions:
+    return replace(NATIVE, cuda=f"stock={place}", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def built(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> Path:
+    return build.build(_of(place), patchset, cache, report)
+
+
+def test_libraries_lie_where_the_loader_looks(built: Path, place: Path) -> None:
+    assert built.parents[1].name == "v0.16.0-native-cudastock"
+    target = built.parent / BELOW
+    files = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
+    assert files == {
+        "libggml-base.so.0",  # the name by which it is asked for; no CPU library
+        *(f"cuda_v{n}/{name}" for n in (12, 13) for name in (
+            LIBRARY, SHIM, f"libcublas.so.{n}", f"libcublas.so.{n}.8.4")),
+    }  # fmt: skip
+    for name in ("libggml-base.so.0", f"cuda_v12/{LIBRARY}"):
+        own, theirs = target / name, place / "lib/ollama" / name
+        assert own.read_bytes() == theirs.read_bytes()
+        assert not own.is_symlink()
+        assert not own.samefile(theirs), "an update of the stock Ollama would change it"
+    cublas = target / "cuda_v13/libcublas.so.13"
+    assert cublas.readlink() == place / "lib/ollama/cuda_v13/libcublas.so.13.8.4"
+    assert (target / "cuda_v13" / SHIM).read_text() == "int main;"
+
+
+def test_a_build_for_every_processor_keeps_its_own_base(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    """Upstream's own build makes one, with the CPU libraries that load it."""
+    mkdir = shutil.which("mkdir", path="/bin:/usr/bin")
+    script = f"{mkdir} -p build/lib/ollama; echo own >build/lib/ollama/libggml-base.so.0\n"
+    fake_tools.add("cmake", f'[ "$1" = --version ] && echo version 3.25.1 && exit\n{script}')
+    binary = build.build(_of(place, cpu="variants"), patchset, cache, report)
+    assert (binary.parent / BELOW / "libggml-base.so.0").read_text() == "own\n"
+    assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
+
+
+def test_nothing_changed_copies_and_compiles_nothing(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    before = {path: path.lstat() for path in (built.parent / BELOW).rglob("*")}
+    assert build.build(_of(place), patchset, cache, report) == built
+    assert {path: path.lstat() for path in (built.parent / BELOW).rglob("*")} == before
+    assert len(fake_tools.calls("go build")) == 1
+
+
+def test_an_update_of_the_stock_ollama_is_taken_over_under_another_name(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    """The name of the build is that of everything it stores: other kernels, other bits."""
+    fresh = library(
+        place / "lib/ollama/cuda_v12" / LIBRARY,
+        defined=["ggml_backend_init", "better"],
+        needed=["libggml-base.so.0"],
+    )
+    shutil.rmtree(place / "lib/ollama/cuda_v13")
+    build.build(_of(place), patchset, cache, report)
+    target = built.parent / BELOW
+    assert (target / "cuda_v12" / LIBRARY).read_bytes() == fresh.read_bytes()
+    assert not (target / "cuda_v13").exists()
+    assert len(fake_tools.calls("go build")) == 2
+
+
+def test_the_name_of_a_build_covers_the_library(place: Path, patchset: Patchset) -> None:
+    given = {
+        "tag": "v0.16.0", "tree": "t", "kind": "k", "go_tags": (), "go": (1, 24), "flags": {},
+        "cuda": None, "cuda_arch": None,
+    }  # fmt: skip
+    found = stock.at(place)
+    assert found is not None
+    without = identity.build_id(patchset, **given)  # type: ignore[arg-type]
+    first = identity.build_id(patchset, **given, stock_cuda=found.content())  # type: ignore[arg-type]
+    library(place / "lib/ollama/cuda_v13" / LIBRARY, defined=["ggml_backend_init", "x"])
+    second = identity.build_id(patchset, **given, stock_cuda=found.content())  # type: ignore[arg-type]
+    assert len({without, first, second}) == 3
+
+
+def test_a_changed_shim_is_compiled_again_and_nothing_else(
+    built: Path,
+    place: Path,
+    shim: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    (shim / "device.cpp").write_text("int better;")
+    build.build(_of(place), patchset, cache, report)
+    for folder in ("cuda_v12", "cuda_v13"):
+        assert (built.parent / BELOW / folder / SHIM).read_text() == "int better;"
+    assert len(fake_tools.calls("go build")) == 1
+
+
+def test_a_shim_that_does_not_compile_is_tried_again(
+    built: Path,
+    place: Path,
+    shim: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    (shim / "device.cpp").write_text("error")
+    for _ in range(2):
+        with pytest.raises(BuildError, match="no luck"):
+            build.build(_of(place), patchset, cache, report)
+
+
+def test_a_version_without_a_shim_builds_without(
+    place: Path,
+    shim: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    shutil.rmtree(shim)
+    binary = build.build(_of(place), patchset, cache, report)
+    assert not list((binary.parent / BELOW).rglob(SHIM))
+    assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
+
+
+def test_out_of_an_archive_it_shares_the_bytes_that_were_unpacked(
+    tmp_path: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    path = archive(tmp_path / "o.tgz", root=place)
+    binary = build.build(_of(path), patchset, cache, report)
+    own = binary.parent / BELOW / "cuda_v12" / LIBRARY
+    assert own.read_bytes() == (place / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
+    assert own.stat().st_nlink == 2
+
+
+def test_of_a_build_tree_in_our_cache_it_is_a_copy(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    """A linker writes into the file that it finds there."""
+    tree = config.cache_dir() / "trees/other"
+    tree.parent.mkdir(parents=True)
+    place.rename(tree)
+    binary = build.build(_of(tree), patchset, cache, report)
+    own = binary.parent / BELOW / "cuda_v12" / LIBRARY
+    assert own.stat().st_nlink == 1
+    assert own.read_bytes() == (tree / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
+
+
+def test_what_a_killed_run_left_is_removed(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    target = built.parent / BELOW
+    for name in (".filling-x/cuda_v12", "cuda_v11"):
+        (target / name).mkdir(parents=True)
+        (target / name / LIBRARY).write_bytes(b"half")
+    (built.parents[1] / gpu_libraries.RECORD).unlink()
+    build.build(_of(place), patchset, cache, report)
+    assert {path.name for path in target.iterdir()} == {"cuda_v12", "cuda_v13", "libggml-base.so.0"}
+
+
+def test_what_does_not_fit_stops_before_anything_is_compiled(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    program(place / "bin/ollama", "0.5.0")
+    with pytest.raises(UnsupportedUpstream, match=r"0\.5\.0") as caught:
+        build.build(_of(place), patchset, cache, report)
+    assert caught.value.exit_code == 4
+    assert not fake_tools.calls("go build")
+
+
+def test_stock_without_the_patch_set_has_no_shim(
+    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    binary = build.build(_of(place, stock=True), patchset, cache, report)
+    assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
+    assert not list((binary.parent / BELOW).rglob(SHIM))
+
+
+def test_the_same_place_by_another_name_is_the_same_build(
+    built: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    assert build.build(_of(place / "lib/ollama"), patchset, cache, report) == built
+    assert len(fake_tools.calls("go build")) == 1
+
+
+def test_other_commands_go_on_with_the_place_that_was_built_with(
+    built: Path, place: Path, tmp_path: Path
+) -> None:
+    """`up` would else build a second Ollama, for the CPU."""
+    assert stock_of_newest("v0.16.0", [built]) == f"stock={place}"
+    assert stock_of_newest("v0.16", [built]) is None
+    other = tmp_path / "v0.16.0-native/src/ollama"
+    assert stock_of_newest("v0.16.0", [other, built]) is None
+    shutil.rmtree(place)
+    assert stock_of_newest("v0.16.0", [built]) is None
+
+
+def test_of_an_archive_that_is_gone_what_was_unpacked_serves_on(
+    tmp_path: Path,
+    place: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+) -> None:
+    path = archive(tmp_path / "o.tgz", root=place)
+    binary = build.build(_of(path), patchset, cache, report)
+    assert stock_of_newest("v0.16.0", [binary]) == f"stock={path}"
+    path.unlink()
+    option = stock_of_newest("v0.16.0", [binary])
+    assert option is not None
+    assert build.build(replace(NATIVE, cuda=option), patchset, cache, report) == binary
+    assert len(fake_tools.calls("go build")) == 1
+
+
+# --- auto -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_tools: FakeTools) -> Path:
+    """A machine with a GPU and no toolkit; where its Ollama would be."""
+    monkeypatch.setattr(tools, "NVIDIA_DEVICE", tmp_path)
+    monkeypatch.setattr(tools, "find_cuda", lambda: None)
+    monkeypatch.setattr(stock, "USUAL", (tmp_path / "usual",))
+    return tmp_path / "usual"
+
+
+def test_by_itself_it_takes_the_installed_ollama_where_a_gpu_is(
+    gpu: Path, patchset: Patchset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ollama(gpu)
+    assert plan(NATIVE, patchset).kind == "native-cudastock"
+    assert plan(replace(NATIVE, cuda="off"), patchset).kind == "native"
+    monkeypatch.setattr(tools, "NVIDIA_DEVICE", gpu / "no-such-device")
+    assert plan(NATIVE, patchset).kind == "native"
+
+
+def test_by_itself_it_builds_for_the_cpu_where_none_fits_and_says_why(
+    gpu: Path,
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "no Ollama with" in plan(NATIVE, patchset).remark
+    ollama(gpu, version="0.5.0")
+    binary = build.build(NATIVE, patchset, cache, report)
+    assert binary.parents[1].name == "v0.16.0-native"
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+    assert len(said) == 1
+    assert "is Ollama 0.5.0, whose GGML is not known to fit v0.16.0" in said[0]
+    assert "--cuda stock=FILE" in said[0]
+
+
+def test_asked_for_a_toolkit_it_does_not_take_stock_instead(gpu: Path, patchset: Patchset) -> None:
+    ollama(gpu)
+    with pytest.raises(MissingTool, match="nvcc") as caught:
+        plan(replace(NATIVE, cuda="on"), patchset)
+    assert "--cuda stock" in str(caught.value.hint)
+
+
+# --- what is loaded -------------------------------------------------------------------------------
+
+
+def test_what_is_loaded_depends_on_the_variable(built: Path) -> None:
+    folders = [built.parent / BELOW / name for name in ("cuda_v12", "cuda_v13")]
+    assert gpu_libraries.loaded_by(built, paged=False) == [Loaded(f, LIBRARY, ()) for f in folders]
+    assert gpu_libraries.loaded_by(built, paged=True) == [Loaded(f, SHIM, ()) for f in folders]
+    (folders[0] / SHIM).unlink()
+    assert gpu_libraries.loaded_by(built, paged=True)[0].library == LIBRARY
+
+
+def test_a_stock_ollama_that_went_away_is_seen(built: Path, place: Path) -> None:
+    record = gpu_libraries.of_stock(built)
+    assert gpu_libraries.changed_since(record) == []
+    shutil.rmtree(place / "lib")
+    first, second = gpu_libraries.loaded_by(built, paged=False)
+    assert first.broken == ("libcublas.so.12", "libcublas.so.12.8.4")
+    assert second.broken == ("libcublas.so.13", "libcublas.so.13.8.4")
+    assert len(gpu_libraries.changed_since(record)) == len(record["files"])
+
+
+def test_an_installed_program_is_looked_at_as_ollama_does(tmp_path: Path) -> None:
+    """`lib/ollama` above the program comes before a build's."""
+    root = ollama(tmp_path / "opt")
+    folders = [one.folder for one in gpu_libraries.loaded_by(root / "bin/ollama", paged=False)]
+    assert folders == [root / "lib/ollama/cuda_v12", root / "lib/ollama/cuda_v13"]
+    (root / "bin/build/lib/ollama/cuda_v9").mkdir(parents=True)
+    (root / "bin/build/lib/ollama/cuda_v9" / LIBRARY).touch()
+    assert len(gpu_libraries.loaded_by(root / "bin/ollama", paged=False)) == 2
+
+
+def test_a_build_for_the_cpu_loads_none(
+    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> None:
+    binary = build.build(replace(NATIVE, cuda="off"), patchset, cache, report)
+    assert gpu_libraries.loaded_by(binary, paged=True) == []
+    assert gpu_libraries.of_stock(binary) == {}
