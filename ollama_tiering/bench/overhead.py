@@ -196,7 +196,7 @@ def _pair(of: Mapping[bool, float], start: int) -> OnOff:
 
 
 def _hits(server: PausableServer, prompt: str, new_tokens: int) -> list[Generated]:
-    """Of a prompt that was the last one this server computed."""
+    """In-memory hits of the prompt that this server computed last."""
     taken = []
     for _ in range(HITS):
         taken.append(server.generate(prompt, new_tokens))
@@ -213,7 +213,7 @@ def _decode(answers: Sequence[Generated]) -> float:
 
 
 def _require_hits(before: PromptCounts, after: PromptCounts) -> None:
-    """All but the last token of each was in memory."""
+    """ResultDiffers unless all but the last token of each was in memory."""
     computed = after.recomputed_tokens - before.recomputed_tokens
     if computed != HITS or after.restored_tokens != before.restored_tokens:
         raise ResultDiffers(

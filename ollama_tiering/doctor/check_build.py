@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.config.environment import ENV_PAGED
-from ollama_tiering.doctor.check import Check, State, fail, ok, warn
+from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
 from ollama_tiering.errors import MissingTool, TieringError
 from ollama_tiering.patchset import build, gpu_libraries, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary

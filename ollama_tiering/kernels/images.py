@@ -16,7 +16,7 @@ from ollama_tiering import extras
 from ollama_tiering.errors import MissingTool, UsageError
 from ollama_tiering.kernels import nvrtc
 from ollama_tiering.kernels.binding import PaError
-from ollama_tiering.kernels.cuda_driver import ATTRIBUTES, Driver
+from ollama_tiering.kernels.cuda_driver import ATTRIBUTES, CudaDriver
 from ollama_tiering.kernels.known_models import MODELS
 from ollama_tiering.kernels.nvrtc import Instance
 
@@ -29,7 +29,7 @@ _MOST_GPUS = 64
 def archs_here() -> list[int]:
     """Compute capabilities x 10 of this machine's GPUs; none without a driver."""
     try:
-        driver = Driver()
+        driver = CudaDriver()
     except PaError:
         return []
     found = set()

@@ -45,7 +45,9 @@ def patched_binary(report: Report, **given: Any) -> Path:
 
 
 def own_build(report: Report, **given: Any) -> Path:
-    """Unless told otherwise the kind that is built already, not a second one beside it."""
+    """Unless told otherwise, this builds the kind that was built before, and not a second one
+    beside it.
+    """
     settings, usual = load().patch, PatchConfig()
     tag = normal_tag(given.get("tag") or settings.tag)
     if not given.get("cpu") and settings.cpu == usual.cpu:

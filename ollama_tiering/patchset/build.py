@@ -34,7 +34,7 @@ from ollama_tiering.patchset import (
 )
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
-from ollama_tiering.patchset.plan import BuildOptions, Plan, plan
+from ollama_tiering.patchset.plan import BuildOptions, BuildPlan, plan
 from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import Finished, stream
@@ -137,7 +137,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
     return chosen.binary
 
 
-def _stock_of(plan: Plan, patchset: Patchset, report: Report) -> stock.Installation | None:
+def _stock_of(plan: BuildPlan, patchset: Patchset, report: Report) -> stock.Installation | None:
     """The user's Ollama where its libraries are wanted, and all of it fits."""
     if plan.stock is None:
         return None
@@ -148,7 +148,7 @@ def _stock_of(plan: Plan, patchset: Patchset, report: Report) -> stock.Installat
     return found
 
 
-def _put_gpu_libraries(plan: Plan, gpu: stock.Installation | None, report: Report) -> None:
+def _put_gpu_libraries(plan: BuildPlan, gpu: stock.Installation | None, report: Report) -> None:
     if gpu:
         with_shim = not plan.options.stock
         own_base = plan.needs_cmake
@@ -202,7 +202,7 @@ def _require_preset(plan: BuildPlan, name: str) -> None:
 
 
 def _build_id(
-    plan: Plan,
+    plan: BuildPlan,
     patchset: Patchset,
     cache: SourceCache,
     go: Path,

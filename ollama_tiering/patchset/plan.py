@@ -32,7 +32,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """Options with everything looked up."""
 
     options: BuildOptions
@@ -85,12 +85,12 @@ class Plan:
         return self.options.cpu == "variants" or self.cuda is not None
 
 
-def plan(options: BuildOptions, patchset: Patchset | None = None) -> Plan:
+def plan(options: BuildOptions, patchset: Patchset | None = None) -> BuildPlan:
     """Looks for what a GPU needs unless it is off. MissingTool where CUDA is asked for and absent;
     what a stock Ollama lacks is said when it is built.
     """
     if options.cuda.partition("=")[0] == stock.OPTION:
-        return Plan(options, None, options.cuda)
+        return BuildPlan(options, None, options.cuda)
     cuda = tools.find_cuda() if options.cuda != "off" else None
     if options.cuda == "on" and cuda is None:
         raise MissingTool(
@@ -103,6 +103,6 @@ def plan(options: BuildOptions, patchset: Patchset | None = None) -> Plan:
                 stock.find(stock.OPTION, Report()), options.tag, patchset or manifest.load()
             )
         except TieringError as error:
-            return Plan(options, None, remark=f"{error.message}; {error.hint}")
-        return Plan(options, None, stock.OPTION)
-    return Plan(options, cuda)
+            return BuildPlan(options, None, remark=f"{error.message}; {error.hint}")
+        return BuildPlan(options, None, stock.OPTION)
+    return BuildPlan(options, cuda)

@@ -1,4 +1,4 @@
-"""Errors as statuses of gRPC, and what a client of the administration makes of them again."""
+"""The administration's errors as gRPC status codes, and back."""
 
 from __future__ import annotations
 

@@ -52,8 +52,9 @@ def in_seconds(seconds: float) -> float:
 
 
 async def begun(context: Context, deadline: float) -> None:
-    """Sends the headers at once. Without it gRPC sends them with the first message, and cannot end
-    the call (`abort`) while the client has not taken that. ClientTooSlow."""
+    """Sends the headers at once. Otherwise gRPC sends them with the first message, and cannot end
+    the call (`end`) until the client has taken that message. ClientTooSlow.
+    """
     await _taken(context.send_initial_metadata(()), deadline)
 
 

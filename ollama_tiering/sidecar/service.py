@@ -1,4 +1,4 @@
-"""The protocol over the store: messages in, messages out. No policy.
+"""The protocol on top of the store: messages in, messages out, one table of errors. No policy.
 
 Calls that only read the store's books run on the event loop, long ones in pieces. Everything that
 may touch a file, or has thousands of blocks to release, runs in a thread pool.

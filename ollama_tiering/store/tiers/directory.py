@@ -385,7 +385,7 @@ class FsTier:
         return not reason
 
     def _foreign(self, entry: os.DirEntry[str]) -> None:
-        """A file among the blocks that is none of ours: left alone."""
+        """A file among the blocks that is not ours is left alone."""
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -1,9 +1,7 @@
-"""What lies below a tier's directory, as it lies there: looks, follows no link, changes nothing.
+"""Every file below a tier's directory, as it lies there. This only looks, and follows no link.
 
-`namespaces`, `inside` and `files` go down by one step each and tell what a name stands for; a scan
-(directory.py) does with it what a tier has to do. `walk` is for the tools: every file there is.
-Blocks are what a scan would find. The rest is what the tools judge: quarantined blocks, what an
-interrupted write left behind, files that are not the store's (also because of who may write them).
+Blocks are what a scan would find. The tools judge the rest: quarantined blocks, what an interrupted
+write left behind, and files that are not the store's, or that somebody else may write.
 """
 
 from __future__ import annotations

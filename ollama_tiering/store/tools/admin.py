@@ -272,7 +272,9 @@ class Administration:
         return Waste("temporary", files, stored_bytes, {})
 
     def _vacant(self, dry_run: bool) -> Waste:
-        """Counts models. What a shared tier holds may be waiting for another sidecar's blocks."""
+        """Counts models. Directories on a shared tier may be waiting for the blocks of another
+        sidecar.
+        """
         records = reading.records(self._state)
         in_use = {record.namespace for record in records} | self._store.open_namespaces()
         found: set[NamespaceId] = set()

@@ -36,7 +36,7 @@ _STEP_BLOCKS: Final = 64
 
 
 def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifyStep]:
-    """`alone`: nobody else writes into the directories now. The last step has everything done."""
+    """`alone`: nobody else writes into the directories now. The last step has all counts."""
     total_blocks = sum(blocks for blocks, _ in reading.level_sums(state))
     blocks = done_bytes = since_blocks = since_bytes = 0
     findings: list[Finding] = []
@@ -66,7 +66,7 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
 
 
 def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
-    """Whether nobody writes this temporary file any more."""
+    """Whether nobody is writing this temporary file any more."""
     if found.key is not None and reading.is_being_written(state, found.key):
         return False
     if alone and level.tier.kind is not TierKind.REMOTE:

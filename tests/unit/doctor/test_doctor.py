@@ -17,7 +17,7 @@ from ollama_tiering.doctor import check_build, check_running, check_storage
 from ollama_tiering.doctor.check import Check, CheckState, guarded
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.launch.address import free_address, parse_address
-from ollama_tiering.launch.record import Record, claim
+from ollama_tiering.launch.record import UpRecord, hold
 from ollama_tiering.patchset import gpu_libraries, stock, tools
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -158,7 +158,7 @@ def gpu(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_gpu_without_cuda_compiler_is_warned_of(gpu: Path) -> None:
     found = {c.name: c for c in check_build.checks()}["nvcc"]
-    assert found.state is State.WARN
+    assert found.state is CheckState.WARN
     assert "no Ollama with libggml-cuda.so" in found.finding
     assert "--cuda stock=PLACE" in found.cure
 
@@ -166,11 +166,11 @@ def test_a_gpu_without_cuda_compiler_is_warned_of(gpu: Path) -> None:
 def test_a_gpu_without_compiler_is_well_where_an_ollama_is_installed_that_fits(gpu: Path) -> None:
     fake_stock.ollama(gpu, version="0.24.0")  # its headers are those of the default version
     found = {c.name: c for c in check_build.checks()}["nvcc"]
-    assert found.state is State.OK
+    assert found.state is CheckState.OK
     assert f"libggml-cuda.so of Ollama 0.24.0 at {gpu} fits v0.16.3" in found.finding
     fake_stock.program(gpu / "bin/ollama", "0.99.0")
     found = {c.name: c for c in check_build.checks()}["nvcc"]
-    assert found.state is State.WARN
+    assert found.state is CheckState.WARN
     assert "is Ollama 0.99.0, whose GGML is not known to fit v0.16.3" in found.finding
     assert "stock=FILE" in found.cure
 
@@ -186,14 +186,14 @@ def test_the_library_that_the_patched_ollama_loads_is_said(
     root = fake_stock.ollama(place / "installed", folders=["cuda_v13"])
     folder = root / "lib/ollama/cuda_v13"
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check == Check("CUDA library", State.OK, str(folder / "libggml-cuda.so"))
+    assert check == Check("CUDA library", CheckState.OK, str(folder / "libggml-cuda.so"))
     monkeypatch.setenv("OLLAMA_PAGED_ATTN", "1")
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "libggml-cuda-tiering.so is not beside it" in check.finding
     (folder / "libggml-cuda-tiering.so").touch()
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check == Check("CUDA library", State.OK, str(folder / "libggml-cuda-tiering.so"))
+    assert check == Check("CUDA library", CheckState.OK, str(folder / "libggml-cuda-tiering.so"))
 
 
 def test_a_library_whose_links_lead_nowhere_is_warned_of(
@@ -202,7 +202,7 @@ def test_a_library_whose_links_lead_nowhere_is_warned_of(
     root = fake_stock.ollama(place / "installed", folders=["cuda_v13"])
     (root / "lib/ollama/cuda_v13/libcublas.so.13.8.4").unlink()
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert "libcublas.so.13 leads nowhere" in check.finding
     assert check.cure == "build again: tiering patch --cuda stock"
 
@@ -217,11 +217,11 @@ def test_a_stock_ollama_that_changed_since_the_build_is_warned_of(
     fake_stock.program(tree / "ollama", "0.16.0")
     gpu_libraries.put(found, tree.parent, tree, Report(quiet=True), with_shim=False)
     states = [check.state for check in _library_checks(tree / "ollama", monkeypatch)]
-    assert states == [State.OK, State.OK]
+    assert states == [CheckState.OK, CheckState.OK]
     library = root / "lib/ollama/cuda_v12/libggml-cuda.so"
     os.utime(library, (0, 0))
     *_, check = _library_checks(tree / "ollama", monkeypatch)
-    assert check.state is State.WARN
+    assert check.state is CheckState.WARN
     assert check.finding.startswith(f"{library} is not what it was")
 
 

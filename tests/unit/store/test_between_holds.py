@@ -86,18 +86,18 @@ def test_a_block_that_one_writer_gives_up_is_the_next_ones_alone(
     first, second, third = (
         bench.store.open_session(NAMESPACE, NS.fields(), BLOCK_TOKENS) for _ in range(3)
     )
-    assert first.reserve([block.claim])[0].outcome is Outcome.RESERVED
+    assert first.reserve([block.offer])[0].outcome is Outcome.RESERVED
     answers = []
 
     def unlink(*_: Any) -> list[Any]:
-        answers.append(second.reserve([block.claim])[0].outcome)
+        answers.append(second.reserve([block.offer])[0].outcome)
         return []
 
     with monkeypatch.context() as patch:
         patch.setattr(room, "unlink", unlink)
         first.close()
     assert answers == [Outcome.RESERVED]
-    assert third.reserve([block.claim])[0].outcome is Outcome.PRESENT
+    assert third.reserve([block.offer])[0].outcome is Outcome.PRESENT
     assert bench.state.pinned(BlockKey(NAMESPACE))  # what comes before it, for the second writer
     second.close()
     assert not bench.state.pinned(BlockKey(NAMESPACE))
