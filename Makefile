@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc flips measurements docs locks proto clean
+.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean
 default:
 	./scripts/test quick
 lint:
@@ -20,6 +20,8 @@ fuzz:
 	TIERING_FUZZ=1000000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz --ignore tests/fuzz/test_flips.py
 fuzz-csrc:
 	./scripts/test-csrc fuzz 1000000
+mutants-csrc: # each rule of the exact order broken in turn: a test has to fail; a few minutes
+	./scripts/mutants-csrc
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long

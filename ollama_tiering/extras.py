@@ -30,7 +30,7 @@ class Extra:
 EXTRAS = {
     "models": Extra(("gguf",), "a test model"),
     "plots": Extra(("matplotlib",), "a plot"),
-    "cuda": Extra(("cupy",), "a kernel on a GPU (by CuPy)"),
+    "cuda": Extra(("nvidia.cuda_nvrtc",), "a kernel on a GPU (its compiler, NVRTC)"),
 }
 
 
@@ -62,7 +62,14 @@ def of_module(module: str | None) -> str | None:
 
 def missing(name: str) -> list[str]:
     """The modules of an extra that are not installed."""
-    return [module for module in EXTRAS[name].modules if importlib.util.find_spec(module) is None]
+    return [module for module in EXTRAS[name].modules if not _installed(module)]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it lies in
+        return False
 
 
 def installer() -> Path | None:

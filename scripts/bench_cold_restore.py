@@ -26,8 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from ollama_tiering.bench.machine import begin, this_machine
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
     encode_block,
@@ -35,15 +34,16 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pagecache import forget, read_past
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import Claim
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.system.pagecache import forget, read_past
 
 LAYERS, HEADS, HEAD_DIM, ROWS = 28, 8, 128, 64
 REPEATS = 3

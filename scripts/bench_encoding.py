@@ -35,15 +35,16 @@ from ollama_tiering.bench.tiers.kv_rows import (
     of_trained,
     segments,
 )
-from ollama_tiering.store import planes, q8_0, transcode
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block, read_meta
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.encoding import ZstdPlanes
-from ollama_tiering.store.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
-from ollama_tiering.store.key import tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.block import planes, q8_0
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block, read_meta
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.encoding import ZstdPlanes
+from ollama_tiering.store.block.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 
 LEVELS = (1, 3, 6, 9)
 REPEATS = 5

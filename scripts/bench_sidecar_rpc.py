@@ -29,8 +29,8 @@ import grpc
 import grpc.aio
 
 from ollama_tiering.bench.machine import begin, this_machine
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 KEYS = [bytes([i]) * 32 for i in range(128)]
 

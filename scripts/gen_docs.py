@@ -1,5 +1,5 @@
-"""Maintainer: writes docs/commands.md, docs/models.md, and the tables of settings in
-docs/configuration.md.
+"""Maintainer: writes docs/commands.md, docs/models.md, the tables of settings in
+docs/configuration.md, and the table of predictions in docs/kernels.md.
 
     make docs
 
@@ -21,7 +21,7 @@ from ollama_tiering import errors
 from ollama_tiering.cli import COMMANDS, cli
 from ollama_tiering.config import SETTINGS
 from ollama_tiering.config.words import MEANINGS, default_in_words
-from scripts import models_page
+from scripts import cuda_model_page, models_page
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: made by `make docs` -->", "<!-- end: made by `make docs` -->"
@@ -54,11 +54,12 @@ _CODES = """\
 
 def pages() -> dict[Path, str]:
     """Every page that is made, or partly so, with the content it must have."""
-    settings = ROOT / "docs/configuration.md"
+    settings, kernels = ROOT / "docs/configuration.md", ROOT / "docs/kernels.md"
     return {
         ROOT / "docs/commands.md": commands_page(),
         ROOT / "docs/models.md": models_page.page(),
-        settings: _between_marks(settings.read_text(encoding="utf-8"), settings_tables()),
+        settings: _between_marks(settings, settings_tables()),
+        kernels: _between_marks(kernels, cuda_model_page.table()),
     }
 
 
@@ -160,11 +161,12 @@ def _variable(name: str | None) -> str:
     return f"`{name}`" if name else ""
 
 
-def _between_marks(text: str, made: str) -> str:
+def _between_marks(page: Path, made: str) -> str:
+    text = page.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"error: docs/configuration.md lacks {BEGIN} or {END}")
+        raise SystemExit(f"error: {page} lacks {BEGIN} or {END}")
     return f"{before}{begin}\n\n{made}\n{end}{after}"
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Maintainer: writes the generated Python of proto/ollama_tiering/v1/block_store.proto.
 
-Messages go to `ollama_tiering/store/pb` (no gRPC import, so the store may use them), the service to
-`ollama_tiering/sidecar/pb`. `--check` writes nothing and exits 1 when the committed files differ.
+Messages go to `ollama_tiering/store/block/pb` (no gRPC import, so the store may use them), the
+service to `ollama_tiering/protocol/pb`. `--check` writes nothing and exits 1 when the committed
+files differ.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = Path("ollama_tiering/v1/block_store.proto")
-STORE_PB = Path("ollama_tiering/store/pb")
-SIDECAR_PB = Path("ollama_tiering/sidecar/pb")
+STORE_PB = Path("ollama_tiering/store/block/pb")
+PROTOCOL_PB = Path("ollama_tiering/protocol/pb")
 
 
 def generate(proto_root: Path) -> dict[Path, bytes]:
@@ -49,8 +50,8 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
             STORE_PB / "block_store_pb2.pyi": stubs.replace(
                 "_Mapping]", "_Mapping[str, object]]"
             ).encode(),
-            SIDECAR_PB / "block_store_pb2_grpc.py": service.replace(
-                wanted, "from ollama_tiering.store.pb import block_store_pb2"
+            PROTOCOL_PB / "block_store_pb2_grpc.py": service.replace(
+                wanted, "from ollama_tiering.store import block_store_pb2"
             ).encode(),
         }
 

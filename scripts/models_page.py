@@ -15,18 +15,26 @@ FIRST = "v0.16.0"
 _INTRODUCTION = """\
 # Which models are tiered
 
-Made by `make docs` from `patches/architectures.toml`: every architecture that an accepted version
-of Ollama registers. A model's is in `ollama show`, as "architecture". Stock chooses the engine: the
-Go engine for what it must run there, the llama.cpp engine for the rest and for models with a
-separate projector file.
+Made by `make docs` from `patches/architectures.toml`. The tables list every architecture that an
+accepted version of Ollama registers; `ollama show` names the architecture of a model. Ollama has
+two engines and chooses one by itself: the Go engine for the models that only that one can run, the
+llama.cpp engine for all others and for models with a separate projector file. The column "caches"
+says what a model keeps of its prompt: most have one cache of K/V rows, some have a second one whose
+layers see only a *window* of the last positions, and some have *states* in place of rows, which can
+be resumed only at a *checkpoint*, where Ollama copied them aside.
 
-**yes**: every text conversation, in f16, q8_0 and q4_0 where stock allows it. In the Go engine what
-follows an image comes back for the same image, and its encoder does not run; where "text before an
-image" is said, and in the llama.cpp engine, only what comes before the first of a prompt.
-**part**: as said. **no**: runs as in stock; `tiering status` and the log give the reason. "Shown
-by" is a test on the real engine, which compares tokens, log probabilities and top-5 with stock's
-own in-memory hit; "as NAME" means that the same code serves it and no model of its own was made for
-a test.
+The column "tiered" has one of three values:
+
+- **yes**: every text conversation is stored and restored, with K/V in f16, and in q8_0 and q4_0
+  where stock allows it. In the Go engine this includes the text after an image, if the same image
+  is sent again; its encoder then does not run. In the llama.cpp engine, and where the table says
+  "text before an image", only the text before the first image of a prompt is stored.
+- **part**: some conversations are, as the table says.
+- **no**: the model runs as in stock; `tiering status` and the log give the reason.
+
+"Shown by" names a test on the real engine. It compares tokens, log probabilities and the top 5 with
+stock's own in-memory hit. "As NAME" means that the same code serves this architecture as NAME, and
+that no test has a model of its own for it.
 """
 
 

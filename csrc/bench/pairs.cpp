@@ -24,6 +24,7 @@ struct Case {
     int n_head, n_kv_head, d;
     pa_dtype type;
     int n_q, n_cells;
+    int slots = 1; // sequences, one after another in the cells, each with one query; positions are given where OLD takes them
 };
 constexpr Case kCases[] = {
     {"prefill 512 at 2K, 16/8 d128 f16", 16, 8, 128, PA_F16, 512, 2048},
@@ -41,6 +42,9 @@ constexpr Case kCases[] = {
     {"decode at 64K, 16/8 d128 q8_0", 16, 8, 128, PA_Q8_0, 1, 65536},
     {"decode at 64K, 40/8 d128 q8_0", 40, 8, 128, PA_Q8_0, 1, 65536},
     {"decode at 64K, 16/8 d64 q8_0", 16, 8, 64, PA_Q8_0, 1, 65536},
+    {"8 slots at 2K, 16/8 d128 f16", 16, 8, 128, PA_F16, 8, 8 * 2048, 8},
+    {"16 slots at 2K, 16/8 d128 f16", 16, 8, 128, PA_F16, 16, 16 * 2048, 16},
+    {"32 slots at 2K, 16/8 d128 f16", 16, 8, 128, PA_F16, 32, 32 * 2048, 32},
 };
 
 struct Library {
@@ -91,9 +95,14 @@ void compare(const Case &c, const Library *libraries, const char *isa, int round
     std::vector<float> q(size_t(c.n_q * c.n_head * c.d)), out(q.size());
     for (float &value : q) value = normal(random) * 0.3f;
     std::vector<uint16_t> mask(size_t(c.n_q) * size_t(c.n_cells));
+    const int length = c.n_cells / c.slots; // of a sequence
     for (int i = 0; i < c.n_q; i++)
-        for (int cell = 0; cell < c.n_cells; cell++)
-            mask[size_t(i) * size_t(c.n_cells) + size_t(cell)] = cell <= c.n_cells - c.n_q + i ? 0 : 0xFC00;
+        for (int cell = 0; cell < c.n_cells; cell++) {
+            const bool seen = c.slots > 1 ? cell / length == i : cell <= c.n_cells - c.n_q + i;
+            mask[size_t(i) * size_t(c.n_cells) + size_t(cell)] = seen ? 0 : 0xFC00;
+        }
+    std::vector<int32_t> positions;
+    for (int cell = 0; cell < c.n_cells; cell++) positions.push_back(cell % length);
     pa_shape shape{c.n_head, c.n_kv_head, c.d, c.d, c.n_q, c.n_cells, c.type, c.type, 1.0f / std::sqrt(float(c.d)), 0.0f};
     pa_args args{};
     args.n_q = c.n_q;
@@ -106,17 +115,23 @@ void compare(const Case &c, const Library *libraries, const char *isa, int round
     args.mask.dense = mask.data();
     args.mask.dense_stride = 2 * c.n_cells;
     args.out = out.data();
+    pa_args of_library[2] = {args, args};
     pa_cpu_plan *plans[2];
     std::vector<double> times[2];
-    for (int i = 0; i < 2; i++)
-        if (libraries[i].create(&shape, 1, isa, &plans[i]) != PA_OK || libraries[i].run(plans[i], &args) != PA_OK) std::exit(2);
+    for (int i = 0; i < 2; i++) {
+        if (libraries[i].create(&shape, 1, isa, &plans[i]) != PA_OK) std::exit(2);
+        if (c.slots > 1) of_library[i].mask.cell_pos = positions.data();
+        if (libraries[i].run(plans[i], &of_library[i]) == PA_OK) continue;
+        of_library[i] = args; // before version 2, none beside a dense mask
+        if (libraries[i].run(plans[i], &args) != PA_OK) std::exit(2);
+    }
     const int runs = c.n_q == 1 && c.n_cells <= 8192 ? 5 : 1;
     for (int round = 0; round < rounds; round++)
         for (int turn = 0; turn < 2; turn++) {
             const int i = (turn + round) % 2;
-            libraries[i].run(plans[i], &args); // not counted: the caches are now this one's
+            libraries[i].run(plans[i], &of_library[i]); // not counted: the caches are now this one's
             const double start = seconds();
-            for (int r = 0; r < runs; r++) libraries[i].run(plans[i], &args);
+            for (int r = 0; r < runs; r++) libraries[i].run(plans[i], &of_library[i]);
             times[i].push_back((seconds() - start) / runs);
         }
     for (auto &each : times) std::sort(each.begin(), each.end());

@@ -40,15 +40,32 @@ template <class I, bool KEYS> PA_DEVICE PieceOf piece_of(int i, int tile, int en
     else return value_piece<DecodeTile<I>>(i, tile, end);
 }
 
+// The addresses of all pieces before any of them is read, so that the look-ups in the page table overlap. A piece that
+// is not there has the address of the tile's first cell: read in vain, and never used.
+template <class I, bool KEYS, int PIECES>
+PA_DEVICE void find_rows(const Problem &p, int kv_head, int tile, int end, const char *(&rows)[PIECES]) {
+    const Rows &from = KEYS ? p.k : p.v;
+    const bool whole = whole_tiles(from);
+    const char *first = row_address(from, tile, kv_head);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const PieceOf at = piece_of<I, KEYS>(i, tile, end);
+        rows[i] = tile_row(from, kv_head, tile, first, whole, at.valid ? at.cell : tile);
+    }
+}
+
 template <class I, bool KEYS, int PIECES>
 PA_DEVICE void load_pieces(const Problem &p, int kv_head, int tile, int end, InRegisters<I, PIECES> &to) {
     constexpr RowType kType = KEYS ? I::kK : I::kV;
-    for (int i = 0; i < PIECES; i++) {
-        const PieceOf at = piece_of<I, KEYS>(i, tile, end);
-        if (at.valid)
-            to.pieces[i] = load_unit<kType, I::kAlign>(row_address(KEYS ? p.k : p.v, at.cell, kv_head), at.unit);
-        else to.pieces[i] = {{0, 0, 0, 0}};
+    if (tile >= end) { // no cell to read
+        for (int i = 0; i < PIECES; i++) to.pieces[i] = {{0, 0, 0, 0}};
+        return;
     }
+    const char *rows[PIECES];
+    find_rows<I, KEYS, PIECES>(p, kv_head, tile, end, rows);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        to.pieces[i] = load_unit<kType, I::kAlign>(rows[i], piece_of<I, KEYS>(i, tile, end).unit);
 }
 
 template <class I> PA_DEVICE Piece *staged_piece(char *shared, int stage, int i) {
@@ -59,11 +76,14 @@ template <class I> PA_DEVICE Piece *staged_piece(char *shared, int stage, int i)
 template <class I, bool KEYS, int PIECES>
 PA_DEVICE void stage_pieces(const Problem &p, int kv_head, int tile, int end, char *shared, int stage) {
     constexpr RowType kType = KEYS ? I::kK : I::kV;
-    const Rows &rows = KEYS ? p.k : p.v;
-    for (int i = 0; i < PIECES && tile < end; i++) {
-        const PieceOf at = piece_of<I, KEYS>(i, tile, end);
-        const char *row = row_address(rows, at.valid ? at.cell : tile, kv_head);
-        copy_unit<kType>(staged_piece<I>(shared, stage, i), row, at.valid ? at.unit : 0, at.valid);
+    if (tile < end) {
+        const char *rows[PIECES];
+        find_rows<I, KEYS, PIECES>(p, kv_head, tile, end, rows);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const PieceOf at = piece_of<I, KEYS>(i, tile, end);
+            copy_unit<kType>(staged_piece<I>(shared, stage, i), rows[i], at.unit, at.valid);
+        }
     }
     commit_async();
 }
@@ -97,8 +117,15 @@ template <class I, int CELLS, int MASK> PA_DEVICE int sum_over_lanes(float (&s)[
     }
 }
 
+// A row that a warp turns into weights, and what is asked of cells for it.
+struct WarpRow {
+    int query;
+    QueryPlace place;
+};
+
 template <class I> struct DecodeBlock {
     using T = DecodeTile<I>;
+    static constexpr int kWarpRows = divide_up(I::kRows, 4);
     const Problem &p;
     char *shared;
     int kv_head, first_row, n_rows; // n_rows: of this block, 1 .. kRows
@@ -133,7 +160,7 @@ template <class I> struct DecodeBlock {
         }
     }
 
-    PA_DEVICE void scores(const InRegisters<I, T::kPiecesK> &keys, int tile) {
+    PA_DEVICE void scores(const InRegisters<I, T::kPiecesK> &keys) {
         const int lane = thread_index() % T::kLanes;
         float s[I::kRows][T::kCells];
         for (int r = 0; r < I::kRows; r++)
@@ -166,30 +193,32 @@ template <class I> struct DecodeBlock {
         const int kept = sum_over_lanes<I, T::kCells, T::kLanes / 2>(s);
         constexpr int kSame = T::kLanes / T::kCells > 1 ? T::kLanes / T::kCells : 1; // lanes that hold the same sums
         if (lane % kSame != 0) return;
-        const int within = kept * T::kGroupsK + thread_index() / T::kLanes, cell = tile + within;
-        for (int r = 0; r < I::kRows; r++) {
-            float x = kHidden;
-            if (r < n_rows && cell < end) {
-                const RowPlace at = row_place(p, kv_head, first_row + r);
-                x = masked               ? masked_score(p, s[r][0], at.query, query_place(p.mask, at.query), cell)
-                    : p.cap_log2 != 0.0f ? p.cap_log2 * tanhf(s[r][0])
-                                         : s[r][0];
-            }
-            store_shared(score(r, within), x);
-        }
+        const int within = kept * T::kGroupsK + thread_index() / T::kLanes;
+        for (int r = 0; r < I::kRows; r++) store_shared(score(r, within), s[r][0]);
+    }
+
+    // The score of a row of this warp after soft-cap and mask: a lane per cell, so that what is asked of cells lies side by
+    // side. Here and not where scores are summed: there the mask's code would stand once for each row.
+    PA_DEVICE float masked_of(int row, const WarpRow &of, int tile, int within) {
+        if (within >= T::kTile || tile + within >= end || row >= n_rows) return kHidden;
+        const float s = load_shared(score(row, within));
+        if (masked) return masked_score(p, s, of.query, of.place, tile + within);
+        return p.cap_log2 != 0.0f ? p.cap_log2 * tanhf(s) : s;
     }
 
     // m (the same in all lanes) and l (a part per lane) of the rows of this warp: warp, warp + 4.
-    PA_DEVICE void weights(float (&m)[2], float (&l)[2]) {
+    PA_DEVICE void weights(int tile, const WarpRow (&rows)[kWarpRows], float (&m)[2], float (&l)[2]) {
+        constexpr int kLaneCells = divide_up(T::kTile, 32);
         const int warp = thread_index() / 32, lane = thread_index() % 32;
 #pragma unroll
-        for (int i = 0; i < divide_up(I::kRows, 4); i++) {
+        for (int i = 0; i < kWarpRows; i++) {
             const int row = warp + 4 * i;
             if (row >= I::kRows) continue; // the same for the whole warp
-            float m_new = m[i];
-            for (int cell = lane; cell < T::kTile; cell += 32) {
-                const float s = load_shared(score(row, cell));
-                m_new = s > m_new ? s : m_new;
+            float s[kLaneCells], m_new = m[i];
+#pragma unroll
+            for (int j = 0; j < kLaneCells; j++) {
+                s[j] = masked_of(row, rows[i], tile, lane + 32 * j);
+                m_new = s[j] > m_new ? s[j] : m_new;
             }
             for (int mask = 16; mask > 0; mask /= 2) {
                 const float other = shuffle_xor(m_new, mask);
@@ -198,10 +227,11 @@ template <class I> struct DecodeBlock {
             const float reference = m_new == kHidden ? 0.0f : m_new; // nothing seen yet: never (-inf) - (-inf)
             const float shrink = exp2_fast(m[i] - reference);
             l[i] *= shrink;
-            for (int cell = lane; cell < T::kTile; cell += 32) {
-                const float w = exp2_fast(load_shared(score(row, cell)) - reference);
+#pragma unroll
+            for (int j = 0; j < kLaneCells; j++) {
+                const float w = exp2_fast(s[j] - reference);
                 l[i] += w;
-                store_shared(weight(cell, row), w);
+                if (lane + 32 * j < T::kTile) store_shared(weight(lane + 32 * j, row), w);
             }
             if (lane == 0) store_shared(rescale(row), shrink);
             m[i] = m_new;
@@ -225,7 +255,7 @@ template <class I> struct DecodeBlock {
                 w[r] = load_shared(weight(cell, r));
                 any += w[r];
             }
-            if (any == 0.0f) continue;
+            if (masked && any == 0.0f) continue; // a cell that nobody sees: its V may be anything
             float x[8];
             const float scale = unpack<I::kV, I::kAlign>(values.pieces[i], unit, x);
 #pragma unroll
@@ -241,7 +271,7 @@ template <class I> struct DecodeBlock {
         const SlotPointers out = slot_of<I::kDV>(p, slot);
         const int warp = thread_index() / 32, lane = thread_index() % 32;
         const int group = thread_index() / T::kUnitsV, unit = thread_index() % T::kUnitsV;
-        for (int i = 0; i < divide_up(I::kRows, 4); i++) {
+        for (int i = 0; i < kWarpRows; i++) {
             float total = l[i];
             for (int mask = 16; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
             const int row = warp + 4 * i;
@@ -253,6 +283,8 @@ template <class I> struct DecodeBlock {
         }
 #pragma unroll
         for (int r = 0; r < I::kRows; r++) {
+            // for the first row, too: the sums lie where pieces were, which other threads may still be reading
+            sync_block(At::decode_sums_free);
             if (group < T::kGroupsV)
                 for (int half = 0; half < 2; half++)
                     store_shared(reinterpret_cast<Float4 *>(sum(group, unit_value<I::kV>(unit, half))),
@@ -266,7 +298,6 @@ template <class I> struct DecodeBlock {
                                      static_cast<long long>(row_place(p, kv_head, first_row + r).state(p)) * I::kDV + d,
                                  total);
             }
-            if (r + 1 < I::kRows) sync_block(At::decode_sums_free);
         }
     }
 };
@@ -278,6 +309,14 @@ template <class I> PA_KERNEL void decode(const Problem &p) {
     const CellRange range = split_range(p, block_x());
     DecodeBlock<I> block = {p, shared, block_y(), first_row, min_of(I::kRows, all_rows - first_row), range.end, true};
     const QueryBounds queries = query_bounds(p.mask, first_row / p.group, (first_row + block.n_rows - 1) / p.group);
+
+    WarpRow rows[DecodeBlock<I>::kWarpRows];
+#pragma unroll
+    for (int i = 0; i < DecodeBlock<I>::kWarpRows; i++) {
+        const int row = min_of(thread_index() / 32 + 4 * i, block.n_rows - 1);
+        rows[i].query = row_place(p, block.kv_head, first_row + row).query;
+        rows[i].place = query_place(p.mask, rows[i].query);
+    }
 
     float m[2] = {kHidden, kHidden}, l[2] = {0.0f, 0.0f}, o[I::kRows][8];
     for (int r = 0; r < I::kRows; r++)
@@ -304,9 +343,9 @@ template <class I> PA_KERNEL void decode(const Problem &p) {
         } else {
             load_pieces<I, false, T::kPiecesV>(p, block.kv_head, tile, range.end, values);
         }
-        block.scores(keys, tile);
+        block.scores(keys);
         sync_block(At::decode_scores_ready);
-        block.weights(m, l);
+        block.weights(tile, rows, m, l);
         sync_block(At::decode_weights_ready);
         if constexpr (T::kStaged) {
             stage_pieces<I, false, T::kPiecesV>(p, block.kv_head, next, range.end, shared, stage);

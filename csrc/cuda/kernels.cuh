@@ -21,8 +21,9 @@ template <class I> struct Kernels {
     static constexpr bool kMma = I::kHasMma;
     using Narrow = MmaTile<I, false>;
     using Wide = MmaTile<I, true>;
-    // sums of 2 x 1024 products rounded towards zero: an error of some 1e-5
-    static constexpr int kMostCells = 16384;
+    // Sums in the state are cut off towards zero at every step, which adds up: with the published models of the chips'
+    // rounding 4e-5 after 8192 cells of a warp, twice that after 16384 (docs/kernels-cuda.md). sm_75 cuts coarser.
+    static constexpr int kMostCells = I::kArch < 80 ? 4096 : 8192;
     static constexpr int kNarrowThreads = Narrow::kThreads;
     static constexpr int kWideThreads = kMma ? Wide::kThreads : FmaTile<I>::kThreads;
     static constexpr ImageInfo kInfo = {kImageVersion,
@@ -43,7 +44,10 @@ template <class I> struct Kernels {
                                         kMma ? Wide::kShared : FmaTile<I>::kShared,
                                         CombineTile<I>::kThreads,
                                         CombineTile<I>::kShared,
-                                        kMma && !Wide::kSumsApart ? kMostCells : 0};
+                                        kMma && !Wide::kSumsApart ? kMostCells : 0,
+                                        sizeof(Problem),
+                                        sizeof(Combination),
+                                        sizeof(Mask)};
     // what a block may have: 48 KiB everywhere, more on request
     static constexpr int kMostShared = I::kArch == 75                      ? 65536
                                        : I::kArch == 80                    ? 163 * 1024

@@ -37,6 +37,9 @@ template <class T> PA_DEVICE void store_global(T *p, T x) { *p = x; }
 PA_DEVICE uint4 load_rows(const uint4 *p) { return __ldg(p); }
 PA_DEVICE unsigned load_rows(const unsigned *p) { return __ldg(p); }
 PA_DEVICE unsigned short load_rows(const unsigned short *p) { return __ldg(p); }
+PA_DEVICE const char *load_rows(const char *const *p) { // an address from a page table
+    return reinterpret_cast<const char *>(__ldg(reinterpret_cast<const unsigned long long *>(p)));
+}
 
 // ---- asynchronous copies from global to shared memory, sm_80 and later
 // SIZE bytes (4 or 16) land by the time wait_async says so; where `valid` is false zeros land and nothing is read.

@@ -70,7 +70,11 @@ struct ImageInfo {
     int wide_rows, wide_threads, wide_shared;
     int combine_threads, combine_shared;
     int most_cells; // of one split, for the bound on the error to hold; 0: any number
+    int problem_bytes, combination_bytes, mask_bytes; // the kernels' arguments, as the image's compiler lays them out
 };
-constexpr int kImageVersion = 1;
+constexpr int kImageVersion = 2;
+
+// The cells of a split begin at multiples of this, and every tile is a part of it.
+constexpr int kSplitCells = 64;
 
 } // namespace paged_attn::gpu

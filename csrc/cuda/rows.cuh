@@ -26,8 +26,16 @@ PA_DEVICE unsigned divide(unsigned i, const Divisor &by) { return (multiply_high
 PA_DEVICE const char *row_address(const Rows &rows, int cell, int head) {
     const unsigned page = divide(static_cast<unsigned>(cell), rows.page_cells);
     const unsigned within = static_cast<unsigned>(cell) - page * rows.page_cells.n;
-    return load_global(rows.pages + page) + within * rows.cell_stride + head * rows.head_stride;
+    return load_rows(rows.pages + page) + within * rows.cell_stride + head * rows.head_stride;
 }
+
+// The row of a cell of the tile that begins at `tile`, whose own row is `first`. Where `whole`, the tile lies in one page
+// and nothing is looked up.
+PA_DEVICE const char *tile_row(const Rows &rows, int head, int tile, const char *first, bool whole, int cell) {
+    return whole ? first + (cell - tile) * rows.cell_stride : row_address(rows, cell, head);
+}
+// True: pages hold whole splits, and so whole tiles.
+PA_DEVICE bool whole_tiles(const Rows &rows) { return rows.page_cells.n % kSplitCells == 0; }
 
 // The first of the four values that half 0 or 1 of a unit holds.
 template <RowType T> PA_DEVICE int unit_value(int unit, int half) {

@@ -4,7 +4,7 @@
 // multiplied in. Four barriers per tile: the room is free, K is there, scores are there, V and weights are there.
 //   scores  8 x 16 threads, each a few cells x a few rows
 //   weights a warp takes a quarter of the rows, a lane per cell
-//   sums    a thread owns 8 values of V for a few rows
+//   sums    a thread owns 4 + 4 values of V for a few rows
 #pragma once
 #include "traits.h"
 #include "visible.cuh"
@@ -28,6 +28,8 @@ template <class I> struct FmaBlock {
         return reinterpret_cast<float *>(shared + T::kScores) + row * (T::kTile + 1) + cell;
     }
     PA_DEVICE float *rescale(int row) { return reinterpret_cast<float *>(shared + T::kRescale) + row; }
+    // Value i of a thread's eight: four and four, so that neighbours read what lies side by side (no bank conflicts).
+    PA_DEVICE int sum_value(int unit, int i) { return i / 4 * (I::kDV / 2) + unit * 4 + i % 4; }
     PA_DEVICE int state_of(int row) { return row_place(p, kv_head, first_row + row).state(p); }
 
     PA_DEVICE void read_query() {
@@ -42,13 +44,14 @@ template <class I> struct FmaBlock {
     template <bool KEYS> PA_DEVICE void fill(int tile) {
         constexpr RowType kType = KEYS ? I::kK : I::kV;
         constexpr int kUnits = (KEYS ? I::kDK : I::kDV) / 8;
+        const Rows &from = KEYS ? p.k : p.v;
+#pragma unroll 4 // without a branch around the read, so that the reads of several turns are under way together
         for (int i = thread_index(); i < T::kTile * kUnits; i += T::kThreads) {
-            const int within = i / kUnits, unit = i % kUnits;
-            float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale = 0.0f;
-            if (tile + within < end && (KEYS || holds_values(p.mask, tile + within))) {
-                const char *row = row_address(KEYS ? p.k : p.v, tile + within, kv_head);
-                scale = unpack<kType, I::kAlign>(load_unit<kType, I::kAlign>(row, unit), unit, x);
-            }
+            const int within = i / kUnits, unit = i % kUnits, cell = tile + within;
+            const bool valid = cell < end && (KEYS || holds_values(p.mask, cell));
+            const Piece read = load_unit<kType, I::kAlign>(row_address(from, valid ? cell : tile, kv_head), unit);
+            float x[8];
+            const float scale = unpack<kType, I::kAlign>(valid ? read : Piece{{0, 0, 0, 0}}, unit, x);
             for (int half = 0; half < 2; half++)
                 store_shared(reinterpret_cast<Float4 *>(cell_values(within, unit_value<kType>(unit, half))),
                              Float4{x[4 * half] * scale, x[4 * half + 1] * scale, x[4 * half + 2] * scale,
@@ -73,8 +76,12 @@ template <class I> struct FmaBlock {
                 const Float4 k = load_shared(
                     reinterpret_cast<const Float4 *>(cell_values(cell_thread + j * T::kCellThreads, value)));
 #pragma unroll
-                for (int i = 0; i < T::kRowSteps; i++)
-                    s[i][j] += q[i].x * k.x + q[i].y * k.y + q[i].z * k.z + q[i].w * k.w;
+                for (int i = 0; i < T::kRowSteps; i++) { // four fused multiply-adds, no sum of products beside them
+                    s[i][j] += q[i].x * k.x;
+                    s[i][j] += q[i].y * k.y;
+                    s[i][j] += q[i].z * k.z;
+                    s[i][j] += q[i].w * k.w;
+                }
             }
         }
 #pragma unroll
@@ -125,8 +132,8 @@ template <class I> struct FmaBlock {
         }
 #pragma unroll 4
         for (int cell = 0; cell < T::kTile; cell++) {
-            const auto *v = reinterpret_cast<const Float4 *>(cell_values(cell, unit * 8));
-            const Float4 a = load_shared(v), b = load_shared(v + 1);
+            const Float4 a = load_shared(reinterpret_cast<const Float4 *>(cell_values(cell, sum_value(unit, 0))));
+            const Float4 b = load_shared(reinterpret_cast<const Float4 *>(cell_values(cell, sum_value(unit, 4))));
 #pragma unroll
             for (int i = 0; i < T::kSumRows; i++) {
                 const int row = group + i * T::kSumGroups;
@@ -166,10 +173,10 @@ template <class I> struct FmaBlock {
         for (int i = 0; i < T::kSumRows; i++) {
             const int row = group + i * T::kSumGroups;
             if (row >= n_rows) continue;
-            float *to = at.o + static_cast<long long>(state_of(row)) * I::kDV + unit * 8;
+            float *to = at.o + static_cast<long long>(state_of(row)) * I::kDV;
             for (int d = 0; d < 8; d++) {
-                if constexpr (READ) o[i][d] = load_global(to + d);
-                else store_global(to + d, o[i][d]);
+                if constexpr (READ) o[i][d] = load_global(to + sum_value(unit, d));
+                else store_global(to + sum_value(unit, d), o[i][d]);
             }
         }
     }

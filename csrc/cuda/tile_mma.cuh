@@ -10,11 +10,12 @@
 // 2^-22 instead of 2^-12. bf16 K takes three parts of the query (logits of several hundred turn a relative error into
 // one of the weight), the weights of bf16 and blocked V two, which leave 2^-17. K and V are exact: q8_0 and q4_0 enter
 // as small integers, their block scales multiply the finished dot product of a block and, for V, the weight. V of
-// cells that a row of the tile does not see must be finite, unless they are empty (0 x NaN is NaN).
+// cells that a row of the tile does not see must be finite, unless they are empty (0 x NaN is NaN). Weights are 2^(s - m)
+// with m kHeadroom below the largest s, so that f16 has room below: a part of less than 2^-24 is lost, and with m = the
+// largest s that is the whole tail of a row whose one large logit (a sink) is 17 nats above the others.
 #pragma once
 #include "paged_attn/attn_state.h"
-#include "traits.h"
-#include "visible.cuh"
+#include "tile_fill.cuh"
 
 namespace paged_attn::gpu {
 
@@ -27,9 +28,12 @@ template <bool BF16> PA_DEVICE unsigned split_off(float &a, float &b) {
 }
 
 template <class I, bool WIDE> struct MmaBlock {
+    using Of = I;
     using T = MmaTile<I, WIDE>;
     static constexpr bool kBf16K = I::kBf16Mma && I::kK == kBf16, kBf16V = I::kBf16Mma && I::kV != kF16;
     static constexpr int kScoreTiles = T::kCells / 8, kSumTiles = I::kDV / 8;
+    // bf16 has f32's exponents. Block scales of V multiply the weights: with less headroom they may be up to 255.
+    static constexpr float kHeadroom = kBf16V ? 0.0f : is_blocked(I::kV) ? 8.0f : 15.0f;
 
     const Problem &p;
     char *shared;
@@ -61,39 +65,6 @@ template <class I, bool WIDE> struct MmaBlock {
             for (int part = 0; part < T::kParts; part++)
                 store_shared(reinterpret_cast<unsigned *>(query(part, row, value)), split_off<kBf16K>(a, b));
         }
-    }
-
-    // Fills a buffer with a tile's K or V; V of empty cells and cells past the end become zeros. Always one group of asynchronous copies.
-    template <bool KEYS> PA_DEVICE void fill(int buffer, int tile) {
-        constexpr RowType kType = KEYS ? I::kK : I::kV;
-        constexpr int kUnits = (KEYS ? I::kDK : I::kDV) / 8;
-        const Rows &rows = KEYS ? p.k : p.v;
-        for (int i = thread_index(); i < T::kTile * kUnits && tile < end; i += T::kThreads) {
-            const int within = i / kUnits, unit = i % kUnits, cell = tile + within;
-            const bool valid = cell < end && (KEYS || holds_values(p.mask, cell));
-            const char *row = row_address(rows, valid ? cell : tile, kv_head);
-            if constexpr (KEYS ? T::kAsyncK : T::kAsyncV) {
-                copy_async<16>(cell_values(buffer, within, unit * 8), row + unit * 16, valid);
-            } else {
-                Piece piece = {{0, 0, 0, 0}};
-                if (valid) piece = load_unit<kType, I::kAlign>(row, unit);
-                if constexpr (!is_blocked(kType)) {
-                    store_shared(reinterpret_cast<Piece *>(cell_values(buffer, within, unit * 8)), piece);
-                } else {
-                    float x[8];
-                    const float scale = unpack<kType, I::kAlign>(piece, unit, x);
-                    constexpr bool kBf16 = KEYS ? kBf16K : kBf16V;
-                    for (int half = 0; half < 2; half++) {
-                        auto *to =
-                            reinterpret_cast<unsigned *>(cell_values(buffer, within, unit_value<kType>(unit, half)));
-                        store_shared(to, pack_pair<kBf16>(x[4 * half], x[4 * half + 1]));
-                        store_shared(to + 1, pack_pair<kBf16>(x[4 * half + 2], x[4 * half + 3]));
-                    }
-                    if (unit % 4 == 0) store_shared(block_scale(buffer, unit / 4, within), valid ? scale : 0.0f);
-                }
-            }
-        }
-        commit_async();
     }
 
     // s[n]: rows g and g+8 of this warp, cells 8n + 2t and the next.
@@ -151,17 +122,20 @@ template <class I, bool WIDE> struct MmaBlock {
             }
     }
 
-    // Scores become weights; m and l (of this thread's cells) follow the new maximum, and o is to shrink with them.
+    // Scores become weights; m (kHeadroom below the largest score) and l (of this thread's cells) follow the new maximum,
+    // and o is to shrink with them.
     PA_DEVICE void weights(float (&s)[kScoreTiles][4], float (&m)[2], float (&l)[2], float (&shrink)[2]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float m_new = m[half];
+            float m_new = kHidden;
             for (int n = 0; n < kScoreTiles; n++)
                 for (int i = 2 * half; i < 2 * half + 2; i++) m_new = s[n][i] > m_new ? s[n][i] : m_new;
             for (int mask = 1; mask <= 2; mask *= 2) { // the four lanes of a row
                 const float other = shuffle_xor(m_new, mask);
                 m_new = other > m_new ? other : m_new;
             }
+            m_new -= kHeadroom;
+            m_new = m[half] > m_new ? m[half] : m_new;
             const float reference = m_new == kHidden ? 0.0f : m_new; // nothing seen yet: never (-inf) - (-inf)
             shrink[half] = exp2_fast(m[half] - reference);
             m[half] = m_new;
@@ -337,8 +311,8 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
     // K of a tile is filled kAhead buffers before it is used, and so is V: with three buffers while the tile before is
     // at its K, or its V; with two while the step before is.
     int tile = next_seen_tile<T::kTile>(p.mask, queries, range.begin, range.end), buffer = 0;
-    block.template fill<true>(0, tile);
-    if (kAhead == 2) block.template fill<false>(1, tile);
+    fill_tile<true>(block, 0, tile);
+    if (kAhead == 2) fill_tile<false>(block, 1, tile);
     block.read_query();
     while (tile < range.end) {
         const int next = next_seen_tile<T::kTile>(p.mask, queries, tile + T::kTile, range.end);
@@ -346,8 +320,8 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
         float s[Block::kScoreTiles][4], shrink[2];
         wait_async<kAhead - 1>(At::mma_tile_landed);
         sync_block(At::mma_tile_ready);
-        if (kAhead == 2) block.template fill<true>((buffer + 2) % kBuffers, next);
-        else block.template fill<false>((buffer + 1) % kBuffers, tile);
+        if (kAhead == 2) fill_tile<true>(block, (buffer + 2) % kBuffers, next);
+        else fill_tile<false>(block, (buffer + 1) % kBuffers, tile);
         block.scores(buffer, s);
         block.mask_scores(tile, masked, rows, places, s);
         block.weights(s, m, l, shrink);
@@ -355,8 +329,8 @@ template <class I, bool WIDE> PA_KERNEL void tile_mma(const Problem &p) {
 
         wait_async<kAhead - 1>(At::mma_tile_landed);
         sync_block(At::mma_tile_ready);
-        if (kAhead == 2) block.template fill<false>((buffer + 2) % kBuffers, next);
-        else block.template fill<true>((buffer + 1) % kBuffers, next);
+        if (kAhead == 2) fill_tile<false>(block, (buffer + 2) % kBuffers, next);
+        else fill_tile<true>(block, (buffer + 1) % kBuffers, next);
         block.add_values(buffer, s, shrink, o);
         buffer = (buffer + 1) % kBuffers;
         tile = next;

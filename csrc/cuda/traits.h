@@ -32,12 +32,17 @@ template <int D_K_, int D_V_, RowType K_TYPE, RowType V_TYPE, int ROWS, int ALIG
 // ---- decode: 128 threads, one K/V head, one split, up to 8 rows
 template <class I> struct DecodeTile {
     static constexpr int kThreads = 128;
-    static constexpr int kTile = I::kDMax <= 128 ? 64 : I::kDMax <= 256 ? 32 : 16; // cells
+    static constexpr bool kStaged = I::kAsync && I::kAlign >= 4;
     // scores: kLanes neighbouring threads share a cell, kRounds units each; a thread takes kCells cells
     static constexpr int kUnitsK = I::kDK / 8;
     static constexpr int kLanes = power_of_two_in(kUnitsK, 8);
     static constexpr int kRounds = kUnitsK / kLanes;
     static constexpr int kGroupsK = kThreads / kLanes;
+    // Cells of a tile. Staged, three of them and all else of a block are to fit twice into the 100 KiB of a multiprocessor
+    // of 8.6, 8.9 and 12.0; in registers, what is under way is to hide the latency of memory.
+    static constexpr int kTileWanted = kStaged ? (I::kDMax <= 64 ? 64 : I::kDMax <= 128 ? 32 : 16)
+                                               : (I::kDMax <= 128 ? 64 : I::kDMax <= 256 ? 32 : 16);
+    static constexpr int kTile = max_of(kTileWanted, kGroupsK);
     static constexpr int kCells = kTile / kGroupsK;
     // sums: kUnitsV neighbouring threads share a cell, one unit each; threads beyond kGroupsV * kUnitsV rest
     static constexpr int kUnitsV = I::kDV / 8;
@@ -45,7 +50,6 @@ template <class I> struct DecodeTile {
     static constexpr int kCellsV = divide_up(kTile, kGroupsV);
     static constexpr int kPiecesK = kCells * kRounds, kPiecesV = kCellsV;
     static constexpr int kStages = 3; // K and V of a tile are a stage each
-    static constexpr bool kStaged = I::kAsync && I::kAlign >= 4;
     static constexpr int kRowsPadded = I::kRows <= 2 ? I::kRows : divide_up(I::kRows, 4) * 4;
     static_assert(kCells >= 1 && kCells * kGroupsK == kTile, "every cell of a tile has its threads");
 
@@ -54,10 +58,10 @@ template <class I> struct DecodeTile {
     static constexpr int kScores = kQuery + I::kRows * I::kDK * 4;                    // f32 [rows][tile]
     static constexpr int kWeights = kScores + I::kRows * kTile * 4;                   // f32 [tile][rows padded]
     static constexpr int kRescale = kWeights + kTile * kRowsPadded * 4;               // f32 [8]
-    static constexpr int kSums = kRescale + 32;                                       // f32 [groups of V][d_v]
-    static constexpr int kPieces = divide_up(kSums + kGroupsV * I::kDV * 4, 16) * 16; // Piece [stages][pieces][threads]
+    static constexpr int kPieces = divide_up(kRescale + 32, 16) * 16;                 // Piece [stages][pieces][threads]
     static constexpr int kStageBytes = max_of(kPiecesK, kPiecesV) * kThreads * 16;
-    static constexpr int kShared = kPieces + (kStaged ? kStages * kStageBytes : 0);
+    static constexpr int kSums = kPieces; // f32 [groups of V][d_v], at the end, when the pieces are used
+    static constexpr int kShared = kPieces + max_of(kStaged ? kStages * kStageBytes : 0, kGroupsV * I::kDV * 4);
 };
 
 // ---- on tensor cores: 16 rows per row warp; cell warps share a tile's cells

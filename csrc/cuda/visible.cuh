@@ -115,7 +115,6 @@ PA_KERNEL void find_bounds(const Mask &mask, int n_cells, int n_threads, CellBou
 struct CellRange {
     int begin, end;
 };
-constexpr int kSplitCells = 64;
 
 PA_DEVICE CellRange split_range(const Problem &p, int split) {
     const int n_units = (p.n_cells + kSplitCells - 1) / kSplitCells;

@@ -11,6 +11,7 @@
 #pragma once
 #include "../cuda/sites.h"
 #include "fiber.h"
+#include "tensor_core.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -29,6 +30,14 @@ struct Buffer { // global memory that a launch may touch
     const char *begin, *end;
 };
 
+// What is wrong on purpose. All of it: nothing.
+struct Mutant {
+    At left_out = At::none;           // a meeting point, or a wait for copies
+    At waits_for_one_less = At::none; // a wait for copies that lets one group more be under way
+    int shuffle_mask = 0;             // a shuffle over this mask brings a lane its own value
+    int shared_bytes_less = 0;        // of each launch
+};
+
 struct Findings {
     std::set<std::string> texts;
     void add(const std::string &text) {
@@ -39,14 +48,16 @@ struct Findings {
 class Block {
 public:
     Block(int n_threads, int at_x, int at_y, int at_z, size_t shared_bytes, const std::vector<Buffer> &buffers,
-          At mutant, unsigned seed, Findings &findings)
-        : x(at_x), y(at_y), z(at_z), n_threads_(n_threads), shared_(shared_bytes + 16), shadow_(shared_bytes / kGrain),
-          buffers_(buffers), mutant_(mutant), random_(seed), findings_(findings), threads_(n_threads),
-          warps_((n_threads + 31) / 32) {
+          const Mutant &wrong, TensorCore core, unsigned seed, Findings &findings)
+        : x(at_x), y(at_y), z(at_z), tensor_core(core), mutant(wrong), n_threads_(n_threads),
+          shared_(shared_bytes + 16), shadow_(shared_bytes / kGrain), buffers_(buffers), random_(seed),
+          findings_(findings), threads_(n_threads), warps_((n_threads + 31) / 32) {
         std::memset(shared_.data(), 0xFF, shared_.size()); // not a number, in every type
     }
 
     const int x, y, z;
+    const TensorCore tensor_core;
+    const Mutant mutant;
     static inline Block *current = nullptr;
 
     // Runs all threads to their end; false when they cannot go on (a barrier that not all reach).
@@ -83,7 +94,7 @@ public:
     char *shared() { return shared_.data() + (16 - reinterpret_cast<uintptr_t>(shared_.data()) % 16) % 16; }
 
     void sync_block(At site) {
-        if (site == mutant_) return;
+        if (site == mutant.left_out) return;
         wait(kBlock, static_cast<int>(site));
         threads_[thread_].block_epoch++;
     }
@@ -140,7 +151,8 @@ public:
         me.open.clear();
     }
     void wait_async(size_t pending, At site) {
-        if (site == mutant_) return;
+        if (site == mutant.left_out) return;
+        if (site == mutant.waits_for_one_less) pending++;
         Thread &me = threads_[thread_];
         while (me.groups.size() > pending) {
             for (const Copy &copy : me.groups.front()) {
@@ -242,7 +254,6 @@ private:
     std::vector<char> shared_;
     std::vector<Grain> shadow_;
     const std::vector<Buffer> &buffers_;
-    At mutant_;
     std::mt19937 random_;
     Findings &findings_;
     std::vector<Thread> threads_;

@@ -24,8 +24,8 @@ PA_DEVICE void sync_block(At site) { here().sync_block(site); }
 enum Meeting { kShuffle = 1000, kMatrices = 2000, kMultiply = 3000 }; // kinds of exchange; a shuffle adds its mask
 
 PA_DEVICE float shuffle_xor(float x, int mask) {
-    const int lane = thread_index() % 32;
-    return here().exchange(kShuffle + mask, x)[lane ^ mask];
+    const int lane = thread_index() % 32, to = mask == here().mutant.shuffle_mask ? 0 : mask;
+    return here().exchange(kShuffle + mask, x)[lane ^ to];
 }
 
 template <class T> PA_DEVICE T load_shared(const T *p) {
@@ -108,10 +108,6 @@ template <bool BF16> PA_DEVICE float half_of(unsigned pair, int upper) {
     const unsigned short bits = static_cast<unsigned short>(upper ? pair >> 16 : pair & 0xFFFFu);
     return BF16 ? as_float(static_cast<unsigned>(bits) << 16) : f16_to_f32(bits);
 }
-PA_DEVICE float towards_zero(double x) { // as tensor cores round
-    const float f = static_cast<float>(x);
-    return std::fabs(static_cast<double>(f)) > std::fabs(x) ? std::nextafter(f, 0.0f) : f;
-}
 template <bool BF16> PA_DEVICE void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     struct Fragments {
         unsigned a[4], b[2];
@@ -119,15 +115,14 @@ template <bool BF16> PA_DEVICE void multiply(float (&c)[4], const unsigned (&a)[
     const auto *of = here().exchange(kMultiply, Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
-        double sum = c[i];
         const int column = 2 * t + i % 2;
+        float x[16], y[16];
         for (int k = 0; k < 16; k++) {
             const int across = k % 8 / 2; // the lane of four that holds value k
-            const float x = half_of<BF16>(of[g * 4 + across].a[i / 2 + (k >= 8 ? 2 : 0)], k % 2);
-            const float y = half_of<BF16>(of[column * 4 + across].b[k >= 8 ? 1 : 0], k % 2);
-            sum += static_cast<double>(x) * y;
+            x[k] = half_of<BF16>(of[g * 4 + across].a[i / 2 + (k >= 8 ? 2 : 0)], k % 2);
+            y[k] = half_of<BF16>(of[column * 4 + across].b[k >= 8 ? 1 : 0], k % 2);
         }
-        c[i] = towards_zero(sum);
+        c[i] = emulate::add_products(here().tensor_core, c[i], x, y);
     }
 }
 

@@ -6,6 +6,10 @@ pairs, the order turning each time; a number is the median of the ratios of the 
 measured requests the tiered server has finished storing, or its work would be counted against the
 other one; what storing costs while requests go on is the business of the bursts. After each request
 of a pair its prompt is asked again a few times: the in-memory hit, with and without tiering.
+
+Both servers are started anew several times. Where the pages of its weights happen to lie makes one
+process slower than another of the same binary for as long as it lives, and no number of pairs
+between the same two processes takes that out of their ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any, Protocol
 from ollama_tiering.bench.table import Table, seconds
 from ollama_tiering.errors import ResultDiffers
 
-HITS = 3  # of each request; one takes a few milliseconds, and their median counts
+HITS = 3  # of each request; their median counts
 
 
 class Generated(Protocol):
@@ -43,6 +47,10 @@ class Server(Protocol):
 
     def settle(self) -> Counts:
         """Returns when nothing goes on in the background."""
+
+    def stop(self) -> None: ...
+    def resume(self) -> None:
+        """Starts what was stopped; the model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,14 @@ def measure(
     say: Callable[[str], None],
     *,
     pairs: int,
+    starts: int,
     bursts: int,
     burst_requests: int,
     new_tokens: int,
 ) -> list[Measure]:
-    """`prompts(i)` gives a text that shares no beginning with any other."""
+    """`prompts(i)` gives a text that shares no beginning with any other. Both servers run at first,
+    and are started anew `starts` - 1 times, after about as many pairs each time.
+    """
     number = 0
 
     def prompt() -> str:
@@ -106,22 +117,31 @@ def measure(
         number += 1
         return prompts(number)
 
-    for server in (on, off):  # the first request reads the weights
-        server.generate(prompt(), new_tokens)
-        server.settle()
+    def load() -> None:  # the first request reads the weights
+        for server in (on, off):
+            server.generate(prompt(), new_tokens)
+            server.settle()
+
+    load()
     firsts, decodes, hits = [], [], []
     for index in range(pairs):
+        if index and index * starts // pairs > (index - 1) * starts // pairs:  # a share is full
+            for server in (on, off):
+                server.stop()
+            for server in _turning(on, off, index):
+                server.resume()
+            load()
         say(f"pair {index + 1} of {pairs}")
         text, found, again = prompt(), {}, {}
         for server in _turning(on, off, index):
             found[server is on] = server.generate(text, new_tokens)
             before = server.settle()
-            again[server is on] = _hit_seconds(server, text)
+            again[server is on] = _hits(server, text, new_tokens)
             if server is on:
                 _require_hits(before, server.settle())
-        firsts.append(_pair(found, lambda g: g.seconds_to_first_token))
-        decodes.append(_pair(found, lambda g: g.decode_tokens_per_second))
-        hits.append(Pair(again[True], again[False]))
+        firsts.append(Pair(*(found[side].seconds_to_first_token for side in (True, False))))
+        decodes.append(Pair(*(_decode([found[side], *again[side]]) for side in (True, False))))
+        hits.append(Pair(*(_first(again[side]) for side in (True, False))))
     walls = []
     for index in range(bursts):
         say(f"burst {index + 1} of {bursts}")
@@ -148,13 +168,21 @@ def _turning(on: Server, off: Server, index: int) -> Sequence[Server]:
     return (on, off) if index % 2 == 0 else (off, on)
 
 
-def _hit_seconds(server: Server, prompt: str) -> float:
+def _hits(server: Server, prompt: str, new_tokens: int) -> list[Generated]:
     """Of a prompt that was the last one this server computed."""
     taken = []
     for _ in range(HITS):
-        taken.append(server.generate(prompt, 1).seconds_to_first_token)
+        taken.append(server.generate(prompt, new_tokens))
         server.settle()
-    return statistics.median(taken)
+    return taken
+
+
+def _first(answers: Sequence[Generated]) -> float:
+    return statistics.median(answer.seconds_to_first_token for answer in answers)
+
+
+def _decode(answers: Sequence[Generated]) -> float:
+    return statistics.median(answer.decode_tokens_per_second for answer in answers)
 
 
 def _require_hits(before: Counts, after: Counts) -> None:
@@ -168,12 +196,13 @@ def _require_hits(before: Counts, after: Counts) -> None:
         )
 
 
-def _pair(found: dict[bool, Generated], of: Callable[[Generated], float]) -> Pair:
-    return Pair(of(found[True]), of(found[False]))
-
-
 def table(
-    shape: str, prompt_tokens: int, new_tokens: int, measures: list[Measure], attention: str
+    shape: str,
+    prompt_tokens: int,
+    new_tokens: int,
+    starts: int,
+    measures: list[Measure],
+    attention: str,
 ) -> Table:
     rows = []
     for one in measures:
@@ -195,8 +224,9 @@ def table(
         f"Prompts of {prompt_tokens:,} tokens that nothing is stored of, {new_tokens} new tokens.",
         f"Attention, with tiering on and off: {attention}.",
         "Two servers of one binary, the same requests to both, in turns; the ratio is the median "
-        "of the pairs' ratios.",
+        f"of the pairs' ratios. Both were started {starts} times, with about as many pairs each.",
         f"In-memory hit: the prompt of the pair asked again, the median of {HITS} requests.",
+        f"Decode: the median of these and the first, {1 + HITS} answers of each side of a pair.",
         "In a burst the tiered server stores one answer while it computes the next.",
     ]
     return Table(f"Cost of tiering with nothing to restore, {shape}", headings, rows, notes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import click
 
 from ollama_tiering import __version__, extras
 from ollama_tiering.errors import TieringError, UsageError, did_you_mean
+from ollama_tiering.system import own_process
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -125,7 +125,7 @@ def cli(debug: bool) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point. Never returns."""
     arguments = list(sys.argv[1:] if args is None else args)
-    debug = "--debug" in arguments or bool(os.environ.get("OLLAMA_TIERING_DEBUG"))
+    debug = "--debug" in arguments or own_process.is_set("OLLAMA_TIERING_DEBUG")
     sys.exit(_run(arguments, debug))
 
 
@@ -148,7 +148,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         _complain("interrupted", None)
         return 130
     except BrokenPipeError:
-        _silence_stdout()
+        own_process.silence_stdout()
         return 141
     except ModuleNotFoundError as error:
         if debug or not (extra := extras.of_module(error.name)):
@@ -171,15 +171,10 @@ def _bug(error: Exception, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{os.path.basename(place.filename)}:{place.lineno}"  # noqa: PTH119
+    where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
     cure = "this is a bug; run again with `tiering --debug …` and report what it prints"
     _complain(f"unexpected {type(error).__name__} at {where}: {error}", None if debug else cure)
     return 1
-
-
-def _silence_stdout() -> None:
-    """The reader of our output has gone; keep the interpreter's last flush quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, hint: str | None) -> None:

@@ -22,8 +22,8 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.chain_to_export import LeftOut
-    from ollama_tiering.store.describe import Fields
+    from ollama_tiering.store import Fields
+    from ollama_tiering.store.tools.chain_to_export import LeftOut
 
 _DIGITS = 12
 
@@ -49,8 +49,8 @@ def export_command(
     it appears only when all of it is written. A block that is damaged ends it; one of a sliding
     window is left out, and whoever imports the rest computes those tokens.
     """
-    from ollama_tiering.store.chain_to_export import with_whole_windows
-    from ollama_tiering.store.exporting import export_chain
+    from ollama_tiering.store.tools.chain_to_export import with_whole_windows
+    from ollama_tiering.store.tools.exporting import export_chain
 
     left_out: list[LeftOut] = []
     with administration(socket, config_file, purpose="look") as admin:
@@ -102,8 +102,8 @@ def import_command(
     the tensors are right for their tokens only the one who made them knows: import what you trust.
     What is stored already is left as it is.
     """
-    from ollama_tiering.store.archive import open_archive
-    from ollama_tiering.store.importing import Imported, check_archive, import_blocks
+    from ollama_tiering.store.tools.archive import open_archive
+    from ollama_tiering.store.tools.importing import Imported, check_archive, import_blocks
 
     with open_archive(source) as archive:
         manifest = archive.manifest

@@ -25,8 +25,8 @@ from ollama_tiering.cli.bench_store import store
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.launch.bench_driver import Untiered
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines.bench_driver import Untiered
+    from ollama_tiering.engines.drivers import Scratch
 
 _BURST_REQUESTS = 4
 
@@ -77,9 +77,9 @@ def restore(
     from ollama_tiering.bench import baselines as stock
     from ollama_tiering.bench import restore as measuring
     from ollama_tiering.bench.restore_table import table as restore_table
-    from ollama_tiering.launch.bench_driver import BenchDriver
-    from ollama_tiering.launch.choose import stock_beside
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import BenchDriver
+    from ollama_tiering.engines.choose import stock_beside
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, names = numbers(tokens), _baselines(baselines, stock.NAMES)
     if lengths[0] <= (least := measuring.hits(repeat)):
@@ -119,6 +119,13 @@ def restore(
     help="Requests, each with it on and off.",
 )
 @click.option(
+    "--starts",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Times that both servers are started; at most once a pair.",
+)
+@click.option(
     "--bursts",
     type=click.IntRange(0),
     default=4,
@@ -144,6 +151,7 @@ def restore(
 def overhead(
     run: Run,
     pairs: int,
+    starts: int,
     bursts: int,
     prompt_tokens: int,
     new_tokens: int,
@@ -151,12 +159,13 @@ def overhead(
 ) -> None:
     """What tiering costs with nothing to restore: the same requests with it on and off."""
     from ollama_tiering.bench import overhead as measuring
-    from ollama_tiering.launch.bench_driver import BenchDriver, Untiered
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import BenchDriver, Untiered
+    from ollama_tiering.engines.demo import make_prompt
 
     attention = attention or attention_of_up()
     binary, ctx = run.binary(), context_for(prompt_tokens + new_tokens)
-    requests = 1 + pairs + bursts * _BURST_REQUESTS
+    starts = min(starts, pairs)
+    requests = starts + pairs + bursts * _BURST_REQUESTS
     with (
         run.scratch(stored_tokens=requests * (prompt_tokens + new_tokens)) as scratch,
         contextlib.closing(BenchDriver(binary, scratch, ctx=ctx, attention=attention)) as on,
@@ -170,12 +179,13 @@ def overhead(
             lambda number: make_prompt(prompt_tokens, seed=number),
             run.say,
             pairs=pairs,
+            starts=starts,
             bursts=bursts,
             burst_requests=_BURST_REQUESTS,
             new_tokens=new_tokens,
         )
         how, engine = on.attention, on.engine
-    table = measuring.table(run.shape, prompt_tokens, new_tokens, measures, how)
+    table = measuring.table(run.shape, prompt_tokens, new_tokens, starts, measures, how)
     run.publish(table, [measure.as_json() for measure in measures], engine, how)
 
 
@@ -191,7 +201,7 @@ def overhead(
 def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
     """Exact attention on the CPU against stock's: first token and tokens/s inside Ollama."""
     from ollama_tiering.bench import cpu_attention as measuring
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, binary = numbers(tokens), run.binary()
     settings = {
@@ -228,8 +238,8 @@ def cpu_attention(run: Run, tokens: str, only: tuple[str, ...]) -> None:
 def gate(run: Run, tokens: str, repeat: int, attention: str | None) -> None:
     """Whether the gate chooses the better side: restore or recompute."""
     from ollama_tiering.bench import gate as measuring
-    from ollama_tiering.launch.bench_driver import GateDriver
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.bench_driver import GateDriver
+    from ollama_tiering.engines.demo import make_prompt
 
     lengths, binary = numbers(tokens), run.binary()
     attention = attention or attention_of_up()
@@ -262,7 +272,7 @@ def _untiered(
     flash: bool | None,
     names: list[str] | None = None,
 ) -> Iterator[Untiered]:
-    from ollama_tiering.launch.bench_driver import Untiered
+    from ollama_tiering.engines.bench_driver import Untiered
 
     driver = Untiered(binary, scratch, ctx=ctx, attention=attention, flash=flash)
     with contextlib.closing(driver):

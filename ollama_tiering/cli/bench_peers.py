@@ -24,7 +24,7 @@ from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
     from ollama_tiering.bench.peers import Failure, Side
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines.drivers import Scratch
     from ollama_tiering.patchset.report import Report
 
 _BATCH_TOKENS = 512  # Ollama's own default, and llama.cpp's
@@ -113,7 +113,7 @@ def peers(
 
 def prompt_of(tokens: int, number: int) -> str:
     """That of a round. No two share a beginning, or an engine would have a part in memory."""
-    from ollama_tiering.launch.demo import make_prompt
+    from ollama_tiering.engines.demo import make_prompt
 
     return make_prompt(tokens, seed=_SEEDS * (number + 2) + tokens)
 
@@ -128,7 +128,7 @@ class _Place:
 
     @property
     def stock(self) -> Path:
-        from ollama_tiering.launch.choose import stock_beside
+        from ollama_tiering.engines.choose import stock_beside
 
         return stock_beside(self.binary) or self.binary
 
@@ -142,7 +142,7 @@ class _Place:
 def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
     """As `tiering up` serves it; what the runner says of its attention is added to the list."""
     from ollama_tiering.bench.peers import OURS, Engine, Side
-    from ollama_tiering.launch.bench_driver import BenchDriver
+    from ollama_tiering.engines.bench_driver import BenchDriver
 
     asked_for = attention_of_up()
 
@@ -164,7 +164,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
     whether it is to run with the shortest prompt only.
     """
     from ollama_tiering.bench.peers import Engine, Side
-    from ollama_tiering.launch.bench_driver import Untiered
+    from ollama_tiering.engines.bench_driver import Untiered
 
     @contextlib.contextmanager
     def start(flash: bool | None) -> Iterator[Untiered]:
@@ -200,8 +200,8 @@ def _others(
 ) -> tuple[list[Side], list[Failure]]:
     """The peers with and without flash attention, and those that can't be had."""
     from ollama_tiering.bench.peers import Engine, Failure, Side
-    from ollama_tiering.launch.peers import environment
-    from ollama_tiering.launch.peers.driver import PeerDriver, Settings
+    from ollama_tiering.engines.peers import environment
+    from ollama_tiering.engines.peers.driver import PeerDriver, Settings
 
     peers = [peer for peer in environment.PEERS if peer.name in wanted]
     if not peers:

@@ -20,7 +20,7 @@ from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
     from ollama_tiering.bench.table import Table
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines.drivers import Scratch
 
 Command = Callable[..., None]
 
@@ -90,7 +90,7 @@ class Run:
             click.echo(f"* {text}", err=True)
 
     def binary(self) -> Path:
-        from ollama_tiering.cli.up import patched_binary
+        from ollama_tiering.patchset.binary import patched_binary
         from ollama_tiering.patchset.report import Report
 
         return patched_binary(Report(quiet=self.quiet), tag=self._tag, cpu=self._cpu)
@@ -99,7 +99,7 @@ class Run:
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
         """With a model of the shape in it, and room for blocks of so many tokens."""
         from ollama_tiering import extras
-        from ollama_tiering.launch.drivers import Scratch
+        from ollama_tiering.engines.drivers import Scratch
 
         extras.need("models")
         from ollama_tiering.models.make import make_model

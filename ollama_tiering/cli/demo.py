@@ -20,9 +20,9 @@ from ollama_tiering.errors import ResultDiffers
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ollama_tiering.launch.choose import Choice
-    from ollama_tiering.launch.demo import Outcome
-    from ollama_tiering.launch.drivers import Driver, Scratch
+    from ollama_tiering.engines.choose import Choice
+    from ollama_tiering.engines.demo import Outcome
+    from ollama_tiering.engines.drivers import Driver, Scratch
 
 LAYERS = 8  # of the made model: enough that computing the prompt is felt
 
@@ -58,8 +58,8 @@ def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -
     of its own. Exit code 1 if anything restored differs, or nothing was restored.
     """
     from ollama_tiering import extras
-    from ollama_tiering.launch import demo as demonstration
-    from ollama_tiering.launch.drivers import Scratch
+    from ollama_tiering.engines import demo as demonstration
+    from ollama_tiering.engines.drivers import Scratch
 
     def say(text: str) -> None:
         if not quiet:
@@ -90,9 +90,9 @@ def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -
 
 
 def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
-    from ollama_tiering.cli.up import own_build
     from ollama_tiering.config import load
-    from ollama_tiering.launch.choose import choose
+    from ollama_tiering.engines.choose import choose
+    from ollama_tiering.patchset.binary import own_build
     from ollama_tiering.patchset.report import Report
     from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
@@ -114,14 +114,14 @@ def _make_model(scratch: Scratch) -> None:
 def _driver(choice: Choice, scratch: Scratch) -> Driver:
     if choice.binary:
         from ollama_tiering.config import ENV_CPU_ATTENTION, load
-        from ollama_tiering.launch.ollama_driver import OllamaDriver
+        from ollama_tiering.engines.ollama_driver import OllamaDriver
 
         # What `up` serves with: against stock's attention the gain would be the kernels', too.
         attention = load().server.cpu_attention
         one_answer = attention == "exact" and platform.machine() in ("x86_64", "AMD64")
         env = {ENV_CPU_ATTENTION: attention}
         return OllamaDriver(choice.binary, scratch, env=env, one_answer=one_answer)
-    from ollama_tiering.launch.reference_driver import ReferenceDriver
+    from ollama_tiering.engines.reference_driver import ReferenceDriver
 
     return ReferenceDriver(scratch)
 
@@ -129,8 +129,8 @@ def _driver(choice: Choice, scratch: Scratch) -> Driver:
 def _print(outcome: Outcome, seconds: float) -> None:
     from rich.console import Console
 
-    from ollama_tiering.launch import demo as demonstration
-    from ollama_tiering.sidecar.seconds_saved import duration
+    from ollama_tiering.engines import demo as demonstration
+    from ollama_tiering.protocol.seconds_saved import duration
 
     console = Console(soft_wrap=False, highlight=False)
     if not console.is_terminal:

@@ -12,7 +12,7 @@ import click
 from ollama_tiering.cli import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
-    from ollama_tiering.launch.check import Check
+    from ollama_tiering.doctor.check import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -24,7 +24,7 @@ def doctor(as_json: bool) -> int:
 
     Each line is ok, warn (works, but not as well as it could) or fail. Exit code 1 if any fails.
     """
-    from ollama_tiering.launch.doctor import examine
+    from ollama_tiering.doctor.examine import examine
 
     found = examine()
     if as_json:

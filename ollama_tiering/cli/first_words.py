@@ -14,7 +14,7 @@ from typing import Final
 
 from ollama_tiering.models.gguf_words import Vocabulary, read_vocabulary
 from ollama_tiering.sidecar.manifests import is_blob
-from ollama_tiering.store.parting import BEFORE_TOKENS
+from ollama_tiering.store.tools.parting import BEFORE_TOKENS
 
 MAX_CHARACTERS: Final = 200
 _LEAD_TOKENS: Final = 12  # shown of what comes before the parting, in a turn that began earlier

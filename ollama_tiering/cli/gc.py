@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.cli.builds import builds_here
 from ollama_tiering.cli.model_names import present_models
 from ollama_tiering.cli.rm import kept_sentence
 from ollama_tiering.cli.store_options import (
@@ -20,6 +19,7 @@ from ollama_tiering.cli.store_options import (
     store_options,
 )
 from ollama_tiering.config import format_size
+from ollama_tiering.doctor.builds import builds_here
 
 _KINDS = {
     "forbidden": "of models that a rule says not to store",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.errors import ResultDiffers
+from ollama_tiering.errors import ResultDiffers, TieringError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ollama_tiering.kernels.check import Row
 
 
@@ -29,56 +28,87 @@ def kernel() -> None:
 def check(threads: int | None, as_json: bool) -> None:
     """Compute with every kernel that this CPU and GPU can run, and compare with f64.
 
-    Exit code 1 when an error is above its bound. A shape that a kernel does not serve is named,
-    and is no error.
+    Exit code 1 when an error is above its bound or a kernel fails. A shape that a kernel does not
+    serve is named, and is no error. A GPU that is there and cannot be used is one.
     """
     import psutil
 
     from ollama_tiering.kernels import check as checking
     from ollama_tiering.kernels import check_gpu
 
-    gpus, why_no_gpu = check_gpu.gpu_devices()
+    gpus: list[check_gpu.Gpu] = []
+    fault: TieringError | None = None
+    try:
+        gpus, why_no_gpu = check_gpu.gpu_devices()
+    except TieringError as error:  # raised below: the CPU's kernels are checked first
+        fault, why_no_gpu = error, error.message
     devices: list[checking.Device] = [
         *checking.cpu_devices(threads or psutil.cpu_count(logical=False) or 1),
         *gpus,
     ]
-    rows = list(checking.check(devices))
+    rows: list[Row] = []
+    for row in checking.check(devices):
+        rows.append(row)
+        if not as_json:
+            click.echo(_line(row))
     if as_json:
         document: dict[str, Any] = {"version": 1, "no_gpu": why_no_gpu}
         click.echo(json.dumps(document | {"rows": [row.as_json() for row in rows]}, indent=1))
-    else:
-        _print(rows, why_no_gpu)
+    elif why_no_gpu:
+        click.echo(f"No GPU: {why_no_gpu}.")
     wrong = [f"{row.shape} on {row.device}" for row in rows if not row.ok]
     if wrong:
         raise ResultDiffers(
             f"not as exact as it must be: {'; '.join(wrong)}",
             hint="do not use these kernels; report the table and the CPU's name",
         )
+    if fault:
+        raise fault
 
 
-def _print(rows: list[Row], why_no_gpu: str) -> None:
-    from rich.console import Console
+def _line(row: Row) -> str:
+    """One row, printed as soon as it is there: a fault in the next one must not take it along."""
+    begin = f"{row.shape:<24} {row.device:<14}"
+    if row.failed:
+        return f"{begin} FAILED: {row.failed}"
+    if row.error is None or row.seconds is None:
+        return f"{begin} not served: {row.why}"
+    verdict = "ok" if row.ok else "TOO LARGE"
+    time = f"{1e3 * row.seconds:.3f} ms"
+    return f"{begin} error {row.error:.1e} (bound {row.bound:.0e}) {time:>12}  {verdict}"
 
-    console = Console()
-    console.print(_table(rows))
-    if why_no_gpu:
-        console.print(f"No GPU: {why_no_gpu}.", highlight=False)
 
+@kernel.command()
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every line as JSON here, as it comes.",
+)
+@click.option("--quick", is_flag=True, help="Without bandwidths: minutes less.")
+@click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+def report(out: Path | None, quick: bool, cases: tuple[str, ...]) -> None:
+    """What the GPU kernels do on this machine's GPU, for whoever runs them there first.
 
-def _table(rows: list[Row]) -> Table:
-    from rich.table import Table
+    Each case is a process of its own, and its line is printed as it ends, so that a fault in one
+    leaves the others: the GPU, its driver and compiler, registers and blocks of the kernels, errors
+    against f64, bandwidths as ratios. Exit code 0 only when every case ran and is within its bound.
+    """
+    from ollama_tiering.kernels import gpu_report
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("SHAPE", "DEVICE"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("ERROR", "BOUND", "TIME"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
-    for row in rows:
-        if row.error is None or row.seconds is None:
-            table.add_row(row.shape, row.device, "", "", "", f"not served: {row.why}")
-            continue
-        verdict = "ok" if row.ok else "[bold red]TOO LARGE[/bold red]"
-        time = f"{1e3 * row.seconds:.3f} ms"
-        table.add_row(row.shape, row.device, f"{row.error:.1e}", f"{row.bound:.0e}", time, verdict)
-    return table
+    chosen = gpu_report.chosen(cases, quick=quick)
+    if out:
+        out.write_text("")
+    wrong = []
+    for line in gpu_report.run(chosen):
+        click.echo(gpu_report.text(line))
+        if out:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        if not line["ok"]:
+            wrong.append(str(line["case"]))
+    click.echo(f"Under the sanitizer: {gpu_report.sanitizer_command(wrong)}")
+    if wrong:
+        raise ResultDiffers(
+            f"failed, or not as good as it must be: {'; '.join(wrong)}",
+            hint="`--case NAME` runs one again",
+        )

@@ -24,7 +24,7 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.inventory import BlockLine, ChainLine, Listing, Totals
+    from ollama_tiering.store.values import BlockLine, ChainLine, Listing, Totals
 
     Line = ChainLine | BlockLine
 
@@ -214,7 +214,7 @@ def _tiers(line: Line) -> str:
 
 
 def _notes(lines: Iterable[Any]) -> dict[bytes, str]:
-    from ollama_tiering.store.inventory import window_keys
+    from ollama_tiering.store.values import window_keys
 
     windows = window_keys(line for line in lines if hasattr(line, "parent"))
     return {line.key: _marks(line, window=line.key in windows) for line in lines}

@@ -34,7 +34,9 @@ def model() -> None:
 @click.option("--embd", type=int, help="Width of the residual stream.")
 @click.option("--ffn", type=int, help="Width of the feed-forward layer.")
 @click.option("--ctx", type=int, help="Context length the model claims.")
-@click.option("--dtype", type=click.Choice(["f16", "q8_0", "q4_k_m", "f32"]), help="Of weights.")
+@click.option(
+    "--dtype", type=click.Choice(["f16", "bf16", "q8_0", "q4_k_m", "f32"]), help="Of weights."
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--dry-run", is_flag=True, help="Check, say what would be written, write nothing.")
 def make(

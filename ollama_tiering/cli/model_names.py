@@ -11,7 +11,7 @@ from ollama_tiering.launch.names import all_names, first_names, models_dirs, sho
 from ollama_tiering.sidecar.manifests import is_blob
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.describe import Fields
+    from ollama_tiering.store import Fields
 
 _DIGEST_DIGITS: Final = 12
 _FEW: Final = 3  # named in a sentence

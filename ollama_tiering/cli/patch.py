@@ -18,6 +18,7 @@ from ollama_tiering.errors import PatchConflict, UsageError
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
 from ollama_tiering.patchset import gomod, manifest, tools, upstream
+from ollama_tiering.patchset.binary import ensure_binary, ensure_source, options_of
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.tree import Tree
 
@@ -142,12 +143,12 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
     patchset, cache = manifest.load(), upstream.SourceCache()
     report = Report(quiet=given.pop("quiet"), verbose=given.pop("verbose"))
     if tree is None:
-        source, options = _build_options(**given)
+        source, options = options_of(**given)
         plan = building.plan(options)
         if dry_run:
             click.echo(f"would patch {plan.tree} ({_summary(patchset)})")
             return
-        _ensure_source(patchset, cache, source, options, report)
+        ensure_source(patchset, cache, source, options, report)
         building.prepare(plan, patchset, cache, report)
         click.echo(str(plan.tree))
         return
@@ -168,7 +169,7 @@ def revert(
     tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool
 ) -> None:
     """Put upstream's own bytes back. Prints the tree."""
-    root = tree or building.plan(_build_options(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
+    root = tree or building.plan(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
         record = Tree(root).record()
         count = len(record.changed) + len(record.added) if record else 0
@@ -214,55 +215,8 @@ def status(tree: Path | None, as_json: bool) -> None:
         click.echo("no build tree yet; `tiering patch` makes one")
 
 
-def ensure_binary(report: Report, **given: Any) -> Path:
-    """Fetch if needed, apply, build; the binary. For commands that need a patched Ollama."""
-    source, options = _build_options(**given)
-    patchset, cache = manifest.load(), upstream.SourceCache()
-    _ensure_source(patchset, cache, source, options, report)
-    return building.build(options, patchset, cache, report)
-
-
 def _build(*, quiet: bool, verbose: bool, **given: Any) -> None:
     click.echo(str(ensure_binary(Report(quiet=quiet, verbose=verbose), **given)))
-
-
-def _build_options(
-    *,
-    tag: str | None = None,
-    source: str | None = None,
-    cpu: str | None = None,
-    cuda: str | None = None,
-    cuda_arch: str | None = None,
-    jobs: int | None = None,
-    allow_untested: bool = False,
-    stock: bool = False,
-    go_tags: tuple[str, ...] = (),
-) -> tuple[str, building.BuildOptions]:
-    flags = {
-        "patch.tag": _tag_of(tag),
-        "patch.source": source,
-        "patch.cpu": cpu,
-        "patch.cuda": cuda,
-    }
-    settings = config.load(flags).patch
-    name = upstream.normal_tag(settings.tag)
-    options = building.BuildOptions(
-        name, settings.cpu, settings.cuda, cuda_arch, jobs, allow_untested, go_tags, stock
-    )
-    return settings.source, options
-
-
-def _ensure_source(
-    patchset: manifest.Patchset,
-    cache: upstream.SourceCache,
-    source: str,
-    options: building.BuildOptions,
-    report: Report,
-) -> None:
-    if not options.allow_untested:
-        patchset.require_pin(options.tag)
-    if not cache.has(options.tag):
-        cache.fetch([options.tag], source, patchset, report)
 
 
 def _go(patchset: manifest.Patchset, tree: Path) -> Path | None:

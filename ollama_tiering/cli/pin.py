@@ -22,7 +22,7 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.inventory import PinResult
+    from ollama_tiering.store.values import PinResult
 
 _DIGITS = 12
 
@@ -101,7 +101,7 @@ def _change(
 
 
 def _model(admin: Admin, chain_id: str, names: Mapping[str, str]) -> str:
-    from ollama_tiering.store.inventory import Selection
+    from ollama_tiering.store.values import Selection
 
     descriptions = admin.listing(Selection(ids=(chain_id,))).descriptions
     return of_models(label(fields, ns, names) for ns, fields in descriptions.items())

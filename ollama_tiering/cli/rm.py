@@ -27,7 +27,7 @@ from ollama_tiering.config import format_size
 from ollama_tiering.errors import TieringError, UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.inventory import ChainLine, Listing, Removal
+    from ollama_tiering.store.values import ChainLine, Listing, Removal
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

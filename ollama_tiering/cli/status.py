@@ -14,10 +14,10 @@ from ollama_tiering import config
 from ollama_tiering.cli import status_rules, status_shortfalls, status_use
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.sidecar.seconds_saved import Saved
+from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.pb import block_store_pb2 as pb
+    from ollama_tiering.store import block_store_pb2 as pb
 
 
 @click.command()
@@ -192,8 +192,8 @@ def _other_builds_blocks(answer: pb.StatResponse) -> int:
     """Blocks that no build on this machine and no runner that is alive can find; 0 where no build
     of ours is here to compare with.
     """
-    from ollama_tiering.cli.builds import builds_here
-    from ollama_tiering.store.census import build_of, of_other_build
+    from ollama_tiering.doctor.builds import builds_here
+    from ollama_tiering.store.tools.listing import build_of, of_other_build
 
     here = builds_here()
     if not here:

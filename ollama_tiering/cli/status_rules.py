@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.pb import block_store_pb2 as pb
+    from ollama_tiering.store import block_store_pb2 as pb
 
 _DAY_SECONDS: Final = 86400.0
 _DIGEST_DIGITS: Final = 12

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from ollama_tiering.sidecar.shortfalls import name
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.shortfalls import name
+from ollama_tiering.store import block_store_pb2 as pb
 
 # What to do about each: docs/operations.md.
 WORDS: Final[dict[int, str]] = {

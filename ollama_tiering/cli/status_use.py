@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ollama_tiering.cli import status_shortfalls
 from ollama_tiering.launch import names as launch_names
-from ollama_tiering.sidecar.seconds_saved import Saved, tokens_per_second
+from ollama_tiering.protocol.seconds_saved import Saved, tokens_per_second
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.pb import block_store_pb2 as pb
+    from ollama_tiering.store import block_store_pb2 as pb
 
 
 def names(answer: pb.StatResponse) -> dict[str, str]:

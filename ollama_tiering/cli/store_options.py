@@ -18,10 +18,11 @@ from ollama_tiering.config import SidecarConfig, parse_size
 from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.archive import Manifest
-    from ollama_tiering.store.chain_to_export import ChainToExport
-    from ollama_tiering.store.importing import BlockSink, CheckedChain, Present
-    from ollama_tiering.store.inventory import (
+    from ollama_tiering.store import OpenBlock
+    from ollama_tiering.store.tools.archive import Manifest
+    from ollama_tiering.store.tools.chain_to_export import ChainToExport
+    from ollama_tiering.store.tools.importing import BlockSink, CheckedChain, Present
+    from ollama_tiering.store.values import (
         Listing,
         PinResult,
         Removal,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         VerifyStep,
         Waste,
     )
-    from ollama_tiering.store.tier import OpenBlock
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ _CONNECT_SECONDS: Final = 2.0
 
 
 class Admin(Protocol):
-    """The store's administration, in a sidecar or on the files; see store.admin."""
+    """The store's administration, in a sidecar or on the files; see store/tools/admin.py."""
 
     def listing(
         self, selection: Selection, *, blocks: bool = False, words: bool = False
@@ -128,8 +128,8 @@ def make_selection(
     pinned: bool = False,
 ) -> Selection:
     from ollama_tiering.cli.model_names import models_called
-    from ollama_tiering.store.inventory import Selection
-    from ollama_tiering.store.tier import TierKind
+    from ollama_tiering.store import TierKind
+    from ollama_tiering.store.values import Selection
 
     return Selection(
         ids=tuple(ids),
@@ -153,7 +153,7 @@ def administration(
     """
     settings = config.load_sidecar({"sidecar.socket": socket}, path=config_file)
     if _listens(settings):
-        from ollama_tiering.sidecar.admin_client import SidecarAdministration
+        from ollama_tiering.client.admin_client import SidecarAdministration
 
         with SidecarAdministration(settings.socket_path) as admin:
             yield admin
@@ -163,9 +163,10 @@ def administration(
             f"no sidecar listens on {socket}",
             hint="start it, or leave --socket out to work on the files",
         )
-    from ollama_tiering.sidecar.offline import Purpose, offline
+    from ollama_tiering.sidecar.rule_book import RuleBook
+    from ollama_tiering.store.tools.offline import Purpose, offline
 
-    with offline(settings, Purpose(purpose)) as admin_here:
+    with offline(settings, RuleBook(settings).decide, Purpose(purpose)) as admin_here:
         yield admin_here
 
 

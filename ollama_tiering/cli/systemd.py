@@ -13,8 +13,8 @@ import click
 from ollama_tiering.cli import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
-    from ollama_tiering.launch.systemd.plan import Plan, Request
-    from ollama_tiering.launch.systemd.service import Outcome
+    from ollama_tiering.systemd.plan import Plan, Request
+    from ollama_tiering.systemd.service import Outcome
 
 _PATH = click.Path(path_type=Path)
 
@@ -77,8 +77,8 @@ def install(
     exit code 9 names it, and nothing is written.
     """
     from ollama_tiering.launch.address import parse_address
-    from ollama_tiering.launch.systemd import service
-    from ollama_tiering.launch.systemd.manager import Manager
+    from ollama_tiering.systemd import service
+    from ollama_tiering.systemd.manager import Manager
 
     request = _request(
         user_mode,
@@ -112,8 +112,8 @@ def uninstall(
 
     A file that a person changed is kept and named. Stored blocks stay.
     """
-    from ollama_tiering.launch.systemd import service
-    from ollama_tiering.launch.systemd.manager import Manager
+    from ollama_tiering.systemd import service
+    from ollama_tiering.systemd.manager import Manager
 
     request = _request(user_mode, prefix, root)
     manager = Manager(user_mode=user_mode, root=request.root)
@@ -137,8 +137,8 @@ def uninstall(
 @_place
 def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: bool) -> None:
     """Show what is installed, whether it is as it was written, and what runs."""
-    from ollama_tiering.launch.systemd import service
-    from ollama_tiering.launch.systemd.manager import Manager
+    from ollama_tiering.systemd import service
+    from ollama_tiering.systemd.manager import Manager
 
     request = _request(user_mode, prefix, root)
     manager = Manager(user_mode=user_mode, root=request.root)
@@ -158,7 +158,7 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
 
 
 def _request(user_mode: bool, prefix: Path | None, root: Path | None, **more: Any) -> Request:
-    from ollama_tiering.launch.systemd.plan import Request
+    from ollama_tiering.systemd.plan import Request
 
     return Request(
         user_mode=user_mode,
@@ -170,10 +170,9 @@ def _request(user_mode: bool, prefix: Path | None, root: Path | None, **more: An
 
 def _newest_binary() -> Path:
     from ollama_tiering.errors import UsageError
-    from ollama_tiering.launch.choose import named_binary
-    from ollama_tiering.patchset.build import built_binaries
+    from ollama_tiering.patchset.binary import ready_binary
 
-    found = named_binary() or next(iter(built_binaries()), None)
+    found = ready_binary()
     if found is None:
         raise UsageError(
             "no patched Ollama is built yet",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +74,14 @@ def up(
     """
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
-    from ollama_tiering.launch.address import parse_address
+    from ollama_tiering.launch.address import address_of
     from ollama_tiering.launch.record import AlreadyUp, claim
+    from ollama_tiering.patchset.binary import patched_binary
     from ollama_tiering.patchset.report import Report
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
-    address = parse_address(host or os.environ.get("OLLAMA_HOST") or "")
+    address = address_of(host)
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
     request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
@@ -133,38 +133,12 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
 
 def _built_binary(unreadable: ConfigError) -> Path:
     """Nothing is built by settings that cannot be read: what is there serves."""
-    from ollama_tiering.launch.choose import named_binary
-    from ollama_tiering.patchset.build import built_binaries
+    from ollama_tiering.patchset.binary import ready_binary
 
-    binary = named_binary() or next(iter(built_binaries()), None)
+    binary = ready_binary()
     if binary is None:
         raise unreadable
     return binary
-
-
-def patched_binary(report: Report, **build: Any) -> Path:
-    """The binary that the environment names, or our own build: fetched and built if needed."""
-    from ollama_tiering.launch.choose import ENV_BINARY, named_binary
-
-    if named := named_binary():
-        report.say(f"using {named} ({ENV_BINARY})")
-        return named
-    return own_build(report, **build)
-
-
-def own_build(report: Report, **build: Any) -> Path:
-    """Unless told otherwise the kind that is built already, not a second one beside it."""
-    from ollama_tiering.cli.patch import ensure_binary
-    from ollama_tiering.config import PatchConfig, load
-    from ollama_tiering.launch.choose import cpu_of_newest
-    from ollama_tiering.patchset.build import built_binaries
-    from ollama_tiering.patchset.upstream import normal_tag
-
-    settings = load().patch
-    if not build.get("cpu") and settings.cpu == PatchConfig().cpu:
-        tag = normal_tag(build.get("tag") or settings.tag)
-        build["cpu"] = cpu_of_newest(tag, built_binaries())
-    return ensure_binary(report, **build)
 
 
 def _ready(request: Request, record: Record, report: Report) -> None:

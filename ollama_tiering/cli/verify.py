@@ -18,7 +18,7 @@ from ollama_tiering.config import format_size
 from ollama_tiering.errors import StoreDamaged
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.inventory import Finding, VerifyStep
+    from ollama_tiering.store.values import Finding, VerifyStep
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -90,7 +90,7 @@ class _Models:
 
     def of(self, finding: Finding) -> str:
         if self._labels is None:
-            from ollama_tiering.store.inventory import Selection
+            from ollama_tiering.store.values import Selection
 
             names = known_names()
             found = self._admin.listing(Selection()).descriptions

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels.binding import PaError, PaStatus
 from ollama_tiering.kernels.cpu import CpuAttention
 from ollama_tiering.kernels.samples import SHARP, Problem, Sample, exact, make, relative_error
@@ -62,7 +63,8 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One shape on one device. `error` None: it does not serve the shape, `why` says why."""
+    """One shape on one device. `error` None: it does not serve the shape, `why` says why, or it
+    `failed` to compute it."""
 
     device: str
     shape: str
@@ -70,10 +72,13 @@ class Row:
     error: float | None = None
     seconds: float | None = None
     why: str = ""
+    failed: str = ""
 
     @property
     def ok(self) -> bool:
         """A shape that no kernel serves is said, not wrong: the caller falls back."""
+        if self.failed:
+            return False
         return self.error is None or self.error <= self.bound  # not so for nan
 
     def as_json(self) -> dict[str, Any]:
@@ -128,19 +133,28 @@ def cpu_devices(threads: int) -> list[Cpu]:
 
 
 def check(devices: Sequence[Device]) -> Iterator[Row]:
-    """Every shape on every device, against one reference for each shape."""
+    """Every shape on every device, against one reference for each shape, each row as it is there. A
+    device that has failed is not asked again: after a fault a GPU answers every call with it."""
+    broken: set[str] = set()
     for shape, problem in PROBLEMS.items():
         sample = make(problem)
         right = exact(sample, range(sample.problem.n_q))
         for device in devices:
-            yield _row(device, shape, sample, right)
+            if device.name in broken:
+                failed = "not run: the device failed before"
+                yield Row(device.name, shape, device.bound, failed=failed)
+                continue
+            row = compare(device, shape, sample, right)
+            if row.failed:
+                broken.add(device.name)
+            yield row
 
 
-def _row(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> Row:
+def compare(device: Device, shape: str, sample: Sample, right: NDArray[np.float64]) -> Row:
     try:
         out, seconds = device.compute(sample)
-    except PaError as refusal:
-        if refusal.status is not PaStatus.UNSUPPORTED:
-            raise
-        return Row(device.name, shape, device.bound, why=refusal.message)
+    except TieringError as error:
+        if isinstance(error, PaError) and error.status is PaStatus.UNSUPPORTED:
+            return Row(device.name, shape, device.bound, why=error.message)
+        return Row(device.name, shape, device.bound, failed=error.message)
     return Row(device.name, shape, device.bound, relative_error(out, right), seconds)

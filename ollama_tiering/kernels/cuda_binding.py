@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from ollama_tiering.kernels import library
-from ollama_tiering.kernels.binding import PaArgs, PaError, PaShape, PaStatus
+from ollama_tiering.kernels.binding import PaArgs, PaError, PaMask, PaShape, PaStatus
 
 
 class Piece(ctypes.Structure):
@@ -33,15 +33,20 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_open": (_STATUS, [_INT, _HANDLE]),
     "pa_cuda_arch": (_INT, [_ADDRESS]),
     "pa_cuda_multiprocessors": (_INT, [_ADDRESS]),
+    "pa_cuda_synchronize": (_STATUS, [_ADDRESS, _ADDRESS]),
     "pa_cuda_close": (None, [_ADDRESS]),
     "pa_cuda_plan_create": (
         _STATUS,
         [_ADDRESS, ctypes.POINTER(PaShape), _INT, ctypes.c_char_p, _SIZE, _HANDLE],
     ),
+    "pa_cuda_slots": (_INT, [_ADDRESS, _INT]),
     "pa_cuda_plan_bytes": (_SIZE, [_ADDRESS]),
     "pa_cuda_plan_destroy": (None, [_ADDRESS]),
     "pa_cuda_splits": (_INT, [_ADDRESS, _INT, _INT, _INT]),
+    "pa_cuda_decode_rows": (_STATUS, [_ADDRESS, _INT]),
+    "pa_cuda_prepare": (_STATUS, [_ADDRESS, ctypes.POINTER(PaMask), _INT, _ADDRESS]),
     "pa_cuda_attend": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs), _INT, _INT, _INT, _ADDRESS]),
+    "pa_cuda_check_pages": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs)]),
     "pa_cuda_put_state": (_STATUS, [_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS]),
     "pa_cuda_combine": (_STATUS, [_ADDRESS, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS]),
     "pa_cuda_ring_create": (_STATUS, [_ADDRESS, _INT, _SIZE, _HANDLE]),
@@ -50,6 +55,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_ring_acquire": (_STATUS, [_ADDRESS, _INT, _ADDRESS]),
     "pa_cuda_ring_release": (_STATUS, [_ADDRESS, _INT, _ADDRESS]),
     "pa_cuda_ring_end": (_STATUS, [_ADDRESS]),
+    "pa_cuda_ring_wait": (_STATUS, [_ADDRESS]),
     "pa_cuda_ring_destroy": (None, [_ADDRESS]),
     "pa_cuda_cpu_share": (_STATUS, [ctypes.POINTER(Rates), _INT, _SIZE, ctypes.POINTER(_INT)]),
 }

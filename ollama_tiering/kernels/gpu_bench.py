@@ -1,25 +1,47 @@
 """What the GPU kernels reach, as ratios to what the same GPU does at best.
 
 Every figure is the best of several; times are of CUDA events. K/V of a measurement is spread over
-so many layers that the GPU's own cache does not hold it.
+so many layers that the GPU's own cache does not hold it. Kernels over VRAM are replayed as a graph:
+at 10 µs of kernel a call, Python would be what is measured.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ollama_tiering.kernels.gpu import GpuAttention, GpuDevice, GpuRows, cupy
-from ollama_tiering.kernels.gpu_ring import ColdRun, GpuRing, staged_rows
+import numpy as np
+
+from ollama_tiering.kernels import nvrtc
+from ollama_tiering.kernels.gpu import GpuAttention, GpuRows
+from ollama_tiering.kernels.gpu_device import GpuArray, GpuDevice
+from ollama_tiering.kernels.gpu_ring import ColdRun, GpuRing
 from ollama_tiering.kernels.shape import Shape
 
-REPEATS = 5
-WORKING_SET = 1 << 30  # bytes, larger than any cache
-N_KV_HEAD, D = 8, 128
-ROW_BYTES = 2 * D  # f16
-CELL_BYTES = 2 * N_KV_HEAD * ROW_BYTES  # K and V of one layer
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured. `working_set_bytes`: larger than any cache; less on a GPU with less."""
+
+    working_set_bytes: int = 1 << 30
+    n_kv_head: int = 8
+    d: int = 128
+    repeats: int = 5
+    piece_cells: int = 1024  # of a cold piece
+    cold_layers: int = 8
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.d  # f16
+
+    @property
+    def cell_bytes(self) -> int:
+        """K and V of one layer."""
+        return 2 * self.n_kv_head * self.row_bytes
+
+    def shape(self, group: int, n_q: int, n_cells: int) -> Shape:
+        return Shape(self.n_kv_head * group, self.n_kv_head, self.d, self.d, n_q, n_cells)
 
 
 @dataclass(frozen=True)
@@ -36,52 +58,114 @@ class Ratio:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
-def seconds(work: Callable[[], None]) -> float:
-    """Best time of `work` on the current stream."""
-    xp = cupy()
-    work()
-    best = math.inf
-    for _ in range(REPEATS):
-        start, end = xp.cuda.Event(), xp.cuda.Event()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        best = min(best, xp.cuda.get_elapsed_time(start, end) / 1e3)
-    return best
+def fitting(device: GpuDevice, sizes: Sizes) -> Sizes:
+    """A working set of a quarter of the GPU's memory at most."""
+    most = min(sizes.working_set_bytes, device.memory_bytes // 4)
+    return replace(sizes, working_set_bytes=most)
 
 
-def read_bytes_per_s() -> float:
-    """Device read bandwidth: a sum over a buffer."""
-    x = cupy().ones(WORKING_SET // 4, dtype="float32")
-    return float(WORKING_SET / seconds(lambda: x.sum()))
+def read_bytes_per_s(device: GpuDevice, sizes: Sizes) -> float:
+    """Device read bandwidth: csrc/cuda/read.cu over a buffer of zeros."""
+    driver = device.driver
+    cubin = nvrtc.read_kernel(device.arch)
+    module = driver.handle("cuModuleLoadData", cubin)
+    try:
+        function = driver.handle("cuModuleGetFunction", module, b"pa_read")
+        buffer, out = device.alloc(sizes.working_set_bytes), device.empty((1,), np.uint32)
+        driver.call("cuMemsetD8Async", buffer.address, 0, buffer.n_bytes, device.stream)
+        arguments = (
+            ctypes.c_uint64(buffer.address),
+            ctypes.c_uint64(buffer.n_bytes // 16),
+            ctypes.c_uint64(out.address),
+        )
+        pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(a) for a in arguments))
+        n_blocks = 16 * device.attribute("multiprocessors")
+
+        def work() -> None:
+            grid, block = (n_blocks, 1, 1), (256, 1, 1)
+            driver.call("cuLaunchKernel", function, *grid, *block, 0, device.stream, pointers, None)
+
+        return buffer.n_bytes / device.seconds(work, sizes.repeats)
+    finally:
+        device.synchronize()
+        driver.call("cuModuleUnload", module)
 
 
-def pinned_bytes_per_s(piece_bytes: int) -> float:
+def pinned_bytes_per_s(device: GpuDevice, sizes: Sizes) -> float:
     """Host to device from pinned memory, in pieces of the ring's size."""
-    xp = cupy()
-    host = xp.cuda.alloc_pinned_memory(piece_bytes)
-    to = xp.empty(piece_bytes, dtype="uint8")
-    stream = xp.cuda.get_current_stream()
-    address = ctypes.c_void_p(host.ptr)
+    n_bytes = sizes.piece_cells * sizes.cell_bytes
+    host, to = device.pinned(n_bytes), device.alloc(n_bytes)
 
-    def copy() -> None:
+    def copies() -> None:
         for _ in range(32):
-            to.data.copy_from_host_async(address, piece_bytes, stream)
+            device.driver.call(
+                "cuMemcpyHtoDAsync_v2", to.address, host.address, n_bytes, device.stream
+            )
 
-    return 32 * piece_bytes / seconds(copy)
+    return 32 * n_bytes / device.seconds(copies, sizes.repeats)
 
 
-def rows_of(ring: GpuRing, runs: list[ColdRun], piece_cells: int) -> list[tuple[GpuRows, ...]]:
-    """K and V of each run, where the ring puts them."""
-    return [
-        tuple(staged_rows(t, piece_cells, N_KV_HEAD, ROW_BYTES) for t in pair)
-        for pair in ring.tables(runs)
+def random_rows(device: GpuDevice, sizes: Sizes, n_cells: int) -> GpuRows:
+    values = np.random.default_rng(1).standard_normal(
+        (n_cells, sizes.n_kv_head, sizes.d), np.float32
+    )
+    return GpuRows.of_pages(device, [values.astype(np.float16).view(np.uint8)])
+
+
+def queries(device: GpuDevice, shape: Shape) -> GpuArray:
+    random = np.random.default_rng(2)
+    return device.upload(random.standard_normal((shape.max_q, shape.n_head, shape.d_k), np.float32))
+
+
+def hot_decode(
+    device: GpuDevice,
+    sizes: Sizes,
+    group: int,
+    n_cells: int,
+    *,
+    masked: bool = False,
+    tensor_cores: bool = False,
+) -> Ratio:
+    """VRAM decode of one query over n_cells: K/V bytes per second / device read bandwidth.
+    `masked`: by positions, as a cache of several conversations asks. `tensor_cores`: where the
+    launcher takes f32 for so few rows, so that the two can be compared."""
+    read_rate = read_bytes_per_s(device, sizes)
+    n_layers = max(1, sizes.working_set_bytes // (n_cells * sizes.cell_bytes))
+    layers = [
+        (random_rows(device, sizes, n_cells), random_rows(device, sizes, n_cells))
+        for _ in range(n_layers)
     ]
+    shape = sizes.shape(group, 1, n_cells)
+    q = queries(device, shape)
+    masks: dict[str, GpuArray] = {}
+    if masked:
+        positions = np.arange(n_cells, dtype=np.int32)
+        masks = {
+            "cell_pos": device.upload(positions),
+            "query_pos": device.upload(positions[-1:]),
+        }
+    with GpuAttention(shape, device, n_slots=512) as attention:
+        if tensor_cores:
+            attention.decode_rows(0)
+        out = device.empty((1, shape.n_head, shape.d_v), np.float32)
+
+        def work() -> None:
+            attention.prepare(n_cells, **masks)
+            for k, v in layers:
+                attention.run(q, k, v, n_cells, out=out, **masks)
+
+        work()
+        graph = device.graph(work)
+        seconds = device.seconds(graph.launch, sizes.repeats)
+        graph.close()
+    rate = n_layers * n_cells * sizes.cell_bytes / seconds
+    how = f"{', positions' if masked else ''}{', tensor cores' if tensor_cores else ''}"
+    name = f"VRAM decode, G={group}, {n_cells} keys{how}"
+    return Ratio(f"{name}: rate / read", rate / read_rate, 0.70, at_least=True)
 
 
 def overlapped(
-    ring: GpuRing, runs: list[ColdRun], use: Callable[[int], None]
+    device: GpuDevice, sizes: Sizes, ring: GpuRing, runs: list[ColdRun], use: Callable[[int], None]
 ) -> tuple[float, float]:
     """Seconds of copies and kernels together; of the longer of the two alone."""
 
@@ -89,118 +173,75 @@ def overlapped(
         for i in range(len(runs)):
             use(i)
 
-    whole = seconds(lambda: ring.deliver(runs, use))
-    copies = seconds(lambda: ring.deliver(runs, lambda i: None))
-    return whole, max(copies, seconds(use_all))
+    def best(work: Callable[[], None]) -> float:
+        return device.seconds(work, sizes.repeats)
+
+    whole = best(lambda: ring.deliver(runs, use))
+    copies = best(lambda: ring.deliver(runs, lambda i: None))
+    return whole, max(copies, best(use_all))
 
 
-def hot_layers(n_cells: int) -> list[tuple[GpuRows, GpuRows]]:
-    xp = cupy()
-    n_layers = max(1, WORKING_SET // (n_cells * CELL_BYTES))
-    layers = []
-    for _ in range(n_layers):
-        rows = [
-            GpuRows.of_pages(
-                [xp.random.standard_normal((n_cells, N_KV_HEAD, D), dtype="float32").astype("f2")],
-                n_cells,
-                N_KV_HEAD * ROW_BYTES,
-                ROW_BYTES,
-            )
-            for _ in range(2)
-        ]
-        layers.append((rows[0], rows[1]))
-    return layers
+def cold_runs(device: GpuDevice, sizes: Sizes, n_cells: int) -> list[ColdRun]:
+    """Pinned pieces that hold zeros: what is copied makes no difference to the time."""
+    n_bytes = sizes.piece_cells * sizes.cell_bytes
+    runs = []
+    for _ in range(n_cells // sizes.piece_cells):
+        memory = device.pinned(n_bytes)
+        memory.bytes[:] = 0
+        runs.append(ColdRun(memory, sizes.piece_cells, n_bytes // 2, n_bytes))
+    return runs
 
 
-def hot_decode(group: int, n_cells: int, read_rate: float) -> Ratio:
-    """VRAM decode of one query over n_cells: K/V bytes per second / device read bandwidth."""
-    xp = cupy()
-    layers = hot_layers(n_cells)
-    shape = Shape(N_KV_HEAD * group, N_KV_HEAD, D, D, 1, n_cells)
-    q = xp.random.standard_normal((1, shape.n_head, D), dtype="float32")
-    with GpuAttention(shape, n_slots=512) as attention:
-
-        def work() -> None:
-            for k, v in layers:
-                attention.run(q, k, v, n_cells)
-
-        rate = len(layers) * n_cells * CELL_BYTES / seconds(work)
-    return Ratio(f"VRAM decode, G={group}, {n_cells} keys", rate / read_rate, 0.70, True)
-
-
-def cold_decode(
-    group: int, n_cells: int, piece_cells: int = 1024, n_layers: int = 8
-) -> list[Ratio]:
+def cold_decode(device: GpuDevice, sizes: Sizes, group: int, n_cells: int) -> list[Ratio]:
     """Decode over n_cells of pinned host memory per layer: bytes per second / pinned copy rate, and
     time / max(copies alone, kernels alone)."""
-    xp = cupy()
-    piece_bytes = piece_cells * CELL_BYTES
-    n_pieces = n_cells // piece_cells
-    memory = [xp.cuda.alloc_pinned_memory(piece_bytes) for _ in range(n_pieces)]
-    k_bytes = piece_bytes // 2
-    runs = [ColdRun(m, piece_cells, k_bytes, piece_bytes) for m in memory] * n_layers
-    shape = Shape(N_KV_HEAD * group, N_KV_HEAD, D, D, 1, piece_cells)
-    q = xp.random.standard_normal((1, shape.n_head, D), dtype="float32")
-    device = GpuDevice()
-    ring = GpuRing(device, 4, piece_bytes)
-    splits = 8
-    try:
-        with GpuAttention(shape, n_slots=n_pieces * splits, device=device) as attention:
-            rows = rows_of(ring, runs, piece_cells)
+    one_layer = cold_runs(device, sizes, n_cells)
+    n_pieces, splits = len(one_layer), 8
+    runs = one_layer * sizes.cold_layers
+    shape = sizes.shape(group, 1, sizes.piece_cells)
+    q = queries(device, shape)
+    piece_bytes = runs[0].n_bytes
+    with (
+        GpuRing(device, 4, piece_bytes) as ring,
+        GpuAttention(shape, device, n_slots=n_pieces * splits) as attention,
+    ):
+        rows = ring.rows(runs, sizes.row_bytes, sizes.n_kv_head)
+        out = device.empty((1, shape.n_head, shape.d_v), np.float32)
 
-            def use(i: int) -> None:
-                at = i % n_pieces
-                attention.attend(
-                    q, rows[i][0], rows[i][1], piece_cells, first=at * splits, n_splits=splits
-                )
-                if at == n_pieces - 1:
-                    attention.combine(1, n_pieces * splits)
+        def use(i: int) -> None:
+            at, (k, v) = i % n_pieces, rows[i]
+            attention.attend(q, k, v, sizes.piece_cells, first=at * splits, n_splits=splits)
+            if at == n_pieces - 1:
+                attention.combine(1, n_pieces * splits, out=out)
 
-            whole, longer = overlapped(ring, runs, use)
-    finally:
-        ring.close()
-        device.close()
-    pinned = pinned_bytes_per_s(piece_bytes)
+        whole, longer = overlapped(device, sizes, ring, runs, use)
+        ring.wait()
+    rate = len(runs) * piece_bytes / whole / pinned_bytes_per_s(device, sizes)
     name = f"cold decode, G={group}, {n_cells} keys"
     return [
-        Ratio(f"{name}: rate / pinned copy", len(runs) * piece_bytes / whole / pinned, 0.95, True),
-        Ratio(f"{name}: time / max(copy, compute)", whole / longer, 1.10, False),
+        Ratio(f"{name}: rate / pinned copy", rate, 0.95, at_least=True),
+        Ratio(f"{name}: time / max(copy, compute)", whole / longer, 1.10, at_least=False),
     ]
 
 
-def cold_prefill(group: int, n_cells: int, n_q: int = 512, piece_cells: int = 1024) -> Ratio:
+def cold_prefill(
+    device: GpuDevice, sizes: Sizes, group: int, n_cells: int, n_q: int = 512
+) -> Ratio:
     """Prefill of n_q queries over cold pages, each staged once: time / max(stream, compute)."""
-    xp = cupy()
-    piece_bytes = piece_cells * CELL_BYTES
-    memory = [xp.cuda.alloc_pinned_memory(piece_bytes) for _ in range(n_cells // piece_cells)]
-    runs = [ColdRun(m, piece_cells, piece_bytes // 2, piece_bytes) for m in memory]
-    shape = Shape(N_KV_HEAD * group, N_KV_HEAD, D, D, n_q, piece_cells)
-    q = xp.random.standard_normal((n_q, shape.n_head, D), dtype="float32")
-    device = GpuDevice()
-    ring = GpuRing(device, 4, piece_bytes)
-    try:
-        with GpuAttention(shape, n_slots=1, device=device) as attention:
-            rows = rows_of(ring, runs, piece_cells)
+    runs = cold_runs(device, sizes, n_cells)
+    shape = sizes.shape(group, n_q, sizes.piece_cells)
+    q = queries(device, shape)
+    with (
+        GpuRing(device, 4, runs[0].n_bytes) as ring,
+        GpuAttention(shape, device, n_slots=1) as attention,
+    ):
+        rows = ring.rows(runs, sizes.row_bytes, sizes.n_kv_head)
 
-            def use(i: int) -> None:
-                attention.attend(q, rows[i][0], rows[i][1], piece_cells, join=i > 0)
+        def use(i: int) -> None:
+            k, v = rows[i]
+            attention.attend(q, k, v, sizes.piece_cells, join=i > 0)
 
-            whole, longer = overlapped(ring, runs, use)
-    finally:
-        ring.close()
-        device.close()
+        whole, longer = overlapped(device, sizes, ring, runs, use)
+        ring.wait()
     name = f"cold prefill, G={group}, {n_q} queries, {n_cells} keys: time / max(stream, compute)"
-    return Ratio(name, whole / longer, 1.15, False)
-
-
-def all_ratios() -> list[Ratio]:
-    """Row 7."""
-    read_rate = read_bytes_per_s()
-    ratios = [
-        hot_decode(group, n_cells, read_rate)
-        for group in (1, 4, 5, 8)
-        for n_cells in (8192, 32768, 131072)
-    ]
-    ratios += cold_decode(5, 16384)
-    ratios.append(cold_prefill(5, 16384))
-    return ratios
+    return Ratio(name, whole / longer, 1.15, at_least=False)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 from ollama_tiering.kernels import cuda_binding as binding
-from ollama_tiering.kernels.gpu import GpuDevice, GpuRows, cupy
+from ollama_tiering.kernels.gpu import GpuRows
+from ollama_tiering.kernels.gpu_device import GpuDevice, Pinned
 
 
 @dataclass(frozen=True)
 class ColdRun:
     """A run of cells in pinned memory: K of all cells, then V, in one piece."""
 
-    memory: Any  # cupy.cuda.PinnedMemoryPointer
+    memory: Pinned
     n_cells: int
     k_bytes: int  # where V begins
     n_bytes: int
@@ -25,11 +27,23 @@ class GpuRing:
     """`n_slots` (3 or more) buffers of `slot_bytes`. Close it before the device."""
 
     def __init__(self, device: GpuDevice, n_slots: int, slot_bytes: int) -> None:
+        self._device = device
         self._ring = ctypes.c_void_p()
         self.n_slots = n_slots
         binding.call(
             "pa_cuda_ring_create", device.handle, n_slots, slot_bytes, ctypes.byref(self._ring)
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         binding.load().pa_cuda_ring_destroy(self._ring)
@@ -40,14 +54,14 @@ class GpuRing:
         return int(binding.load().pa_cuda_ring_slot(self._ring, piece))
 
     def deliver(self, runs: list[ColdRun], use: Callable[[int], None]) -> None:
-        """One token: `use(i)` queues on the current stream what reads run i. Returns when all is
-        queued, not when it has run."""
+        """One token: `use(i)` queues on the device's stream what reads run i. Returns when all is
+        queued, not when it has run: the runs' memory stays as it is until `wait`."""
         pieces = (binding.Piece * len(runs))(
-            *(binding.Piece(run.memory.ptr, run.n_bytes) for run in runs)
+            *(binding.Piece(run.memory.address, run.n_bytes) for run in runs)
         )
-        stream = cupy().cuda.get_current_stream().ptr
-        binding.call("pa_cuda_ring_begin", self._ring, pieces, len(runs))
+        stream = self._device.stream
         try:
+            binding.call("pa_cuda_ring_begin", self._ring, pieces, len(runs))
             for i in range(len(runs)):
                 binding.call("pa_cuda_ring_acquire", self._ring, i, stream)
                 use(i)
@@ -57,16 +71,23 @@ class GpuRing:
             raise
         binding.call("pa_cuda_ring_end", self._ring)
 
-    def tables(self, runs: list[ColdRun]) -> list[tuple[Any, Any]]:
-        """Page tables (one page: the slot) of K and V of each run, made before the token."""
-        xp = cupy()
-        addresses = [self.slot(i) for i in range(len(runs))]
+    def wait(self) -> None:
+        """Returns when every copy has ended."""
+        binding.call("pa_cuda_ring_wait", self._ring)
+
+    def rows(self, runs: list[ColdRun], row_bytes: int, n_kv_head: int) -> list[KeysAndValues]:
+        """Rows of each run where the ring puts them, one page each, made before the token: cells
+        one after another, heads within a cell; K and V have rows of the same bytes."""
+
+        def at(address: int, run: ColdRun) -> GpuRows:
+            stride = n_kv_head * row_bytes
+            return GpuRows.at(self._device, [address], run.n_cells, stride, row_bytes)
+
+        starts = [self.slot(i) for i in range(len(runs))]
         return [
-            (xp.asarray([at], dtype="uint64"), xp.asarray([at + run.k_bytes], dtype="uint64"))
-            for at, run in zip(addresses, runs, strict=True)
+            (at(start, run), at(start + run.k_bytes, run))
+            for start, run in zip(starts, runs, strict=True)
         ]
 
 
-def staged_rows(table: Any, n_cells: int, n_kv_head: int, row_bytes: int) -> GpuRows:
-    """Rows of a staged run: cells one after another, heads within a cell."""
-    return GpuRows(table, n_cells, n_kv_head * row_bytes, row_bytes)
+KeysAndValues = tuple[GpuRows, GpuRows]

@@ -3,6 +3,7 @@
 NVRTC comes from the `nvidia-cuda-nvrtc-cu12` wheel (or the machine's own CUDA) and needs neither a
 GPU nor a driver. Images (cubins) are kept in the cache directory under the digest of everything
 that makes them: sources, options, the compiler's version. Two makers of one image write the same.
+With $TIERING_CUDA_LINEINFO set they have line numbers, for compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import hashlib
 import importlib.util
 import os
 import re
+import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ollama_tiering import config
+from ollama_tiering import config, extras
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels.library import csrc_dir
 from ollama_tiering.kernels.shape import Dtype
@@ -37,6 +39,7 @@ ARCHS = (
     120,
 )  # NVRTC 12.9's, of the compute capabilities that matter
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
+IMAGE_VERSION = 2  # kImageVersion of csrc/cuda/problem.h
 KERNELS = ("pa_decode", "pa_narrow", "pa_wide", "pa_combine", "pa_bounds")
 
 
@@ -87,12 +90,38 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: rows (queries x heads of a group), threads and shared memory of a
+    block."""
+
+    rows: int
+    threads: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class Image:
-    cubin: bytes
+    cubin: bytes  # or PTX, for a chip that NVRTC does not know
     log: str  # the assembler's report
 
     def resources(self) -> list[Resources]:
         return parse_resources(self.log)
+
+    def launches(self, instance: Instance, arch: int) -> dict[str, Launch]:
+        """What the image says of its own kernels: `pa_image` (csrc/cuda/problem.h), found by the
+        numbers that it begins with. Kernels that the image does not have are left out."""
+        types = [int(Dtype[t.upper()]) for t in (instance.k_type, instance.v_type)]
+        begin = [IMAGE_VERSION, arch, instance.d_k, instance.d_v, *types, instance.align]
+        at = self.cubin.find(struct.pack(f"<{len(begin)}i", *begin))
+        if at < 0:
+            raise NvrtcError(f"the image for {instance}, sm_{arch}, does not say what it holds")
+        numbers = struct.unpack_from("<11i", self.cubin, at + 4 * len(begin))
+        found = {
+            name: Launch(*numbers[3 * i : 3 * i + 3])
+            for i, name in enumerate(("pa_decode", "pa_narrow", "pa_wide"))
+        }
+        found["pa_combine"] = Launch(1, *numbers[9:])
+        return {name: launch for name, launch in found.items() if launch.rows}
 
 
 def source_digest() -> str:
@@ -124,21 +153,31 @@ class Compiler:
 
     def compile(self, instance: Instance, arch: int) -> Image:
         """The image for compute capability arch / 10. NvrtcError holds the compiler's log."""
+        return self.build("instance.cu", arch, instance.options(), str(instance))
+
+    def build(self, name: str, arch: int, defines: Sequence[str], what: str) -> Image:
+        """A source of csrc/cuda for compute capability arch / 10."""
         root = csrc_dir()
+        virtual = arch not in self.archs()
+        if virtual:  # a chip newer than this compiler: its driver translates what is for an older
+            older = [known for known in self.archs() if known < arch]
+            if not older:
+                raise NvrtcError(f"NVRTC {self.version} makes nothing for sm_{arch}")
         options = [
-            f"--gpu-architecture=sm_{arch}",
+            f"--gpu-architecture={f'compute_{max(older)}' if virtual else f'sm_{arch}'}",
             "--std=c++17",
             "-default-device",
             "--ptxas-options=-v",
             f"--include-path={root / 'include'}",
             f"--include-path={root / 'cuda'}",
-            *instance.options(),
+            *line_info(),
+            *defines,
         ]
-        source = (root / "cuda" / "instance.cu").read_bytes()
+        source = (root / "cuda" / name).read_bytes()
         program = ctypes.c_void_p()
         self._check(
             self._lib.nvrtcCreateProgram(
-                ctypes.byref(program), source, b"instance.cu", 0, None, None
+                ctypes.byref(program), source, name.encode(), 0, None, None
             )
         )
         try:
@@ -146,8 +185,8 @@ class Compiler:
             result = self._lib.nvrtcCompileProgram(program, len(options), arguments)
             log = self._text(program, "ProgramLog")
             if result != 0:
-                raise NvrtcError(f"NVRTC refused {instance} for sm_{arch}:\n{log}")
-            return Image(self._bytes(program, "CUBIN"), log)
+                raise NvrtcError(f"NVRTC refused {what} for sm_{arch}:\n{log}")
+            return Image(self._bytes(program, "PTX" if virtual else "CUBIN"), log)
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -168,7 +207,7 @@ class Compiler:
 
 @functools.cache
 def compiler() -> Compiler:
-    """NVRTC from the wheel, else from the machine. NvrtcError when there is none."""
+    """NVRTC from the wheel, else from the machine. MissingTool when there is none."""
     spec = importlib.util.find_spec("nvidia")
     places: Sequence[str] = spec.submodule_search_locations or () if spec else ()
     candidates = [Path(p) / "cuda_nvrtc" / "lib" / name for p in places for name in LIBRARIES]
@@ -180,19 +219,35 @@ def compiler() -> Compiler:
             return Compiler(name)
         except OSError:
             continue
-    raise NvrtcError("no NVRTC here", hint="pip install nvidia-cuda-nvrtc-cu12")
+    raise extras.lacking("cuda")
+
+
+def line_info() -> list[str]:
+    return ["-lineinfo"] if os.environ.get("TIERING_CUDA_LINEINFO") else []
+
+
+def read_kernel(arch: int) -> bytes:
+    """The image of csrc/cuda/read.cu."""
+    make = lambda made_by: made_by.build("read.cu", arch, (), "read.cu")  # noqa: E731
+    return _kept("read.cu", arch, [], make).cubin
 
 
 def image(instance: Instance, arch: int) -> Image:
     """The image, from the cache directory or made and put there."""
+    options = instance.options()
+    return _kept("instance.cu", arch, options, lambda made_by: made_by.compile(instance, arch))
+
+
+def _kept(name: str, arch: int, options: Sequence[str], make: Callable[[Compiler], Image]) -> Image:
     made_by = compiler()
-    key = "\n".join([source_digest(), *instance.options(), str(arch), str(made_by.version)])
+    made_of = [source_digest(), name, *line_info(), *options]
+    key = "\n".join([*made_of, str(arch), str(made_by.version)])
     folder = config.cache_dir() / "cuda"
     cubin = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     log = cubin.with_suffix(".log")
     if cubin.is_file() and log.is_file():
         return Image(cubin.read_bytes(), log.read_text())
-    made = made_by.compile(instance, arch)
+    made = make(made_by)
     folder.mkdir(parents=True, exist_ok=True)
     _write(log, made.log.encode())
     _write(cubin, made.cubin)

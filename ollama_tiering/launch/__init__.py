@@ -1,1 +1,1 @@
-"""Starts, watches and stops the two processes; on that stand up, demo and doctor."""
+"""Starts, watches and stops the two processes: the sidecar, and the patched server beside it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import socket
 from dataclasses import dataclass
 
@@ -55,6 +56,11 @@ def parse_address(text: str) -> Address:
     if "/" in rest or not 0 < number < 65536:
         raise UsageError(f"{text!r} is not an address", hint="write it like 127.0.0.1:11434")
     return Address(host or DEFAULT_HOST, number)
+
+
+def address_of(named: str | None = None) -> Address:
+    """What is named, else what OLLAMA_HOST says."""
+    return parse_address(named or os.environ.get("OLLAMA_HOST") or "")
 
 
 def free_address() -> Address:

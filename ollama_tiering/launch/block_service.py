@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import block_store_pb2 as pb
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0  # more than the sidecar's own drain takes

@@ -21,7 +21,7 @@ from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import Claim, Record, records
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 _RETIRE_SECONDS = 30.0
 

@@ -65,7 +65,7 @@ def _plain(shape: Shape, layer: int) -> list[Tensor]:
         matrix(shape.dtype, "attn_q", shape.heads * shape.key_dim, shape.embd),
     ]
     if shape.arch == "deepseek2":  # one row for all heads, from which K and V of each are made
-        plain = shape.dtype if shape.dtype in ("f32", "f16") else "f16"  # rows are short
+        plain = shape.dtype if shape.dtype in ("f32", "f16", "bf16") else "f16"  # rows are short
         out += [
             matrix(shape.dtype, "attn_kv_a_mqa", shape.latent + shape.rope_dim, shape.embd),
             vector("attn_kv_a_norm", shape.latent),
@@ -73,7 +73,7 @@ def _plain(shape: Shape, layer: int) -> list[Tensor]:
         ]
     elif shape.latent:  # the product with K's matrix is done to the query, V's to the answer
         nope = shape.head_dim - shape.rope_dim
-        plain = shape.dtype if shape.dtype in ("f32", "f16") else "f16"  # rows are short
+        plain = shape.dtype if shape.dtype in ("f32", "f16", "bf16") else "f16"  # rows are short
         out += [
             matrix(shape.dtype, "attn_kv_a_mqa", shape.latent + shape.rope_dim, shape.embd),
             vector("attn_kv_a_norm", shape.latent),

@@ -38,7 +38,7 @@ BIAS_SPREAD = 0.5  # standard deviation of the biases
 LONGEST_FACTOR = 4.0  # of LongRoPE's long table; those of the short one are 1
 UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that should not appear
 
-_FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's enum llama_ftype
+_FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}  # enum llama_ftype
 _PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o",
         "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2", "qwen35": "qwen2",
         "deepseek2": "deepseek-v3", "gemma4": "gemma4"}  # fmt: skip

@@ -8,7 +8,7 @@ from ollama_tiering.models.architectures import Architecture, architecture
 from ollama_tiering.models.tensors import Tensor, matrix, vector
 from ollama_tiering.models.vocab import VOCAB_SIZE
 
-DTYPES = ("f32", "f16", "q8_0", "q4_k_m")  # q4_k_m is a mixture, as llama.cpp makes it
+DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_k_m")  # q4_k_m is a mixture, as llama.cpp makes it
 ROW_MULTIPLES = {"q8_0": 32, "q4_k_m": 256}  # a row is whole blocks
 
 _LIMITS = {"layers": 512, "heads": 512, "kv_heads": 512, "head_dim": 1024, "embd": 65536,

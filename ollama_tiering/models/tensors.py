@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-_BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34), "q4_k": (256, 144),
-                "q6_k": (256, 210)}  # fmt: skip
+_BLOCK_BYTES = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34),
+                "q4_k": (256, 144), "q6_k": (256, 210)}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
-from ollama_tiering.errors import TieringError, UsageError
-from ollama_tiering.sidecar import admin_messages as messages
+from ollama_tiering.errors import TieringError
+from ollama_tiering.protocol import admin_messages as messages
+from ollama_tiering.protocol.statuses import HINT_KEY, STATUS_OF_ERROR
 from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.census import build_of
-from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.listing import build_of
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,6 @@ T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
 _MAX_NAMED: Final = 1 << 16  # in one request
-_STATUS: Final = (
-    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
-    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
-    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (TieringError, grpc.StatusCode.FAILED_PRECONDITION),
-    (OSError, grpc.StatusCode.UNAVAILABLE),
-)
-HINT_KEY: Final = "hint"
 
 
 class AdministrationService:
@@ -129,7 +121,7 @@ async def _abort(context: Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     code, message, hint = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ""
-    for kind, known in _STATUS:
+    for kind, known in STATUS_OF_ERROR:
         if isinstance(error, kind):
             code = known
             message = error.message if isinstance(error, TieringError) else str(error)

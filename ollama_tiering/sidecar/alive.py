@@ -16,8 +16,7 @@ from typing import Final
 
 from ollama_tiering.config import format_size
 from ollama_tiering.sidecar.notify import notify, watchdog_seconds
-from ollama_tiering.store.report import StoreReport
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import StoreReport, TieredStore
 
 log = logging.getLogger(__name__)
 

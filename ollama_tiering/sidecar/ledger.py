@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final, Self
 
-from ollama_tiering.sidecar.shortfalls import NONE, Shortfalls
-from ollama_tiering.store.key import DIGEST_BYTES, digest_from_hex
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.seldom import Seldom
+from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
+from ollama_tiering.store import DIGEST_BYTES, digest_from_hex
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._entries: dict[bytes, Entry] = {}  # by namespace; the latest used is last
         self._runners: dict[_Runner, Counts] = {}  # as they last reported; the latest is last
-        self._seldom = Seldom(log)
+        self._seldom = QuietLog(log)
         self.changes = 0
 
     def book(self, report: pb.RunnerReport) -> None:

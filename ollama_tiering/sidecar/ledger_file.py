@@ -20,9 +20,9 @@ from typing import Final
 
 from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar.ledger import Ledger
-from ollama_tiering.store.dirs import lock_file
-from ollama_tiering.store.durable_file import bounded_content, replace_file
-from ollama_tiering.store.seldom import Seldom
+from ollama_tiering.system.durable_file import bounded_content, replace_file
+from ollama_tiering.system.locks import lock_file
+from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class LedgerFile:
         self._path = path
         self._ledger = ledger
         self._saved = 0
-        self._seldom = Seldom(log)
+        self._seldom = QuietLog(log)
 
     def load(self) -> None:
         """A damaged file is said, and replaced at the next save."""

@@ -8,12 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ollama_tiering.store.blockfile import MAX_ROWS
-from ollama_tiering.store.key import BlockKey, as_key, as_namespace
-from ollama_tiering.store.lookup import MAX_ATTACHED, PIECE_BLOCKS
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import AttachedBlock, MatchedBlock
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import (
+    MAX_ATTACHED,
+    MAX_ROWS,
+    PIECE_BLOCKS,
+    AttachedBlock,
+    BlockKey,
+    MatchedBlock,
+    TieredStore,
+    as_key,
+    as_namespace,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 
 MAX_KEYS: Final = 1 << 16  # in one message
 

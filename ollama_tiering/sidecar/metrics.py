@@ -19,8 +19,7 @@ from ollama_tiering.sidecar.endpoint import Answer, Page, Request
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.store.report import StoreReport, TierReport
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import StoreReport, TieredStore, TierReport
 
 # There from the start with 0, so that the first one is an increase to whoever watches.
 _REASONS: Final = ("unknown prefix", "evicted", "i/o error", "file gone", "corrupt")

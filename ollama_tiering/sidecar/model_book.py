@@ -17,7 +17,7 @@ from typing import Final
 
 from ollama_tiering.sidecar.ledger import Entry, Ledger
 from ollama_tiering.sidecar.manifests import ManifestReader, is_blob, short_name
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ollama_tiering.protocol.seconds_saved import Saved
+from ollama_tiering.protocol.shortfalls import Shortfalls
 from ollama_tiering.sidecar.ledger import Counts, file_name
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.sidecar.seconds_saved import Saved
-from ollama_tiering.sidecar.shortfalls import Shortfalls
 
 _SOURCES: Final = (
     ("memory", "memory_tokens"),

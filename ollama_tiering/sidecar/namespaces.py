@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-from ollama_tiering.store.describe import Fields
-from ollama_tiering.store.key import NamespaceId
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store import Fields, NamespaceId
+from ollama_tiering.store import block_store_pb2 as pb
 
 log = logging.getLogger(__name__)
 

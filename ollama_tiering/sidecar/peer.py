@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.seldom import Seldom
+from ollama_tiering.system.quiet_log import QuietLog
 
 MAX_CONNECTIONS: Final = 128
 
@@ -50,7 +50,7 @@ class PeerGuard:
         # Descriptor -> inode (a reused number is another socket), and what it is.
         self._checked: dict[int, tuple[int, _Socket]] = {}
         self._private_since: _Inode | None = None  # the socket, as it was at the last look
-        self._seldom = Seldom(logging.getLogger(__name__))
+        self._seldom = QuietLog(logging.getLogger(__name__))
 
     def trim(self) -> None:
         """Cuts off connections beyond the bound, also those that never call.

@@ -20,8 +20,7 @@ from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.rule_book import RuleBook
-from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import TieredStore, TierKind
 
 log = logging.getLogger(__name__)
 

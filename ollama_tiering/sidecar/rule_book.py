@@ -18,7 +18,7 @@ from ollama_tiering.config import Ruling, SidecarConfig, ruling
 from ollama_tiering.config.model_rules import EVERY
 from ollama_tiering.errors import did_you_mean
 from ollama_tiering.sidecar.manifests import ManifestReader, Names, is_blob
-from ollama_tiering.store.terms import Decide, Terms
+from ollama_tiering.store import Decide, Terms
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store import block_store_pb2 as pb
 
 _MAX_RUNNERS = 256
 _MAX_REPORT_BYTES = 16 << 10  # all are kept, and sent in one answer to everybody who asks

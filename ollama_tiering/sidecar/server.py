@@ -25,7 +25,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, format_size, state_dir
-from ollama_tiering.errors import ConfigError, ServiceError
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
@@ -36,102 +38,29 @@ from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.ram_place import kept, settled
 from ollama_tiering.sidecar.reload import Reloader
-from ollama_tiering.sidecar.remote_key import remote_authenticity
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
-from ollama_tiering.sidecar.sizing import cut_budget, index_path, ram_budget, store_policy
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.daemon_pool import DaemonPool
-from ollama_tiering.store.dirs import lock_file, secure_directory
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.report import LeftOver
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import LeftOver, TieredStore, cut_budget, open_store, ram_place
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.daemon_pool import DaemonPool
+from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.locks import lock_file
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["BlockStore"].full_name
 
-_MAX_MESSAGE_BYTES: Final = 16 << 20
 _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 _PEER_SECONDS: Final = 1.0  # connections that never call are looked at so often
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
-
-
-def open_store(
-    config: SidecarConfig, *, background: bool = True, book: RuleBook | None = None
-) -> TieredStore:
-    """The tiers of the configuration; a budget of 0 means no such tier."""
-    _refuse_unsupported(config)
-    wanted = (
-        (TierKind.RAM, config.ram_dir, ram_budget(config)),
-        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
-    )
-    tiers: list[tuple[Tier, int]] = []
-    try:
-        for kind, directory, budget_bytes in wanted:
-            if budget_bytes and directory is not None:
-                opened = FsTier(kind, directory)
-                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
-        if not tiers:
-            raise ConfigError("both tiers have a budget of 0", hint="give one of them room")
-        if remote := _remote_tier(config):
-            tiers.append((remote, config.remote_budget_bytes))
-        return TieredStore(
-            tiers,
-            index_path=index_path(tiers),
-            high_watermark=config.high_watermark,
-            low_watermark=config.low_watermark,
-            lease_seconds=config.lease_seconds,
-            reserve_seconds=config.reserve_seconds,
-            pin_share=config.pin_share,
-            background=background,
-            policy=store_policy(config, tiers),
-            staging_seconds=config.remote_deadline_seconds,
-            rescan_seconds=config.remote_rescan_seconds,
-            codec=_codec(config, {tier.kind for tier, _ in tiers}),
-            decide=(book or RuleBook(config)).decide,
-        )
-    except BaseException:
-        for tier, _ in tiers:
-            tier.close()
-        raise
-
-
-def _codec(config: SidecarConfig, kinds: set[TierKind]) -> Codec:
-    local = Encoding(config.local_encoding)
-    if local is not Encoding.NONE and TierKind.RAM not in kinds:
-        log.warning("local_encoding ignored: there is no RAM tier here to decode blocks into")
-        local = Encoding.NONE
-    encodings = {TierKind.LOCAL: local, TierKind.REMOTE: Encoding(config.remote_encoding)}
-    return Codec(encodings, config.zstd_level)
-
-
-def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
-    """Not opened yet: its directory may hang."""
-    directory = config.remote_dir
-    if directory is None or not config.remote_budget_bytes:
-        return None
-    return RemoteTier(
-        directory,
-        lambda: SharedFsTier(directory),
-        deadline_seconds=config.remote_deadline_seconds,
-        authenticity=remote_authenticity(config.remote_key_file, mac=config.remote_mac, make=True),
-    )
 
 
 def serve(
@@ -149,9 +78,9 @@ def serve(
     share_one_arena()
     _allow_open_files()
     with claim_socket(config.socket_path):
-        config = settled(asked := config)
+        config = ram_place.settled(asked := config)
         book = RuleBook(config)
-        store = open_store(config, book=book)
+        store = open_store(config, book.decide)
         try:
             with held(state_dir(), ledger := Ledger()) as file:
                 uses = ModelBook(ledger, config.models_dir)
@@ -174,7 +103,7 @@ def _keeping_place(
     """A RAM tier whose place was chosen stays where it is until the next start."""
     if reread is None or asked.ram_dir is not None:
         return reread
-    return lambda: kept(now, reread())
+    return lambda: ram_place.kept(now, reread())
 
 
 @contextlib.contextmanager
@@ -220,8 +149,8 @@ async def _serve(
     gate = make_gate(guard, CallMetrics(registry) if config.metrics_port else None)
     server = grpc.aio.server(
         options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ],
     )
@@ -329,21 +258,6 @@ def _remove_dead_socket(path: Path) -> None:
         f"a process listens on {path} already",
         hint="use it (`tiering status`), stop it, or name another socket with --socket",
     )
-
-
-def _refuse_unsupported(config: SidecarConfig) -> None:
-    """A setting that would be ignored is refused instead."""
-    if config.local_encoding != "none" and not config.ram_budget_bytes:
-        raise ConfigError(
-            f"sidecar.local_encoding = {config.local_encoding} needs a RAM tier: clients read "
-            "blocks raw, so they are decoded into it",
-            hint="set sidecar.ram_budget, or local_encoding to none",
-        )
-    if config.remote_encoding != "none" and config.remote_dir is None:
-        raise ConfigError(
-            f"sidecar.remote_encoding = {config.remote_encoding} needs a remote tier",
-            hint="set sidecar.remote_dir, or remote_encoding to none",
-        )
 
 
 def _summary(store: TieredStore) -> str:

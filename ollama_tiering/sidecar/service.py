@@ -19,6 +19,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ollama_tiering.errors import TieringError
+from ollama_tiering.protocol.limits import PART_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
     MAX_GET_STREAMS,
@@ -37,25 +39,33 @@ from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
-from ollama_tiering.store.admin import Administration
+from ollama_tiering.store import (
+    DIGEST_BYTES,
+    Awaited,
+    BlockKey,
+    Claim,
+    CommitResult,
+    LeasedBlock,
+    Leasing,
+    Outcome,
+    Reserved,
+    TieredStore,
+    WriteSession,
+    as_key,
+    as_namespace,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
-from ollama_tiering.store.key import DIGEST_BYTES, BlockKey, as_key, as_namespace
-from ollama_tiering.store.leasing import Awaited, Leasing
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.seldom import Seldom
-from ollama_tiering.store.session import Claim, CommitResult, Outcome, Reserved, WriteSession
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
-PART_BYTES: Final = 1 << 20
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 _STATUS: Final = (
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -98,7 +108,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
         self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._look_ups = LookUps(store)
-        self._seldom = Seldom(log)
+        self._seldom = QuietLog(log)
 
     async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:
         try:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Final
 
 from ollama_tiering.sidecar.endpoint import Answer, Page, Request, text
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import TieredStore
 
 _LOOP_SECONDS: Final = 2.0
 _MOVER_SECONDS: Final = 300.0

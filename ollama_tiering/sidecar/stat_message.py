@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ollama_tiering import __version__
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import ModelReport, StoreReport, TierReport
+from ollama_tiering.store import ModelReport, StoreReport, TierReport
+from ollama_tiering.store import block_store_pb2 as pb
 
 
 def stat_message(

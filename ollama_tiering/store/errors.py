@@ -6,7 +6,7 @@ a miss, the file stays. Weather is OSError: never a reason to delete anything.
 
 from __future__ import annotations
 
-from ollama_tiering.errors import ServiceError, StoreDamaged, TieringError, UsageError
+from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
 
 
 class CorruptBlock(StoreDamaged):
@@ -47,7 +47,3 @@ class ArchiveRefused(TieringError):
     """A file or directory to import is not what an export writes, or contradicts itself."""
 
     exit_code = StoreDamaged.exit_code
-
-
-class UnsafeDirectory(ServiceError):
-    """A tier or socket directory that another user could write to."""

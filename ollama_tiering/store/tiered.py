@@ -15,37 +15,44 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store import damage, lookup, opening, resize, room
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.daily_writes import DailyWrites
+from ollama_tiering.store.background import Background
+from ollama_tiering.store.block.description import namespace_text
+from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.report import (
+    Leased,
+    LeasedBlock,
+    LeftOver,
+    MatchedBlock,
+    StoreReport,
+)
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.terms import Decide, model_of
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.graveyard import Graveyard
-from ollama_tiering.store.index import BlockIndex
-from ollama_tiering.store.index_keeper import IndexKeeper
-from ollama_tiering.store.key import BlockKey, NamespaceId, namespace_digest
-from ollama_tiering.store.leasing import Leaser, Leasing
-from ollama_tiering.store.mover import Mover, only_in_ram
-from ollama_tiering.store.namespace_text import namespace_text
-from ollama_tiering.store.pinbook import PIN_SHARE, PinBook
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.probing import measure_levels
-from ollama_tiering.store.remote_mover import of_shared_level
-from ollama_tiering.store.report import Leased, LeasedBlock, LeftOver, MatchedBlock, StoreReport
-from ollama_tiering.store.reporting import report_of
-from ollama_tiering.store.sequence_end import remove_end
-from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.survey import Survey
-from ollama_tiering.store.terms import Decide, learn_described, model_of
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.withdrawal import Withdrawal
+from ollama_tiering.store.serving import lookup
+from ollama_tiering.store.serving.leasing import Leaser, Leasing
+from ollama_tiering.store.serving.reporting import report_of
+from ollama_tiering.store.serving.sequence_end import remove_end
+from ollama_tiering.store.serving.session import WriteSession
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
+from ollama_tiering.store.upkeep import damage, opening, resize, room
+from ollama_tiering.store.upkeep.graveyard import Graveyard
+from ollama_tiering.store.upkeep.index import BlockIndex
+from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
+from ollama_tiering.store.upkeep.mover import Mover, only_in_ram
+from ollama_tiering.store.upkeep.opening import learn_described
+from ollama_tiering.store.upkeep.pinbook import PIN_SHARE, PinBook
+from ollama_tiering.store.upkeep.probing import measure_levels
+from ollama_tiering.store.upkeep.remote_mover import of_shared_level
+from ollama_tiering.store.upkeep.survey import Survey
+from ollama_tiering.store.upkeep.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 2.0
-_IDLE_SECONDS: Final = 1.0
 _SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
-_SURVEY_WAIT_SECONDS: Final = 0.5  # a small store is complete when it opens
 REMOVE_WAIT_SECONDS: Final = 1.0
 MAX_DESCRIPTION_CHARACTERS: Final = 64 << 10  # a model of 1000 layers has 20 thousand
 
@@ -98,7 +105,7 @@ class TieredStore:
         self._keeper = IndexKeeper(self._state, index)
         self._sessions: set[WriteSession] = set()
         self._closed = False
-        self._stop = threading.Event()
+        self._background = Background(self._state, self._begin, self._step)
         self._mover = Mover(self._state, high_watermark=high_watermark, low_watermark=low_watermark)
         self._leaser = Leaser(
             self._state,
@@ -116,7 +123,7 @@ class TieredStore:
         self.graveyard = Graveyard(self._state, self.pins.home, rows.values(), absent_remote)
         self.graveyard.load()  # before the remote tier is looked at
         self._withdrawal = Withdrawal(self._state, self.pins, self.graveyard, self._keeper.scrub)
-        survey = Survey(self._state, self._stop, then=self.pins.enforce)
+        survey = Survey(self._state, self._background.stop, then=self.pins.enforce)
         self._remote = of_shared_level(
             self._state,
             rows,
@@ -126,23 +133,16 @@ class TieredStore:
             low_watermark=low_watermark,
         )
         self._measure = measure
-        self._mover_seen = self._state.clock()
-        self._thread: threading.Thread | None = None
-        self._survey_thread: threading.Thread | None = None
+        self._flushed = 0.0
         if not background:
             survey.run()
             self.graveyard.hide()
         else:
-            self._survey_thread = threading.Thread(
-                target=survey.run_until_done, name="block-survey", daemon=True
-            )
-            self._survey_thread.start()
-            survey.done.wait(_SURVEY_WAIT_SECONDS)
+            self._background.count_files(survey)
         for level in self._state.levels:  # a budget made smaller holds from the start
             room.shrink(self._state, level)
         if background:
-            self._thread = threading.Thread(target=self._run, name="block-mover", daemon=True)
-            self._thread.start()
+            self._background.start()
             if self._remote is not None:
                 self._remote.start()
 
@@ -258,7 +258,7 @@ class TieredStore:
 
     def mover_silent_seconds(self) -> float:
         """Since the background thread last began a piece of work; 0 where there is no thread."""
-        return self._state.clock() - self._mover_seen if self._thread is not None else 0.0
+        return self._background.silent_seconds()
 
     def set_budget(self, kind: TierKind, budget_bytes: int) -> int:
         """Holds from now on; bytes above it that cannot go yet. ValueError: resize.set_budget."""
@@ -306,11 +306,7 @@ class TieredStore:
             return LeftOver(0, 0)
         self._closed = True
         deadline = self._state.clock() + drain_seconds
-        self._stop.set()
-        self._state.work.set()
-        for thread in (self._survey_thread, self._thread):
-            if thread is not None:
-                thread.join(max(0.0, deadline - self._state.clock()))
+        self._background.end(deadline)
         if self._remote is not None and not self._remote.finish(drain_seconds):
             self._remote = None
         self._leaser.close()
@@ -334,30 +330,24 @@ class TieredStore:
             closing.callback(self._mover.close)
             for session in list(self._sessions):
                 self.close_session(session)
-            if self._thread is not None:
-                self._thread.join()
+            self._background.wait()
             self._mover.drain(deadline)
             self.flush_index()
 
-    def _run(self) -> None:
-        state = self._state
+    def _begin(self) -> None:
+        """What the thread in the background does once."""
         if self._measure:
-            measure_levels(state)
-        flushed = state.clock()
-        while not self._closed:
-            self._mover_seen = state.clock()
-            try:
-                self.pins.settle()
-                busy = self._withdrawal.run() or self._mover.step()
-                now = state.clock()
-                for session in list(self._sessions):
-                    session.release_expired(now)
-                if now - flushed >= _FLUSH_SECONDS:
-                    self.flush_index()
-                    flushed = now
-            except Exception:  # the thread must outlive any bug in one piece of work
-                log.exception("mover failed")
-                busy = False
-            if not busy:
-                state.work.wait(_IDLE_SECONDS)
-                state.work.clear()
+            measure_levels(self._state)
+        self._flushed = self._state.clock()
+
+    def _step(self) -> bool:
+        """One piece of what goes on in the background; whether there is more."""
+        self.pins.settle()
+        busy = self._withdrawal.run() or self._mover.step()
+        now = self._state.clock()
+        for session in list(self._sessions):
+            session.release_expired(now)
+        if now - self._flushed >= _FLUSH_SECONDS:
+            self.flush_index()
+            self._flushed = now
+        return busy

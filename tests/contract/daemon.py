@@ -16,10 +16,10 @@ from typing import Any
 
 import grpc
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.key import Namespace
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.key import Namespace
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.store.authenticity import Authenticity
-from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import (
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.tiers.authenticity import Authenticity
+from ollama_tiering.store.tiers.contract import (
     Neighbour,
     OpenBlock,
     SharedTier,
@@ -22,6 +20,8 @@ from ollama_tiering.store.tier import (
     TempBlock,
     WriteAt,
 )
+from ollama_tiering.store.tiers.remote import RemoteTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
 
 
 class Faults:

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.rescan import SETTLE_SECONDS
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Neighbour, StoredBlock, Tier, TierKind
+from ollama_tiering.store.tiers.contract import Neighbour, StoredBlock, Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.upkeep.rescan import SETTLE_SECONDS
 from tests.contract.faulty import Faults, FaultyTier
 from tests.unit.store.support import FILE_BYTES, Bench
 

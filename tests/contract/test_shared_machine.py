@@ -19,15 +19,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.remote import RemoteTier
+from ollama_tiering.store.tools import samples
 from tests.contract.faulty import WEATHER, Faults, remote_tier
 from tests.contract.test_store_machine import (
     BLOCK_TOKENS,

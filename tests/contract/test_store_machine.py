@@ -21,24 +21,24 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import BlockMeta, buffer_reader, read_meta
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import (
     BlockKey,
     prefix_chain,
     tokens_from_bytes,
     tokens_to_bytes,
 )
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
-from ollama_tiering.store.session import Outcome, WriteSession
-from ollama_tiering.store.terms import Decide, Terms
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.terms import Decide, Terms
+from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import OpenBlock, Tier, TierKind
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.remote import RemoteTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()

@@ -21,13 +21,17 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering import config
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.patchset import build, manifest
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
+from tests.engine import fake_gpu
 from tests.engine.harness import Server, Sidecar
+
+LIBRARIES = ("sandybridge", "haswell")  # without and with FMA; both run where AVX2 does
 
 MODELS = {
     "g2": make_shape("qwen3-tiny"),
@@ -144,6 +148,31 @@ def replay_binary() -> Path:
     """A patched Ollama that records all batches and does them again one after the other."""
     tags = ("kvtier_replay",)
     return _built("OLLAMA_TIERING_TEST_REPLAY", "ollama that records", go_tags=tags)
+
+
+@pytest.fixture(scope="session")
+def libraries(binary: Path) -> Path:
+    """Two of GGML's CPU libraries, built from the binary's own patched tree; kept in the cache."""
+    cmake, tree = shutil.which("cmake"), binary.parent
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    if cmake is None or not (tree / "CMakePresets.json").is_file() or " avx2 " not in flags:
+        pytest.skip(f"needs cmake, AVX2 and the patched source tree of the binary ({tree})")
+    folder = config.cache_dir() / "libraries-test" / tree.parent.name
+    targets = [f"ggml-cpu-{name}" for name in LIBRARIES]
+    for command in (
+        [cmake, "--preset", "CPU", "-B", folder, "-DCMAKE_CUDA_COMPILER=NOTFOUND"],
+        [cmake, "--build", folder, "--parallel", str(os.cpu_count()), "--target", *targets],
+    ):
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder / "lib/ollama"
+
+
+@pytest.fixture(scope="session")
+def gpu_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The patched Ollama with a fake GPU (tests/fakegpu); without one under fake_gpu.NO_DEVICE."""
+    built = fake_gpu.build(binary.parent, libraries)
+    return fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture(scope="session")

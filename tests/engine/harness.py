@@ -29,8 +29,8 @@ import grpc
 import httpx
 import psutil
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 BLOCK_TOKENS = 64
 START_SECONDS = 60.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,15 @@ def differing(answers: Iterable[Result], reference: Result) -> list[str]:
 
 
 def differing_in_turn(
-    binary: Path, models: Path, folder: Path, sidecar: Sidecar, fa: int, rounds: int
+    binary: Path,
+    models: Path,
+    folder: Path,
+    sidecar: Sidecar,
+    fa: int,
+    rounds: int,
+    more_env: Mapping[str, str] | None = None,
 ) -> list[str]:
-    env = {"OLLAMA_FLASH_ATTENTION": fa}
+    env = {"OLLAMA_FLASH_ATTENTION": fa, **(more_env or {})}
     with Server(binary, folder / "reference", models, env=env) as reference:
         short, long = hits(reference)
     with Server(binary, folder / "tested", models, socket=sidecar.socket, env=env) as server:

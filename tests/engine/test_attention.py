@@ -31,8 +31,8 @@ PATIENCE = httpx.Timeout(900)  # seconds; on a quiet machine the longest answer 
 
 
 @pytest.fixture(scope="session")
-def operation(binary: Path) -> Path:
-    """The test program on the CPU backend of the binary's own tree; kept in the cache."""
+def operations(binary: Path) -> Path:
+    """The test programs on the CPU backend of the binary's own tree; kept in the cache."""
     cmake, tree = shutil.which("cmake"), binary.parent
     if cmake is None or not (tree / "ml/backend/ggml/ggml/src/ggml-cpu/kvtier-attn.cpp").is_file():
         pytest.skip(f"needs cmake and the patched source tree of the binary ({tree})")
@@ -44,20 +44,30 @@ def operation(binary: Path) -> Path:
     jobs = ["--parallel", str(os.cpu_count())]
     for command in (
         [cmake, "-S", sources, "-B", folder, f"-DTREE={tree}"],
-        [cmake, "--build", folder, "--target", "attention_op", *jobs],
+        [cmake, "--build", folder, "--target", "attention_op", "columns_op", *jobs],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "attention_op"
+    return folder
+
+
+def _run(program: Path, mode: str) -> None:
+    """Its own words say what each mode checks: the beginning of its source."""
+    env = os.environ | {"OLLAMA_CPU_ATTENTION": "stock" if mode == "stock" else "exact"}
+    done = subprocess.run([program, mode], env=env, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["exact", "repeat", "stock"])
-def test_the_operation_in_the_patched_backend(operation: Path, mode: str) -> None:
-    """Its own words say what each mode checks: the beginning of attention_op.cpp."""
-    env = os.environ | {"OLLAMA_CPU_ATTENTION": "stock" if mode == "stock" else "exact"}
-    done = subprocess.run([operation, mode], env=env, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stdout + done.stderr
+def test_the_operation_in_the_patched_backend(operations: Path, mode: str) -> None:
+    _run(operations / "attention_op", mode)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["exact", "stock"])
+def test_a_column_has_the_same_bits_alone_and_beside_others(operations: Path, mode: str) -> None:
+    _run(operations / "columns_op", mode)
 
 
 @pytest.mark.parametrize("model", ["g2", "g5", "sliding", "sinks", "llama"])

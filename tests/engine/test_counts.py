@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ollama_tiering.sidecar.seconds_saved import Saved
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.seconds_saved import Saved
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.harness import Server, Sidecar, text, wait_until
 
 MODEL = "slow"

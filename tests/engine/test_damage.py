@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,

@@ -7,9 +7,7 @@ and again under the first (all of it must): without the last, a store that is of
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,32 +15,14 @@ import pytest
 
 from ollama_tiering import config
 from ollama_tiering.patchset import identity
-from ollama_tiering.store.census import build_of
+from ollama_tiering.store.tools.listing import build_of
+from tests.engine.conftest import LIBRARIES
 from tests.engine.harness import Server, Sidecar, assert_same, text
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 PROMPT_TOKENS = 300
-LIBRARIES = ("sandybridge", "haswell")  # without and with FMA; both run where AVX2 does
 
 Run = Callable[..., Server]
-
-
-@pytest.fixture(scope="session")
-def libraries(binary: Path) -> Path:
-    """Two of GGML's CPU libraries, built from the binary's own patched tree; kept in the cache."""
-    cmake, tree = shutil.which("cmake"), binary.parent
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    if cmake is None or not (tree / "CMakePresets.json").is_file() or " avx2 " not in flags:
-        pytest.skip(f"needs cmake, AVX2 and the patched source tree of the binary ({tree})")
-    folder = config.cache_dir() / "libraries-test" / tree.parent.name
-    targets = [f"ggml-cpu-{name}" for name in LIBRARIES]
-    for command in (
-        [cmake, "--preset", "CPU", "-B", folder, "-DCMAKE_CUDA_COMPILER=NOTFOUND"],
-        [cmake, "--build", folder, "--parallel", str(os.cpu_count()), "--target", *targets],
-    ):
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "lib/ollama"
 
 
 def _installed(binary: Path, libraries: Path, name: str, folder: Path) -> Path:

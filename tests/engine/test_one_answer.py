@@ -15,7 +15,7 @@ import pytest
 
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from tests.engine.conftest import make_fast
 from tests.engine.harness import (
     BLOCK_TOKENS,
@@ -34,7 +34,8 @@ BATCHES = (512, 100, 64, 7)
 
 # Weights: their products are other code for each. What an architecture has beside: qk-norms,
 # biases, windows, sinks, experts, one row for all heads, chunks, layers that share K/V.
-WEIGHTS = {f"qwen3-{dtype}": ("qwen3-tiny", dtype) for dtype in ("q8_0", "q4_k_m", "f16", "f32")}
+DTYPES = ("q8_0", "q4_k_m", "f16", "bf16", "f32")
+WEIGHTS = {f"qwen3-{dtype}": ("qwen3-tiny", dtype) for dtype in DTYPES}
 OTHERS = ("g5", "sliding", "sinks", "latent", "vision", "olmo", "shared", "chunks", "heads")
 CACHES = [(model, "f16") for model in (*WEIGHTS, *OTHERS)]
 CACHES += [(model, "q8_0") for model in ("qwen3-q8_0", "sliding", "sinks")]
@@ -97,6 +98,27 @@ def test_a_prompt_has_one_answer(need: Callable[[str], None], server: Server, mo
     assert again.logprobs == expected.logprobs[half:]
 
 
+@pytest.mark.parametrize(("model", "cache"), CACHES)
+def test_no_batch_is_otherwise_than_was_expected_of_the_model(
+    need: Callable[[str], None],
+    binary: Path,
+    weights: Path,
+    tmp_path: Path,
+    sidecar: Sidecar,
+    model: str,
+    cache: str,
+) -> None:
+    """A runner that finds that rows do not follow from positions alone is tiered no more."""
+    need(model)
+    env = EXACT | {"OLLAMA_KV_CACHE_TYPE": cache}
+    with Server(binary, tmp_path / "tested", weights, socket=sidecar.socket, env=env) as server:
+        server.generate(model, text(600, model), predict=3)
+        report = sidecar.settle(server, model)
+        assert "was expected when the model was loaded" not in server.log_text()
+    assert report.tiered, report.reason
+    assert report.snapshot_blocks >= 600 // BLOCK_TOKENS
+
+
 @pytest.mark.parametrize("model", ["qwen3-q8_0", "qwen3-f16", "sliding"])
 def test_who_else_is_in_the_batches_changes_nothing(
     binary: Path, weights: Path, server: Server, tmp_path: Path, model: str
@@ -130,7 +152,9 @@ def payloads(sidecar: Sidecar) -> dict[str, str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("model", ["qwen3-q8_0", "qwen3-q4_k_m", "qwen3-f16", "sliding", "sinks"])
+@pytest.mark.parametrize(
+    "model", ["qwen3-q8_0", "qwen3-q4_k_m", "qwen3-f16", "qwen3-bf16", "sliding", "sinks"]
+)
 def test_stored_rows_are_the_same_however_they_came_about(
     binary: Path, weights: Path, tmp_path: Path, model: str
 ) -> None:
@@ -164,7 +188,8 @@ def test_stored_rows_are_the_same_however_they_came_about(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("model", "case"),
-    [("qwen3-q8_0", case) for case in CASES] + [("sliding", CASES[0]), ("qwen3-f16", CASES[1])],
+    [("qwen3-q8_0", case) for case in CASES]
+    + [("sliding", CASES[0]), ("qwen3-f16", CASES[1]), ("qwen3-bf16", CASES[0])],
     ids=lambda one: one.name if isinstance(one, Case) else one,
 )
 def test_a_restored_answer_is_the_cold_one(

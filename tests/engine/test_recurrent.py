@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.harness import PREDICT, Result, Server, Sidecar, assert_same, text, wait_until
 from tests.engine.test_damage import make_checksums_right, rewrite
 from tests.engine.test_restore import LookupTooSlow, Rig, rigs, settings, until_heard

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.harness import Result, Server, Sidecar, in_memory, result_of, text
 
 SHARED = 1000  # tokens that two of the families of prompts begin with

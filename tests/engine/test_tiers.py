@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.conftest import make_fast
 from tests.engine.harness import Server, Sidecar, assert_same, in_memory, text, wait_until
 

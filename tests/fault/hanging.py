@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.cli import main
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
 
 PLACE, CALL = Path(sys.argv[1]), sys.argv[2]
 

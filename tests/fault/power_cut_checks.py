@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ollama_tiering.store.archive import open_archive
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.describe import read_description
-from ollama_tiering.store.importing import check_archive
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.opening import count_files
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.description_file import read_description
+from ollama_tiering.store.tools.archive import open_archive
+from ollama_tiering.store.tools.importing import check_archive
+from ollama_tiering.store.upkeep.opening import count_files
 from tests.fault.power_cut_work import EXPORTS, LOCAL, NAMESPACE, NS, Promise, Work
 
 UNIT_BYTES = 512  # of st_blocks

@@ -13,22 +13,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.archive import open_archive
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import check_archive, import_blocks
-from ollama_tiering.store.index import HEADROOM_BYTES, INDEX_NAME
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.archive import open_archive
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.tools.importing import check_archive, import_blocks
+from ollama_tiering.store.upkeep.index import HEADROOM_BYTES
+from ollama_tiering.store.values import Selection
 from tests.fault.disk_model import Unname
 from tests.fault.recorder import Recorder
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.bounds import MAX_INLINE_GETS, MAX_PUT_STREAMS
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS
-from ollama_tiering.store import samples
-from ollama_tiering.store.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
-from ollama_tiering.store.lease import MAX_LEASES
-from ollama_tiering.store.namespace_text import MAX_TEXT_BYTES
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.description import MAX_TEXT_BYTES
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
+from ollama_tiering.store.books.leases import MAX_LEASES
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 from tests.fault.abuse import (
     NS,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import tokens_from_bytes
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
 from tests.unit.store.support import NS
 
 pytestmark = pytest.mark.fault
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.fault
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from ollama_tiering.store import samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore
 from tests.unit.store.support import NS, BLOCK_TOKENS
 root, moment = Path(sys.argv[1]), sys.argv[2]

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ollama_tiering.client import BlockClient, Namespace
-from ollama_tiering.store.key import LayerSpec
+from ollama_tiering.store.block.key import LayerSpec
 from tests.contract.daemon import Daemon
 
 pytestmark = pytest.mark.fault

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.daily_writes import FILE_NAME as WRITTEN_NAME
-from ollama_tiering.store.fs_tier import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.speed import PROBE_PREFIX
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon
 from tests.fault.abuse import NS, store
 from tests.fault.planted import plant

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.blockfile import BLOCK_SUFFIX
-from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.tiers.names import BLOCK_SUFFIX
 from tests.fault.disk_model import Choose, Disk, Name, Op, Unname, Write, after_cut
 from tests.fault.power_cut_checks import check
 from tests.fault.power_cut_work import LOCAL, SameThread, Setting, Work
@@ -47,10 +47,10 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def one_thread_and_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.mover.DaemonPool", SameThread)
-    monkeypatch.setattr("ollama_tiering.store.names.DaemonPool", SameThread)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.mover.DaemonPool", SameThread)
+    monkeypatch.setattr("ollama_tiering.store.tiers.unsynced.DaemonPool", SameThread)
     # Wherever the tests' files lie: the tier is to take it for a disk.
-    monkeypatch.setattr("ollama_tiering.store.fs_tier.in_memory", lambda directory: False)
+    monkeypatch.setattr("ollama_tiering.store.tiers.directory.in_memory", lambda directory: False)
 
 
 def kept(rng: random.Random) -> list[Choose]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import OpenBlock, Tier, TierKind
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 from tests.contract.faulty import WEATHER, Faults, remote_tier
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_remote import RemoteBench, demoted, files

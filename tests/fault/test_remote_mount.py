@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from ollama_tiering.config import SidecarConfig
-from ollama_tiering.launch import check_storage
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.shared_fs import SharedFsTier
+from ollama_tiering.doctor import check_storage
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 
 pytestmark = pytest.mark.fault

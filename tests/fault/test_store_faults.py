@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import room, samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import BlockIndex
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.serving.session import Outcome
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import unusable
+from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
@@ -381,7 +382,7 @@ def test_only_the_newest_damaged_blocks_are_kept(tmp_path: Path) -> None:
     level = bench.state.levels[0]
     for token in range(20):
         (block,) = bench.put([token])
-        room.quarantine(bench.state, level, NAMESPACE, block.key)
+        unusable.quarantine(bench.state, level, NAMESPACE, block.key)
     assert len([*tmp_path.rglob("*.bad")]) == 16
     assert bench.store.report().tiers[0].stats.quarantined_blocks == 20
 

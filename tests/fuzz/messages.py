@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, SAMPLES, mutate, scalar
 
 SERVICE = pb.DESCRIPTOR.services_by_name["BlockStore"]

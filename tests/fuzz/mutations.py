@@ -13,8 +13,8 @@ import zstandard
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from ollama_tiering.store import q8_0, samples, transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block import q8_0
+from ollama_tiering.store.block.blockfile import (
     ALIGNMENT,
     PREAMBLE_BYTES,
     SegmentShape,
@@ -23,12 +23,20 @@ from ollama_tiering.store.blockfile import (
     plan_block,
     read_meta,
 )
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES, ZstdPlanes
-from ollama_tiering.store.key import BlockExtra, BlockKey, NamespaceId, block_key, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, ZstdPlanes
+from ollama_tiering.store.block.key import (
+    BlockExtra,
+    BlockKey,
+    NamespaceId,
+    block_key,
+    tokens_to_bytes,
+)
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 
 ROWS = 4
 WIDTH = 1024  # elements of a row

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.sidecar.restored import Block, BlockRef, Match, checked
-from ollama_tiering.store import samples, transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.client.restored import Block, BlockRef, Match, checked
+from ollama_tiering.store.block.blockfile import (
     MAX_ROWS,
     BlockMeta,
     buffer_reader,
@@ -14,11 +13,13 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES
+from ollama_tiering.store.block.key import Namespace, block_key
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import Namespace, block_key
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
 from tests.fuzz.mutations import CODEC, NAMESPACE, NS, SAMPLES, Mutant, mutate
 

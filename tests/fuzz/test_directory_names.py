@@ -15,14 +15,11 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.daily_writes import FILE_NAME
-from ollama_tiering.store.fs_tier import VERSION_DIRECTORY
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.session import Claim
-from ollama_tiering.store.speed import PROBE_PREFIX
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.serving.session import Claim
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
+from ollama_tiering.store.tools.admin import Administration
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, raw_block, sample
 from tests.fuzz.world import Snapshot, World, filled, memory_directory, same_rows
@@ -32,12 +29,12 @@ pytestmark = pytest.mark.fault
 PLANTED = 8  # at a time
 INPUTS = count("names")
 # Names the store makes itself: what lies there in their place is its own to replace or remove.
-OWN = (PINS_NAME, FILE_NAME, INDEX_NAME, PROBE_PREFIX, ".sidecar-", ".lock", "namespace.json")
+OWN = (PINS_NAME, WRITTEN_NAME, INDEX_NAME, PROBE_PREFIX, ".sidecar-", ".lock", "namespace.json")
 OWN_SUFFIXES = (".kvb", ".tmp", ".bad")
 
 OWN_FILES = (
     *(f"{INDEX_NAME}{end}" for end in ("", "-wal", "-shm", "-journal")),
-    *(FILE_NAME, f"{FILE_NAME}.tmp", PINS_NAME, ".lock", f"{PROBE_PREFIX}1"),
+    *(WRITTEN_NAME, f"{WRITTEN_NAME}.tmp", PINS_NAME, ".lock", f"{PROBE_PREFIX}1"),
 )
 
 Kind = Callable[[random.Random, bytes, Path], None]
@@ -48,7 +45,7 @@ def name(rng: random.Random, world: World) -> bytes:
     key = rng.choice(world.blocks).key.hex()
     known = (
         *("..x", "...", "-rf", " ", "\n", "\t\x1b[31m", "%s%n", "CON", "v1", "v2", "lost+found"),
-        *("é" * 100, "x" * 255, "\u202e", PINS_NAME, FILE_NAME, INDEX_NAME, f"{INDEX_NAME}-wal"),
+        *("é" * 100, "x" * 255, "\u202e", PINS_NAME, WRITTEN_NAME, INDEX_NAME, f"{INDEX_NAME}-wal"),
         *(".lock", "namespace.json", ".nfs0001", f"{PROBE_PREFIX}1", ".sidecar-00", ".sidecar-x"),
         *(
             key,

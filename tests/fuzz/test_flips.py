@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.fs_tier import BAD_SUFFIX
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import BAD_SUFFIX
 from tests.fuzz.campaign import FLIPS, Campaign, time_limit
 from tests.fuzz.mutations import PREAMBLE_BYTES, Sample
 from tests.fuzz.world import BLOCKS, Snapshot, filled, memory_directory, same_rows

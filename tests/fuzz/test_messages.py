@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import PutStream
 from tests.fuzz import messages
 from tests.fuzz.campaign import Campaign, count, time_limit

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tools.admin import Administration
 from tests.fuzz.campaign import Campaign, count, time_limit
 from tests.fuzz.mutations import Mutant, Sample, mutate
 from tests.fuzz.world import (

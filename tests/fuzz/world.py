@@ -8,21 +8,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ollama_tiering.sidecar.restored import BlockRef, Match, checked
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.client.restored import BlockRef, Match, checked
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import TOKEN_BYTES
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import TOKEN_BYTES
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.session import Claim
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.serving.session import Claim
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
+from ollama_tiering.store.tiers.remote import RemoteTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, Sample, raw_block, sample
 
 BUDGET_BYTES = 16 << 20  # and the index's headroom in the local one

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ollama_tiering.launch.choose import ENV_BINARY, named_binary
 from ollama_tiering.patchset import build
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 
 pytestmark = pytest.mark.slow
 

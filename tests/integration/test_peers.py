@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.launch.choose import ENV_BINARY, named_binary
-from ollama_tiering.launch.peers import environment
+from ollama_tiering.engines.peers import environment
 from ollama_tiering.patchset import build
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 
 REPOSITORY = Path(__file__).parents[2]
 ENV_PEERS = "OLLAMA_TIERING_TEST_PEERS"  # a virtual environment with both

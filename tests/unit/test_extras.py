@@ -14,7 +14,7 @@ from ollama_tiering.errors import MissingTool
 
 REPO = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-ONLY_IN_EXTRAS = ("gguf", "matplotlib", "cupy")
+ONLY_IN_EXTRAS = ("gguf", "matplotlib", "nvidia-cuda-nvrtc")
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import PutStream
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, of_port

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.store import blockfile
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, pack_head, plan_block
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block import blockfile
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pack_head, plan_block
+from ollama_tiering.store.block.key import (
     BlockExtra,
     LayerSpec,
     Namespace,
@@ -22,7 +22,7 @@ from ollama_tiering.store.key import (
     tail_key,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 HERE = Path(__file__).resolve().parent
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V

@@ -3,6 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <new>
+#include <string>
 
 namespace paged_attn::gpu {
 namespace {
@@ -27,14 +28,15 @@ pa_status checked(const Driver &driver, CuResult result, const char *call) {
     return fail(status, "%s: %s (%d)", call, text, result);
 }
 
-pa_status open_device(const Driver &driver, void *library, int ordinal, pa_cuda_device **device) {
+pa_status open_device(const Driver &driver, int ordinal, pa_cuda_device **device) {
     *device = nullptr;
-    if (driver.cuInit(0) != kCuSuccess)
-        return fail(PA_NO_DEVICE, "the NVIDIA driver does not start: no GPU, or no access to it");
+    const CuResult started = driver.cuInit(0);
+    if (started == kCuNoDevice) return fail(PA_NO_DEVICE, "the NVIDIA driver finds no GPU (cuInit: %d)", started);
+    PA_TRY(checked(driver, started, "the NVIDIA driver does not start: cuInit"));
     int version = 0, count = 0;
     PA_TRY(PA_CALL(driver, cuDriverGetVersion, &version));
     if (version < kOldestDriver)
-        return fail(PA_NO_DEVICE, "the NVIDIA driver is older than this code: it is for CUDA %d.%d, %d.%d is needed",
+        return fail(PA_UNSUPPORTED, "the NVIDIA driver is older than this code: it is for CUDA %d.%d, %d.%d is needed",
                     version / 1000, version % 1000 / 10, kOldestDriver / 1000, kOldestDriver % 1000 / 10);
     PA_TRY(PA_CALL(driver, cuDeviceGetCount, &count));
     if (ordinal < 0 || ordinal >= count) return fail(PA_NO_DEVICE, "no GPU %d: this machine has %d", ordinal, count);
@@ -54,7 +56,6 @@ pa_status open_device(const Driver &driver, void *library, int ordinal, pa_cuda_
         return status;
     }
     made->arch = major * 10 + minor;
-    made->library = library;
     *device = made;
     return PA_OK;
 }
@@ -69,19 +70,23 @@ pa_status pa_cuda_open(int32_t ordinal, pa_cuda_device **device) {
     if (!device) return fail(PA_BAD_ARGUMENT, "null where the device's handle goes");
     *device = nullptr;
     Driver driver;
-    void *library = nullptr;
-    if (const char *why = load_driver(driver, library)) return fail(PA_NO_DEVICE, "%s", why);
-    const pa_status status = open_device(driver, library, ordinal, device);
-    if (status != PA_OK) unload_driver(library);
-    return status;
+    std::string why;
+    if (const pa_status status = load_driver(driver, why); status != PA_OK) return fail(status, "%s", why.c_str());
+    return open_device(driver, ordinal, device);
 }
 
 int32_t pa_cuda_arch(const pa_cuda_device *device) { return device->arch; }
 int32_t pa_cuda_multiprocessors(const pa_cuda_device *device) { return device->n_multiprocessors; }
 
+pa_status pa_cuda_synchronize(pa_cuda_device *device, void *stream) {
+    if (!device) return fail(PA_BAD_ARGUMENT, "no device");
+    const Current current(*device);
+    PA_TRY(current.status());
+    return PA_CALL(device->driver, cuStreamSynchronize, stream);
+}
+
 void pa_cuda_close(pa_cuda_device *device) {
     if (!device) return;
     device->driver.cuDevicePrimaryCtxRelease_v2(device->device);
-    unload_driver(device->library);
     delete device;
 }

@@ -5,7 +5,6 @@
 
 struct pa_cuda_device {
     paged_attn::gpu::Driver driver;
-    void *library = nullptr; // null: the table was given
     paged_attn::gpu::CuDevice device = 0;
     paged_attn::gpu::CuContext context = nullptr;
     int arch = 0, n_multiprocessors = 0;
@@ -44,6 +43,6 @@ private:
 };
 
 // pa_cuda_open with a given driver, which must outlive nothing: it is copied.
-pa_status open_device(const Driver &driver, void *library, int ordinal, pa_cuda_device **device);
+pa_status open_device(const Driver &driver, int ordinal, pa_cuda_device **device);
 
 } // namespace paged_attn::gpu

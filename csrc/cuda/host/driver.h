@@ -1,7 +1,10 @@
 // The part of the CUDA driver API that is used, as a table of functions: the real one comes from libcuda.so.1 at run
 // time, so that this library builds and loads where there is no driver; tests bring one of their own.
 #pragma once
+#include "paged_attn/paged_attn_cuda.h"
+
 #include <cstddef>
+#include <string>
 
 namespace paged_attn::gpu {
 
@@ -14,7 +17,7 @@ using CuModule = void *;
 using CuFunction = void *;
 using CuStream = void *;
 using CuEvent = void *;
-constexpr CuResult kCuSuccess = 0, kCuOutOfMemory = 2, kCuNoBinaryForGpu = 209, kCuNotFound = 500;
+constexpr CuResult kCuSuccess = 0, kCuOutOfMemory = 2, kCuNoDevice = 100, kCuNoBinaryForGpu = 209, kCuNotFound = 500;
 constexpr int kCuAttributeMultiprocessors = 16, kCuAttributeMajor = 75, kCuAttributeMinor = 76;
 constexpr int kCuFunctionMaxDynamicShared = 8;
 constexpr unsigned kCuStreamNonBlocking = 1, kCuEventDisableTiming = 2;
@@ -61,8 +64,7 @@ struct Driver {
 #undef PA_DRIVER_FUNCTION
 };
 
-// The driver of this machine. Null, or a sentence why there is none; `library` is then null.
-const char *load_driver(Driver &driver, void *&library);
-void unload_driver(void *library);
+// The driver of this machine; else why there is none to use.
+pa_status load_driver(Driver &driver, std::string &why);
 
 } // namespace paged_attn::gpu

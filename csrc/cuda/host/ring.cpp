@@ -4,8 +4,8 @@
 //   release(i)  record drained[s] on compute; issue(i + n_slots)
 // A wait takes an event's state at the time of the call: waiting for an event that is yet to be recorded waits for
 // nothing. So issue(i + n_slots) comes after drained[s] has been recorded, and filled[s] is recorded before the next
-// copy is queued, or compute would wait for that one too. Events are made once. The host waits nowhere but in a
-// cancelled token's end and in destroy.
+// copy is queued, or compute would wait for that one too. Events are made once. The host waits in a begin that failed, in
+// a cancelled token's end, in wait and in destroy, and nowhere else.
 #include "device.h"
 
 #include <new>
@@ -125,7 +125,12 @@ pa_status pa_cuda_ring_begin(pa_cuda_ring *ring, const pa_piece *pieces, int32_t
     ring->n_pieces = n_pieces;
     ring->n_issued = ring->n_acquired = ring->n_released = 0;
     ring->failed = false;
-    for (int i = 0; i < n_pieces && i < ring->size(); i++) PA_TRY(ring->note(ring->issue(i)));
+    for (int i = 0; i < n_pieces && i < ring->size(); i++)
+        if (const pa_status status = ring->issue(i); status != PA_OK) { // no token, then: the sentence is that of the cause
+            ring->device->driver.cuStreamSynchronize(ring->copy);
+            ring->under_way = false;
+            return status;
+        }
     return PA_OK;
 }
 
@@ -171,6 +176,14 @@ pa_status pa_cuda_ring_end(pa_cuda_ring *ring) {
     ring->under_way = false;
     if (status != PA_OK || complete) return status;
     return fail(PA_CANCELLED, "ended with %d of %d pieces left", n_left, ring->n_pieces);
+}
+
+pa_status pa_cuda_ring_wait(pa_cuda_ring *ring) {
+    if (!ring) return fail(PA_BAD_ARGUMENT, "no ring");
+    if (ring->under_way) return fail(PA_BAD_ARGUMENT, "a token is under way: its copies end after its last release");
+    const Current current(*ring->device);
+    PA_TRY(current.status());
+    return PA_CALL(ring->device->driver, cuStreamSynchronize, ring->copy);
 }
 
 void pa_cuda_ring_destroy(pa_cuda_ring *ring) {

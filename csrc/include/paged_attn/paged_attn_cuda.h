@@ -28,32 +28,51 @@ PA_API const char *pa_cuda_last_error(void); /* of this thread; never null */
 
 typedef struct pa_cuda_device pa_cuda_device;
 
-/* PA_NO_DEVICE: no driver library, a driver older than this code needs, no such GPU. The sentence says which. */
+/* PA_NO_DEVICE: no driver library, or the driver finds no such GPU. PA_UNSUPPORTED: the driver is older than this code
+ * needs. PA_DEVICE_ERROR: there is a driver and it does not start. The sentence says which, with the driver's code. */
 PA_API pa_status pa_cuda_open(int32_t ordinal, pa_cuda_device **device);
 PA_API int32_t pa_cuda_arch(const pa_cuda_device *device); /* compute capability x 10, 52 to 120 */
 PA_API int32_t pa_cuda_multiprocessors(const pa_cuda_device *device);
+/* Waits for what is queued on `stream`. PA_DEVICE_ERROR: a kernel failed since; an error that no call has told yet, so
+ * ask here before the next, innocent call is blamed. */
+PA_API pa_status pa_cuda_synchronize(pa_cuda_device *device, void *stream);
 PA_API void pa_cuda_close(pa_cuda_device *device); /* after its plans and rings; null is allowed */
 
 /* ---- attention */
 typedef struct pa_cuda_plan pa_cuda_plan;
 
 /* image: a cubin of csrc/cuda/instance.cu for this shape and this GPU (ollama_tiering.kernels.nvrtc makes them).
- * n_slots: partial states held. PA_BAD_ARGUMENT: the image is for another shape; PA_UNSUPPORTED: no kernel for the
+ * n_slots: partial states held of a run of max_q queries; of fewer queries the same memory holds more (pa_cuda_slots).
+ * Two are enough for a prefill that joins, and of 512 queries they are 1024 of one. PA_BAD_ARGUMENT: the image is for another shape; PA_UNSUPPORTED: no kernel for the
  * shape; PA_OUT_OF_MEMORY: the slots do not fit. */
 PA_API pa_status pa_cuda_plan_create(pa_cuda_device *device, const pa_shape *shape, int32_t n_slots, const void *image,
                                      size_t image_bytes, pa_cuda_plan **plan);
+PA_API int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q); /* partial states of n_q queries that fit */
 PA_API size_t pa_cuda_plan_bytes(const pa_cuda_plan *plan); /* device memory held */
 PA_API void pa_cuda_plan_destroy(pa_cuda_plan *plan);       /* the stream's work must have ended; null is allowed */
+
+/* For measurements: runs of up to `most` rows (queries x heads of a group) take the f32 kernel, longer ones tensor cores,
+ * where the image has both. -1: as the library chooses, which is what no call of this means. */
+PA_API pa_status pa_cuda_decode_rows(pa_cuda_plan *plan, int32_t most);
 
 /* How many slots a run over n_cells cells fills when it may choose: enough blocks for the whole GPU, at most
  * `most`. 1 when there are queries enough. More than `most` where fewer would not do (heads of more than 128 values on
  * tensor cores have a limit of cells per split, PA_BAD_ARGUMENT beyond it). */
 PA_API int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, int32_t most);
 
+/* Queues what a mask by positions needs, once for all layers of a batch instead of once a layer: runs of this plan whose
+ * cell_pos, cell_seq and n_cells are these do not queue it again, until a run with others, or the next call of this (null:
+ * none). The arrays must not change meanwhile. */
+PA_API pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_t n_cells, void *stream);
+
 /* Queues attention of args' cells: states into slots first .. first + n_splits - 1. `join` != 0: the state joins what
  * the slot holds (n_splits must be 1). args' out, state_* and sinks are not looked at. */
 PA_API pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                                 void *stream);
+
+/* Copies the page tables to the host and looks at them: a page that is null or not aligned would end the context for
+ * everybody in the process. Once a table, not once a run: it waits. */
+PA_API pa_status pa_cuda_check_pages(pa_cuda_plan *plan, const pa_args *args);
 
 /* Queues the copy of a state from host memory (pinned, or the copy waits) into a slot:
  * o [n_q][n_head][d_v], then m [n_q][n_head], then l [n_q][n_head], contiguous. */
@@ -76,15 +95,19 @@ PA_API pa_status pa_cuda_ring_create(pa_cuda_device *device, int32_t n_slots, si
 PA_API uint64_t pa_cuda_ring_slot(const pa_cuda_ring *ring, int32_t piece); /* device address that piece i goes to */
 
 /* A token: all pieces of all layers, in order of use; the first copies are queued at once. The array is kept by the
- * caller until the token ends. PA_BAD_ARGUMENT while another token is under way. */
+ * caller until the token ends. PA_BAD_ARGUMENT while another token is under way. After any error none of this one is,
+ * and no copy either. Not on a stream that is being captured: events of another stream would join the capture. */
 PA_API pa_status pa_cuda_ring_begin(pa_cuda_ring *ring, const pa_piece *pieces, int32_t n_pieces);
 /* `stream` waits until piece i has arrived (i in order, from 0). Queue its kernels on `stream`, then: */
 PA_API pa_status pa_cuda_ring_acquire(pa_cuda_ring *ring, int32_t piece, void *stream);
 /* ... the slot is free once what is queued on `stream` has run; the copy of a later piece is queued. */
 PA_API pa_status pa_cuda_ring_release(pa_cuda_ring *ring, int32_t piece, void *stream);
-/* No further copies; returns when those under way have ended. The ring may begin again. PA_CANCELLED when pieces were
- * left, PA_OK when none. */
+/* The token is over; the ring may begin again. PA_CANCELLED when pieces were left: no further copies, and those under
+ * way have ended. PA_OK when none were left, at once: the last copies may still read the host's memory, which stays as
+ * it is until pa_cuda_ring_wait, or until what was queued after the last acquire has run. */
 PA_API pa_status pa_cuda_ring_end(pa_cuda_ring *ring);
+/* Between tokens: returns when every copy has ended, so that the pieces' memory is the caller's again. */
+PA_API pa_status pa_cuda_ring_wait(pa_cuda_ring *ring);
 PA_API void pa_cuda_ring_destroy(pa_cuda_ring *ring); /* ends it first; null is allowed */
 
 /* ---- hybrid: how many of `n_pieces` equal cold pieces the CPU should take so that both sides end together */

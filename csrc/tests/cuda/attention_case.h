@@ -11,7 +11,9 @@
 
 namespace paged_attn::gpu::test {
 
-enum class MaskKind { none, causal, window, sequences, dense, hidden };
+// The first ones have empty cells everywhere and positions out of order, so that every tile is asked cell by cell; of the
+// solid ones many tiles are seen whole, and are not asked.
+enum class MaskKind { none, causal, window, sequences, dense, hidden, solid, solid_window, solid_sequences };
 
 struct CaseSpec {
     int n_q = 1, n_head = 5, n_kv_head = 1, n_cells = 100, page_cells = 32;
@@ -19,6 +21,7 @@ struct CaseSpec {
     float softcap = 0.0f;
     bool sinks = false, peaked = false;
     int n_splits = 1, n_chunks = 1; // chunks: one launch each, whose state joins the one before
+    float sink_nats = 0.0f; // > 0: the logit of cell 0 is that much above the others, and its V is small: a sink and a tail
 };
 
 struct RowStore { // rows of K or of V as the cache holds them, and their values
@@ -139,6 +142,28 @@ struct Case {
     }
 };
 
+// Value 0 of every query is 8, of every key 0; only cell 0 has the logit there, and nothing else.
+inline void make_sink(Case &c, RowType k_type, RowType v_type) {
+    for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(c.d_k)) c.q[i] = 8.0f;
+    const auto rewrite = [&](RowStore &r, RowType type, int d, auto change) {
+        for (int cell = 0; cell < c.spec.n_cells; cell++)
+            for (int head = 0; head < c.spec.n_kv_head; head++) {
+                float *x = &r.values[(static_cast<size_t>(cell) * c.spec.n_kv_head + head) * d];
+                change(cell, x);
+                write_row(type, x, d,
+                          const_cast<char *>(r.table[cell / c.spec.page_cells]) +
+                              cell % c.spec.page_cells * r.cell_stride + head * r.head_stride);
+            }
+    };
+    rewrite(c.k, k_type, c.d_k, [&](int cell, float *x) {
+        if (cell == 0) std::fill(x, x + c.d_k, 0.0f);
+        x[0] = cell == 0 ? c.spec.sink_nats / c.scale / 8.0f : 0.0f;
+    });
+    rewrite(c.v, v_type, c.d_v, [&](int cell, float *x) {
+        for (int i = 0; i < c.d_v && cell == 0; i++) x[i] *= 0.05f;
+    });
+}
+
 inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, RowType v_type, int align,
                       unsigned seed) {
     std::mt19937 random(seed);
@@ -148,16 +173,19 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
     c.v = make_rows(v_type, d_v, spec, 0.3f, align, random);
     for (int i = 0; i < spec.n_q * spec.n_head * d_k; i++)
         c.q.push_back(normal(random) * (spec.peaked ? 300.0f : 1.0f));
+    if (spec.sink_nats > 0.0f) make_sink(c, k_type, v_type);
     for (int h = 0; spec.sinks && h < spec.n_head; h++) c.sinks.push_back(h % 2 ? 40.0f : normal(random));
     if (spec.mask == MaskKind::dense) {
         c.dense.resize(static_cast<size_t>(spec.n_q) * spec.n_cells);
         for (auto &bias : c.dense)
             bias = random() % 3 == 0 ? f32_to_f16(-INFINITY) : f32_to_f16(-0.25f * (random() % 4));
-    } else if (spec.mask != MaskKind::none) { // cells out of order of position, every seventh empty
-        for (int i = 0; i < spec.n_cells; i++) c.cell_pos.push_back(i % 7 == 3 ? -1 : i);
-        const int stir = spec.n_cells / 3;
+    } else if (spec.mask != MaskKind::none) { // cells out of order of position, every seventh empty; or solid
+        const bool solid = spec.mask >= MaskKind::solid;
+        for (int i = 0; i < spec.n_cells; i++) c.cell_pos.push_back(!solid && i % 7 == 3 ? -1 : i);
+        const int stir = solid ? 0 : spec.n_cells / 3;
         for (int i = 0; i + 1 < stir; i++) std::swap(c.cell_pos[i], c.cell_pos[random() % stir]);
-        for (int i = 0; i < spec.n_q; i++) c.query_pos.push_back(spec.n_cells - spec.n_q + i - (i == 1 ? 30 : 0));
+        for (int i = 0; i < spec.n_q; i++)
+            c.query_pos.push_back(solid ? spec.n_cells * 2 / 3 + 10 * i : spec.n_cells - spec.n_q + i - (i == 1 ? 30 : 0));
         for (int i = 0; i < spec.n_cells; i++) // what an empty cell holds is nobody's business
             for (const RowStore *r : {&c.k, &c.v})
                 if (c.cell_pos[i] < 0)
@@ -165,9 +193,10 @@ inline Case make_case(const CaseSpec &spec, int d_k, int d_v, RowType k_type, Ro
                                     i % spec.page_cells * r->cell_stride,
                                 0xFF, static_cast<size_t>(r->head_stride) * spec.n_kv_head);
         if (spec.mask == MaskKind::window) c.window = 37;
+        if (spec.mask == MaskKind::solid_window) c.window = 100;
         if (spec.mask == MaskKind::hidden)
             for (int &pos : c.query_pos) pos = -1;
-        if (spec.mask == MaskKind::sequences) {
+        if (spec.mask == MaskKind::sequences || spec.mask == MaskKind::solid_sequences) {
             for (int i = 0; i < spec.n_cells; i++) c.cell_seq.push_back(i / 40 % 3);
             for (int i = 0; i < spec.n_q; i++) c.query_seq.push_back((i + 1) % 3);
         }

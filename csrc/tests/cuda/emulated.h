@@ -16,7 +16,7 @@ struct Outcome {
 
 struct Test {
     std::string name;
-    Outcome (*run)(const CaseSpec &spec, Kernel kernel, At mutant, unsigned seed);
+    Outcome (*run)(const CaseSpec &spec, Kernel kernel, const emulate::Mutant &mutant, unsigned seed);
     Kernel kernel;
     CaseSpec spec;
 };
@@ -54,7 +54,8 @@ template <class I> Problem make_problem(const Case &c, int first_cell, int n_cel
     return p;
 }
 
-template <class I> Outcome run_emulated(const CaseSpec &spec, Kernel kernel, At mutant, unsigned seed) {
+template <class I>
+Outcome run_emulated(const CaseSpec &spec, Kernel kernel, const emulate::Mutant &mutant, unsigned seed) {
     const Case c = make_case(spec, I::kDK, I::kDV, I::kK, I::kV, I::kAlign, seed);
     const ImageInfo info = Kernels<I>::kInfo;
     const int n_rows = spec.n_q * spec.n_head, group = spec.n_head / spec.n_kv_head;
@@ -67,6 +68,7 @@ template <class I> Outcome run_emulated(const CaseSpec &spec, Kernel kernel, At 
     Outcome outcome;
     emulate::Launch l = {};
     l.mutant = mutant;
+    l.arch = I::kArch;
     l.seed = seed;
     l.buffers = {buffer_of(slots),       buffer_of(out),         buffer_of(bounds),     buffer_of(c.q),
                  buffer_of(c.k.table),   buffer_of(c.v.table),   buffer_of(c.cell_pos), buffer_of(c.cell_seq),

@@ -26,6 +26,7 @@ template <class I> void load(SimulatedGpu &gpu, emulate::Findings &findings, con
             const std::string &launch = gpu.launches.back();
             std::sscanf(launch.c_str() + launch.find(' '), " %dx%dx%d of %d, %d", &x, &y, &z, &threads, &shared);
             emulate::Launch l = {};
+            l.arch = I::kArch;
             l.grid_x = x, l.grid_y = y, l.grid_z = z, l.n_threads = threads;
             l.shared_bytes = static_cast<size_t>(shared);
             l.buffers = {{nullptr, reinterpret_cast<const char *>(UINTPTR_MAX)}}; // alignment is checked, not borders
@@ -106,6 +107,30 @@ double difference(const std::vector<Float4> &out, const std::vector<double> &wan
     return std::sqrt(sum / size);
 }
 
+// Which kernel a run takes is the caller's to say where there are two.
+template <class I> void chosen_kernel(int most, const std::string &kernel) {
+    const Case c = make_case({1, 8, 2, 100, 32, MaskKind::causal}, 64, 64, I::kK, I::kV, I::kAlign, 5);
+    SimulatedGpu gpu;
+    emulate::Findings findings;
+    load<I>(gpu, findings, c);
+    pa_cuda_device *device = nullptr;
+    pa_cuda_plan *plan = nullptr;
+    const pa_shape shape = shape_of(c, I::kK, I::kV);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CHECK_SAYS(pa_cuda_decode_rows(plan, -2), PA_BAD_ARGUMENT, "-2 rows");
+    CHECK(pa_cuda_decode_rows(plan, most) == PA_OK);
+    const pa_args args = args_of(c, 0, 4);
+    CuStream stream = gpu.stream("compute");
+    std::vector<Float4> out(8 * 64 / 4);
+    CHECK(pa_cuda_attend(plan, &args, 0, 2, 0, stream) == PA_OK);
+    CHECK(pa_cuda_combine(plan, 1, 2, nullptr, reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+    CHECK(gpu.launches[1].find(kernel) == 0 && difference(out, c.answer()) < 1e-5);
+    CHECK(findings.texts.empty());
+    pa_cuda_plan_destroy(plan);
+    pa_cuda_close(device);
+}
+
 // Hot pages in two splits, two cold runs, and the rest as the CPU's partial; all merged with sinks.
 template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     const CaseSpec spec = {n_q, 8, 2, 250, 32, MaskKind::causal, 0, true};
@@ -116,7 +141,7 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
     const pa_shape shape = shape_of(c, I::kK, I::kV);
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK && pa_cuda_arch(device) == I::kArch);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK && pa_cuda_arch(device) == I::kArch);
     CHECK(pa_cuda_plan_create(device, &shape, 5, "image", 6, &plan) == PA_OK);
     CHECK(pa_cuda_plan_bytes(plan) >= sizeof(float) * 5 * static_cast<size_t>(n_q) * 8 * 66);
     CuStream stream = gpu.stream("compute");
@@ -134,27 +159,72 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     std::printf("hybrid, %d queries, %s: %.1e\n", n_q, gpu.launches[1].c_str(), error);
     CHECK(error < 1e-5);
     for (const auto &text : findings.texts) CHECK(text.empty());
-    CHECK(pa_cuda_splits(plan, 1, 100000, 99) <= 5 && pa_cuda_splits(plan, 1, 0, 99) == 1);
+    CHECK(pa_cuda_slots(plan, n_q) == 5 && pa_cuda_slots(plan, 1) == 5 * n_q); // the same memory
+    CHECK(pa_cuda_splits(plan, n_q, 100000, 99) <= 5 && pa_cuda_splits(plan, 1, 0, 99) == 1);
     pa_cuda_plan_destroy(plan);
     pa_cuda_close(device);
     CHECK(gpu.n_allocations == 0 && gpu.n_modules == 0 && gpu.n_contexts == 0 && gpu.n_pushed == 0);
 }
 
+// pa_bounds runs once for all layers that were announced, and again wherever its result would not be theirs.
+void prepared() {
+    const Case c = make_case({1, 8, 2, 128, 32, MaskKind::causal}, 64, 64, kF16, kQ8, 4, 5);
+    SimulatedGpu gpu;
+    emulate::Findings findings;
+    load<Plain>(gpu, findings, c);
+    pa_cuda_device *device = nullptr;
+    pa_cuda_plan *plan = nullptr;
+    const pa_shape shape = shape_of(c, kF16, kQ8);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CuStream stream = gpu.stream("compute");
+    const pa_args all = args_of(c, 0, 4), half = args_of(c, 0, 2), other = args_of(c, 2, 2);
+    const auto n_bounds = [&](const pa_args &args) {
+        gpu.launches.clear();
+        CHECK(pa_cuda_attend(plan, &args, 0, 1, 0, stream) == PA_OK);
+        return gpu.launches.size() - 1;
+    };
+    std::vector<Float4> out(8 * 64 / 4);
+    const auto error = [&] {
+        CHECK(n_bounds(all) == 0);
+        CHECK(pa_cuda_combine(plan, 1, 1, nullptr, reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+        return difference(out, c.answer());
+    };
+    CHECK(n_bounds(all) == 1 && n_bounds(all) == 1);
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(error() < 1e-5 && error() < 1e-5);
+    CHECK(n_bounds(half) == 1); // fewer cells ...
+    CHECK(n_bounds(all) == 1);  // ... and what was prepared is overwritten
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(n_bounds(other) == 1 && n_bounds(all) == 1); // other positions
+    CHECK(pa_cuda_prepare(plan, &all.mask, 128, stream) == PA_OK);
+    CHECK(pa_cuda_prepare(plan, nullptr, 0, stream) == PA_OK && n_bounds(all) == 1);
+    CHECK_SAYS(pa_cuda_prepare(plan, &all.mask, 129, stream), PA_BAD_ARGUMENT, "129 cells; the plan is for 128");
+    gpu.fail_at = "cuLaunchKernel";
+    CHECK_SAYS(pa_cuda_prepare(plan, &all.mask, 128, stream), PA_DEVICE_ERROR, "cuLaunchKernel");
+    CHECK(n_bounds(all) == 1); // what failed is not prepared
+    CHECK(findings.texts.empty());
+    pa_cuda_plan_destroy(plan);
+    pa_cuda_close(device);
+}
+
 void no_device() {
     pa_cuda_device *device = nullptr;
     CHECK_SAYS(pa_cuda_open(0, nullptr), PA_BAD_ARGUMENT, "null");
-    void *library = nullptr;
+    std::string why;
     Driver real;
-    if (load_driver(real, library)) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
-    unload_driver(library);
+    if (load_driver(real, why) == PA_NO_DEVICE) CHECK_SAYS(pa_cuda_open(0, &device), PA_NO_DEVICE, "libcuda.so.1");
     SimulatedGpu gpu;
     gpu.version = 11080;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE,
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_UNSUPPORTED,
                "older than this code: it is for CUDA 11.8, 12.0 is needed");
     gpu.version = 12000;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
+    CHECK_SAYS(open_device(gpu.driver(), 1, &device), PA_NO_DEVICE, "no GPU 1: this machine has 1");
     gpu.n_gpus = 0;
-    CHECK_SAYS(open_device(gpu.driver(), nullptr, 0, &device), PA_NO_DEVICE, "no GPU");
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_NO_DEVICE, "finds no GPU (cuInit: 100)");
+    gpu.n_gpus = 1;
+    gpu.fail_at = "cuInit"; // a driver that is there and does not start is an error, not "no GPU"
+    CHECK_SAYS(open_device(gpu.driver(), 0, &device), PA_DEVICE_ERROR, "cuInit: simulated error (719)");
     CHECK(device == nullptr && gpu.n_contexts == 0);
 }
 
@@ -165,7 +235,7 @@ void bad_plans() {
     load<Plain>(gpu, findings, c);
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
     const pa_shape good = shape_of(c, kF16, kQ8);
     const auto create = [&](pa_shape shape, const char *image, int n_slots = 2) {
         return pa_cuda_plan_create(device, &shape, n_slots, image, 6, &plan);
@@ -184,6 +254,15 @@ void bad_plans() {
     gpu.memory_left = 100;
     CHECK_SAYS(create(good, "image"), PA_OUT_OF_MEMORY, "cuMemAlloc_v2");
     gpu.memory_left = 1u << 30;
+    shape = good;
+    shape.n_head = 128, shape.n_kv_head = 1, shape.max_q = 1 << 16; // MLA's heads
+    CHECK_SAYS(create(shape, "image"), PA_UNSUPPORTED, "65536 queries of groups of 128 heads are 262144 tiles");
+    shape.n_head = shape.n_kv_head = 1 << 15;
+    CHECK_SAYS(create(shape, "image"), PA_BAD_ARGUMENT, "at most 1073741824 rows");
+    auto *info = reinterpret_cast<ImageInfo *>(gpu.image_info.data());
+    info->problem_bytes += 8;
+    CHECK_SAYS(create(good, "image"), PA_BAD_ARGUMENT, "lays out its arguments in");
+    info->problem_bytes -= 8;
     gpu.image_info.pop_back();
     CHECK_SAYS(create(good, "image"), PA_BAD_ARGUMENT, "not one of this library");
     CHECK(plan == nullptr && gpu.n_modules == 0 && gpu.n_allocations == 0);
@@ -198,7 +277,7 @@ void bad_runs() {
     pa_cuda_device *device = nullptr;
     pa_cuda_plan *plan = nullptr;
     const pa_shape shape = shape_of(c, kF16, kQ8);
-    CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
     CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
     CuStream stream = gpu.stream("compute");
     const pa_args good = args_of(c, 0, 2);
@@ -211,6 +290,17 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &a) { a.v.pages = nullptr; }), PA_BAD_ARGUMENT, "V: no pages");
     CHECK_SAYS(run([](pa_args &a) { a.k.cell_stride = 8; }), PA_BAD_ARGUMENT, "not multiples of 16");
     CHECK_SAYS(run([](pa_args &a) { a.v.head_stride = 34; }), PA_BAD_ARGUMENT, "not multiples of 4");
+    std::vector<const void *> table(good.k.pages, good.k.pages + 2);
+    const auto check_pages = [&] {
+        pa_args args = good;
+        args.k.pages = table.data();
+        return pa_cuda_check_pages(plan, &args);
+    };
+    CHECK(check_pages() == PA_OK);
+    table[1] = static_cast<const char *>(table[1]) + 8;
+    CHECK_SAYS(check_pages(), PA_BAD_ARGUMENT, "K: page 1 begins at ");
+    table[1] = nullptr;
+    CHECK_SAYS(check_pages(), PA_BAD_ARGUMENT, "K: page 1 is null");
     CHECK_SAYS(run([](pa_args &a) { a.n_q = 3; }), PA_BAD_ARGUMENT, "the plan is for 2");
     CHECK_SAYS(run([](pa_args &a) { a.q = nullptr; }), PA_BAD_ARGUMENT, "q");
     CHECK_SAYS(run([](pa_args &a) { a.mask.query_pos = nullptr; }), PA_BAD_ARGUMENT, "none of queries");
@@ -228,23 +318,12 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &) {}, 0, 2), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
     float out[4];
     CHECK_SAYS(pa_cuda_combine(plan, 1, 1, nullptr, nullptr, stream), PA_BAD_ARGUMENT, "output");
-    CHECK_SAYS(pa_cuda_combine(plan, 1, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
+    CHECK_SAYS(pa_cuda_combine(plan, 2, 3, nullptr, reinterpret_cast<float *>(64), stream), PA_BAD_ARGUMENT,
                "3 slots of 2");
-    CHECK_SAYS(pa_cuda_put_state(plan, 2, 1, out, stream), PA_BAD_ARGUMENT, "slot 2 of 2");
+    CHECK_SAYS(pa_cuda_put_state(plan, 2, 2, out, stream), PA_BAD_ARGUMENT, "slot 2 of 2");
     pa_cuda_plan_destroy(plan);
     pa_cuda_close(device);
     CHECK(gpu.n_pushed == 0);
-}
-
-void divisions() {
-    std::mt19937 random(1);
-    for (const unsigned n : {1u, 2u, 3u, 5u, 7u, 31u, 32u, 33u, 97u, 256u, 1000u, 2047u, 2048u, 65537u, 0x7FFFFFFFu})
-        for (int i = 0; i < 20000; i++) {
-            const unsigned x = i < 2000   ? static_cast<unsigned>(i)
-                               : i < 4000 ? 0x7FFFFFFFu - static_cast<unsigned>(i - 2000)
-                                          : random() >> 1;
-            if (divide(x, make_divisor(n)) != x / n) CHECK(false);
-        }
 }
 
 } // namespace
@@ -255,10 +334,14 @@ int main() {
     hybrid<Narrowing>(1, "pa_decode", false);
     hybrid<Narrowing>(3, "pa_narrow", true);
     hybrid<Narrowing>(9, "pa_wide", true);
+    chosen_kernel<Narrowing>(-1, "pa_decode"); // 4 rows
+    chosen_kernel<Narrowing>(4, "pa_decode");
+    chosen_kernel<Narrowing>(3, "pa_narrow");
+    chosen_kernel<Plain>(0, "pa_decode"); // no other for so few
+    prepared();
     no_device();
     bad_plans();
     bad_runs();
-    divisions();
     std::printf("%d failed checks\n", n_failed_checks);
     return n_failed_checks > 0;
 }

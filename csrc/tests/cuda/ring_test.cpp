@@ -23,7 +23,7 @@ struct Fixture {
 
     Fixture(int n_slots, int n_pieces, unsigned seed = 1, Wrong wrong = Wrong::nothing)
         : gpu(seed, wrong), compute(gpu.stream("compute")) {
-        CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+        CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
         CHECK(pa_cuda_ring_create(device, n_slots, kSlotBytes, &ring) == PA_OK);
         for (int i = 0; i < n_pieces; i++)
             host.emplace_back(kSlotBytes - static_cast<size_t>(i % 3) * 16, static_cast<char>(i + 1));
@@ -195,7 +195,7 @@ void driver_errors() { // each call that may fail, failing at each of its turns
             CuStream compute = gpu.stream("compute");
             const std::vector<char> host(kSlotBytes, 7);
             const std::vector<pa_piece> pieces(6, pa_piece{host.data(), host.size()});
-            CHECK(open_device(gpu.driver(), nullptr, 0, &device) == PA_OK);
+            CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
             pa_status status = pa_cuda_ring_create(device, 3, kSlotBytes, &ring);
             if (status == PA_OK) status = pa_cuda_ring_begin(ring, pieces.data(), 6);
             for (int i = 0; i < 6 && status == PA_OK; i++) {
@@ -209,6 +209,47 @@ void driver_errors() { // each call that may fail, failing at each of its turns
             pa_cuda_close(device);
             CHECK(gpu.n_events == 0 && gpu.n_streams == 0 && gpu.n_allocations == 0 && gpu.n_pushed == 0);
         }
+}
+
+void failed_begins() { // no token is under way afterwards, no copy either, and the next token is as good as the first
+    int n_failed = 0;
+    for (const char *call : {"cuCtxPushCurrent_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent"})
+        for (int turn = 0; turn < 3; turn++)
+            for (unsigned seed = 1; seed <= 10; seed++) {
+                Fixture f(3, 8, seed);
+                f.token();
+                f.gpu.fail_at = call;
+                f.gpu.fail_after = turn;
+                const pa_status status = pa_cuda_ring_begin(f.ring, f.pieces.data(), 8);
+                if (!f.gpu.fail_at.empty()) { // not reached: a good begin
+                    f.gpu.fail_at.clear();
+                    CHECK(status == PA_OK);
+                    CHECK_SAYS(pa_cuda_ring_end(f.ring), PA_CANCELLED, "8 of 8 pieces left");
+                    continue;
+                }
+                n_failed++;
+                CHECK(status == PA_DEVICE_ERROR && std::string(pa_cuda_last_error()).find(call) == 0);
+                CHECK(std::string(call) == "cuCtxPushCurrent_v2" || f.gpu.idle("copy"));
+                CHECK_SAYS(pa_cuda_ring_acquire(f.ring, 0, f.compute), PA_BAD_ARGUMENT, "without a token");
+                f.token();
+                f.gpu.finish();
+                CHECK(f.gpu.violations.empty());
+            }
+    CHECK(n_failed >= 90);
+}
+
+void host_memory_after_the_end() {
+    for (unsigned seed = 1; seed <= 20; seed++) {
+        Fixture f(3, 8, seed); // every fifth seed: the GPU stands still until somebody waits for it
+        f.token();
+        if (seed % 5 == 0) CHECK(!f.gpu.idle("copy"));
+        CHECK(pa_cuda_ring_wait(f.ring) == PA_OK && f.gpu.idle("copy"));
+        CHECK(pa_cuda_ring_begin(f.ring, f.pieces.data(), 8) == PA_OK);
+        CHECK_SAYS(pa_cuda_ring_wait(f.ring), PA_BAD_ARGUMENT, "under way");
+        CHECK_SAYS(pa_cuda_ring_end(f.ring), PA_CANCELLED, "8 of 8 pieces left");
+        CHECK(f.gpu.idle("copy"));
+    }
+    CHECK_SAYS(pa_cuda_ring_wait(nullptr), PA_BAD_ARGUMENT, "no ring");
 }
 
 void shares() {
@@ -259,6 +300,8 @@ int main() {
     cancellation();
     misuse();
     driver_errors();
+    failed_begins();
+    host_memory_after_the_end();
     shares();
     std::printf("%d failed checks\n", n_failed_checks);
     return n_failed_checks > 0;

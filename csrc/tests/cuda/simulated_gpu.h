@@ -42,6 +42,7 @@ public:
     Wrong wrong;
     double copy_s_per_byte = 0.0, kernel_s = 0.0;
     int major = 8, minor = 0, version = 12000, n_gpus = 1;
+    int n_multiprocessors = 4, blocks_per_multiprocessor = 2;
     size_t memory_left = 1u << 30;
     std::string fail_at;            // this call ...
     int fail_after = 0;             // ... after so many good ones answers 719 (a failed launch)
@@ -68,6 +69,11 @@ public:
         while (step()) {}
         for (const auto &[stream, queue] : queues_)
             if (!queue.empty()) violations.push_back("a stream waits for ever");
+    }
+    bool idle(const std::string &stream) const { // nothing of that name is left to do
+        for (const auto &[of, queue] : queues_)
+            if (name(of) == stream && !queue.empty()) return false;
+        return true;
     }
     double seconds() const { return end_; }
     double copy_seconds() const { return copy_total_; }
@@ -227,7 +233,10 @@ inline Driver SimulatedGpu::driver() {
     Driver d;
 #define PA_ENTER(call)                                                                                                 \
     if (const CuResult error = Gpu::current->enter(#call); error != kCuSuccess) return error
-    d.cuInit = [](unsigned) -> CuResult { return Gpu::current->n_gpus > 0 ? kCuSuccess : 100; };
+    d.cuInit = [](unsigned) -> CuResult {
+        PA_ENTER(cuInit);
+        return Gpu::current->n_gpus > 0 ? kCuSuccess : kCuNoDevice;
+    };
     d.cuDriverGetVersion = [](int *v) -> CuResult { return *v = Gpu::current->version, kCuSuccess; };
     d.cuGetErrorString = [](CuResult, const char **text) -> CuResult { return *text = "simulated error", kCuSuccess; };
     d.cuDeviceGetCount = [](int *n) -> CuResult { return *n = Gpu::current->n_gpus, kCuSuccess; };
@@ -235,7 +244,7 @@ inline Driver SimulatedGpu::driver() {
     d.cuDeviceGetAttribute = [](int *value, int which, CuDevice) -> CuResult {
         *value = which == kCuAttributeMajor   ? Gpu::current->major
                  : which == kCuAttributeMinor ? Gpu::current->minor
-                                              : 4;
+                                              : Gpu::current->n_multiprocessors;
         return kCuSuccess;
     };
     d.cuDevicePrimaryCtxRetain = [](CuContext *c, CuDevice) -> CuResult {
@@ -272,7 +281,7 @@ inline Driver SimulatedGpu::driver() {
         return kCuSuccess;
     };
     d.cuOccupancyMaxActiveBlocksPerMultiprocessor = [](int *n, CuFunction, int, size_t) -> CuResult {
-        return *n = 2, kCuSuccess;
+        return *n = Gpu::current->blocks_per_multiprocessor, kCuSuccess;
     };
     d.cuMemAlloc_v2 = [](CuAddress *at, size_t bytes) -> CuResult {
         PA_ENTER(cuMemAlloc_v2);

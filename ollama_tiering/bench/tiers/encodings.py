@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from ollama_tiering.bench.tiers import kv_rows
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.store import planes, q8_0
-from ollama_tiering.store.encoding import ZstdPlanes
+from ollama_tiering.store import ZstdPlanes, planes, q8_0
 
 REPEATS: Final = 5
 _PLANE_BYTES: Final = 128 << 10

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.store.file_io import fill, writer
-from ollama_tiering.store.pagecache import forget
+from ollama_tiering.system.files import fill, writer
+from ollama_tiering.system.pagecache import forget
 
 REQUEST_BYTES: Final = 8 << 20
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.models import make
 from ollama_tiering.models.shapes import Shape, make_shape
-from ollama_tiering.reference_engine import ReferenceEngine
-from ollama_tiering.store.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
+from ollama_tiering.store import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 
 CONTEXT: Final = 256  # tokens of one passage
 PASSAGES: Final = 16

@@ -20,17 +20,20 @@ import grpc
 import grpc.aio
 
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.server import bind, make_gate
 from ollama_tiering.sidecar.service import BlockStoreService
-from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockKey, prefix_chain
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store import (
+    BlockKey,
+    BlockRecord,
+    MemoryTier,
+    TieredStore,
+    TierKind,
+    prefix_chain,
+)
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 
 BLOCK_TOKENS: Final = 64
 CHAIN: Final = 64  # blocks of one conversation, and keys of one look-up

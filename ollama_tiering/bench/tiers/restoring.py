@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +24,9 @@ from ollama_tiering.bench.tiers.hardware import (
     touched,
 )
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import ROWS, Blocks, Rig, mapped
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_buffer
-from ollama_tiering.store.pagecache import read_past
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.bench.tiers.rig import ROWS, Blocks, OpenBlock, Rig
+from ollama_tiering.store import LeasedBlock, TierKind, buffer_reader, read_meta, verify_buffer
+from ollama_tiering.system.pagecache import read_past
 
 T = TypeVar("T")
 
@@ -40,6 +39,8 @@ def measure(
     disk: Path, block_bytes: list[int], total_bytes: int, say: Callable[[str], None]
 ) -> Section:
     threads = min(8, os.cpu_count() or 1)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # as Go does at a program's start
     ram, cold = [], []
     for size in block_bytes:
         name = f"blocks of {size >> 20} MiB"
@@ -56,8 +57,9 @@ def measure(
     notes = [
         f"{total_bytes >> 20} MiB for every size of block, {threads} threads, {READERS} at least "
         f"for a disk; medians of {REPEATS} runs; what it is measured against ran in between.",
-        "Copy: out of the mapped files of the RAM tier into memory that is there. With check: "
-        "look-up, lease, mapping, and every checksum besides.",
+        "Copy: rows are read from the open files of the RAM tier into memory that is there, as the "
+        "Go engine reads them into its cells. With check: look-up, lease, opening, and every "
+        "checksum, of what has just been read, besides.",
         "Cold disk: lease, direct reads and every checksum; no page of the files was in memory. "
         "Against one file of as many bytes, read from end to end by one thread in requests of "
         "8 MiB.",
@@ -68,25 +70,26 @@ def measure(
 def _from_ram(rig: Rig, blocks: Blocks, name: str, threads: int) -> list[Ratio]:
     copies, wholes, plain = [], [], []
     target: NDArray[np.uint8] | None = None
-    for _ in range(REPEATS):
+    for check in (False, True) * REPEATS:
         start = time.perf_counter()
         leased = _lease(rig, blocks)
         with ThreadPoolExecutor(threads) as pool:
-            maps = _shared_out(pool, threads, _checked_map, leased)
-            checked = time.perf_counter()
-            total = sum(block.file_bytes for block in leased)
+            files = _shared_out(pool, threads, _opened, leased)
+            opened = time.perf_counter()
+            total = sum(file.rows_bytes for file in files)
             if target is None:  # its pages are there before anything is timed
                 target, source = touched(total), touched(total)
-                start += time.perf_counter() - checked
-                checked = time.perf_counter()
-            parts = _parts(target, leased)
-            _shared_out(pool, threads, _copy, parts, maps)
+                start += time.perf_counter() - opened
+                opened = time.perf_counter()
+            _shared_out(pool, threads, _checked if check else _copied, files, _parts(target, files))
             done = time.perf_counter()
-        copies.append(done - checked)
-        wholes.append(done - start)
-        plain.append(memcpy_seconds(source, target))
-        for memory in maps:
-            memory.close()
+        if check:
+            wholes.append(done - start)
+        else:
+            copies.append(done - opened)
+            plain.append(memcpy_seconds(source, target))
+        for file in files:
+            file.close()
     bare = statistics.median(plain)
     against = f"memcpy by one thread, {rate(total / bare)}"
     found = []
@@ -138,27 +141,28 @@ def _lease(rig: Rig, blocks: Blocks) -> list[LeasedBlock]:
     return leased.blocks
 
 
-def _checked_map(block: LeasedBlock) -> mmap.mmap:
+def _opened(block: LeasedBlock) -> OpenBlock:
     if block.tier is not TierKind.RAM:
         raise RuntimeError(f"a block lies in the {block.tier.label} tier only")
-    return _checked(mapped(block))
+    return OpenBlock(block)
+
+
+def _copied(file: OpenBlock, rows: memoryview) -> None:
+    file.read_into(rows, check=False)
+
+
+def _checked(file: OpenBlock, rows: memoryview) -> None:
+    file.read_into(rows, check=True)
 
 
 def _checked_read(block: LeasedBlock) -> None:
     if block.tier is not TierKind.LOCAL:
         raise RuntimeError(f"a block lies in the {block.tier.label} tier")
-    _checked(read_past(str(block.path), block.file_bytes, _FLAGS)).close()
+    with contextlib.closing(read_past(str(block.path), block.file_bytes, _FLAGS)) as memory:
+        verify_buffer(read_meta(buffer_reader(memory), len(memory)), memory)
 
 
-def _checked(memory: mmap.mmap) -> mmap.mmap:
-    verify_buffer(read_meta(buffer_reader(memory), len(memory)), memory)
-    return memory
-
-
-def _parts(target: NDArray[np.uint8], leased: list[LeasedBlock]) -> list[NDArray[np.uint8]]:
-    ends = np.cumsum([block.file_bytes for block in leased])
-    return [target[end - block.file_bytes : end] for end, block in zip(ends, leased, strict=True)]
-
-
-def _copy(part: NDArray[np.uint8], memory: mmap.mmap) -> None:
-    np.copyto(part, np.frombuffer(memory, np.uint8))
+def _parts(target: NDArray[np.uint8], files: Sequence[OpenBlock]) -> list[memoryview]:
+    """Where the rows of each come to lie: one after the other."""
+    memory, ends = target.data, np.cumsum([file.rows_bytes for file in files])
+    return [memory[end - file.rows_bytes : end] for end, file in zip(ends, files, strict=True)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,21 +15,35 @@ from typing import Final
 import numpy as np
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.dirs import in_memory
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey, Namespace, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.report import LeasedBlock
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store import (
+    BlockKey,
+    Claim,
+    FsTier,
+    LeasedBlock,
+    Namespace,
+    Outcome,
+    SegmentShape,
+    Tier,
+    TieredStore,
+    TierKind,
+    crc32c,
+    damaged,
+    encode_block,
+    plan_block,
+    prefix_chain,
+    read_meta,
+    tokens_to_bytes,
+)
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
+from ollama_tiering.system.files import fd_reader, fill
+from ollama_tiering.system.filesystems import in_memory
 
 ROWS: Final = 64
 HEADS, HEAD_DIM = 8, 128
 LAYER_BYTES: Final = 2 * ROWS * HEADS * HEAD_DIM * 2  # K and V, f16
 _HEADROOM_BYTES: Final = 64 << 20
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +171,37 @@ class Rig:
         self._left.close()
 
 
-def mapped(block: LeasedBlock) -> mmap.mmap:
-    """A block of the RAM tier as the clients map it."""
-    fd = os.open(str(block.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(fd, block.file_bytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
+class OpenBlock:
+    """A block of the RAM tier as the Go client has it (overlay/kvtier/file_linux.go): open and not
+    mapped, its header read and checked. To be closed.
+    """
+
+    def __init__(self, block: LeasedBlock) -> None:
+        self._fd = os.open(str(block.path), _FLAGS)
+        try:
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_size != block.file_bytes:
+                raise RuntimeError(f"{block.path} is not {block.file_bytes} bytes of a block")
+            self.meta = read_meta(fd_reader(self._fd), block.file_bytes)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def read_into(self, rows: memoryview, *, check: bool) -> None:
+        """All segments, each read once into its place in `rows`, and with `check` compared there
+        with its checksum, as scatter_linux.go and Block.ReadSegment do. CorruptBlock.
+        """
+        at = 0
+        for segment in self.meta.segments:
+            part = rows[at : at + segment.stored_bytes]
+            fill(self._fd, segment.file_offset, part)
+            if check and crc32c(part) != segment.crc32c:
+                raise damaged(segment)
+            at += segment.stored_bytes
+
+    @property
+    def rows_bytes(self) -> int:
+        return sum(segment.stored_bytes for segment in self.meta.segments)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -31,11 +31,10 @@ from ollama_tiering.bench.tiers.looking_up import (
 from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.client import BlockClient
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import FsTier, TierKind
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 
 _START_SECONDS: Final = 5.0
 _MEMORY_BYTES: Final = 300e6

@@ -20,13 +20,12 @@ from ollama_tiering.bench.tiers.hardware import sequential_write_seconds
 from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import ROWS, Blocks, bench_directories
+from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import UsageError
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.sidecar.stream import Exchange
-from ollama_tiering.store.file_io import write_all
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import Claim
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import Claim, TierKind
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.files import write_all
 
 REPEATS: Final = 3
 BATCH_BYTES: Final = 32 << 20  # reserved, filled and committed at a time, a block at least

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.bench.tiers.rig import LAYER_BYTES, ROWS, Blocks, Rig
-from ollama_tiering.store.remote_tier import RemoteTier
-from ollama_tiering.store.shared_fs import SharedFsTier
+from ollama_tiering.store import RemoteTier, SharedFsTier
 
 _CALLS: Final = 3000
 _BLOCKS: Final = 32

@@ -25,7 +25,7 @@ type KVTierCache struct {
 type KVTierStates interface {
 	Layers(child int) []KVTierLayer
 	Places() int // for checkpoints
-	Placement() string
+	ComputedBy() string
 	OnHost() bool
 
 	// Checkpoints returns the positions that a slot can go on from.
@@ -125,12 +125,26 @@ func (c *Causal) tierUnsupported() string {
 			return fmt.Sprintf("layer %d has no plain K and V", layer)
 		}
 		for _, t := range []ml.Tensor{key, value} {
-			if _, ok := t.(rows.Tensor); !ok {
+			if _, ok := t.(tierTensor); !ok {
 				return "backend without partial tensor access"
 			}
 		}
 	}
 	return ""
+}
+
+// tierTensor is what a backend's tensor must offer to be tiered.
+type tierTensor interface {
+	rows.Tensor
+
+	// KVTierOnDevice reports whether a device writes the tensor, wherever its memory is.
+	KVTierOnDevice() bool
+}
+
+// tierSynchronous reports whether what was computed of a tensor is there for the CPU as soon as computing has returned.
+func tierSynchronous(t ml.Tensor) bool {
+	tensor := t.(tierTensor)
+	return !tensor.KVTierOnDevice() && tensor.KVTierHost() != nil
 }
 
 // tierTypes are the types of K and V, as blocks name them.
@@ -185,14 +199,23 @@ func (c *Causal) tierKind() (kind string, window int) {
 	return "full", 0
 }
 
-// Placement says of every layer, in the order of Layers, whether its rows lie in host memory (h) or on a device (d).
-func (c *KVTierCache) Placement() string {
-	var s strings.Builder
+// ComputedBy says of every layer, in the order of Layers, whether the host computes its rows (h) or a device does (d). Where they
+// lie says nothing of that: a device's may be in pinned memory of the host, and their bits are the same there.
+func (c *KVTierCache) ComputedBy() string {
+	var tensors []ml.Tensor
 	for _, l := range c.Layers() {
-		if c.children[l.Child].keys[l.Layer].(rows.Tensor).KVTierHost() != nil {
-			s.WriteByte('h')
-		} else {
+		tensors = append(tensors, c.children[l.Child].keys[l.Layer])
+	}
+	return tierComputedBy(tensors)
+}
+
+func tierComputedBy(tensors []ml.Tensor) string {
+	var s strings.Builder
+	for _, t := range tensors {
+		if t.(tierTensor).KVTierOnDevice() {
 			s.WriteByte('d')
+		} else {
+			s.WriteByte('h')
 		}
 	}
 	return s.String()
@@ -201,14 +224,15 @@ func (c *KVTierCache) Placement() string {
 // States returns those of recurrent layers, or nil, and the number of their child: that after the last one's.
 func (c *KVTierCache) States() (states KVTierStates, child int) { return c.states, len(c.children) }
 
-// OnHost reports whether the CPU can access all rows, and states, directly.
+// OnHost reports whether the CPU can access all rows, and states, directly, as soon as computing has returned. Rows that a device
+// writes are never on the host so, not even in memory of the host: a batch without outputs returns before they are written.
 func (c *KVTierCache) OnHost() bool {
 	if c.states != nil && !c.states.OnHost() {
 		return false
 	}
 	for _, child := range c.children {
 		for layer := range child.keys {
-			if child.keys[layer].(rows.Tensor).KVTierHost() == nil || child.values[layer].(rows.Tensor).KVTierHost() == nil {
+			if !tierSynchronous(child.keys[layer]) || !tierSynchronous(child.values[layer]) {
 				return false
 			}
 		}

@@ -7,6 +7,16 @@ type tierPositions interface {
 	KVTierSetPositions(ctx ml.Context, positions []int32)
 }
 
+// Tensors are K and V of all layers.
+func (c *KVTierCache) Tensors() (tensors []ml.Tensor) {
+	for _, child := range c.children {
+		for layer := range child.keys {
+			tensors = append(tensors, child.keys[layer], child.values[layer])
+		}
+	}
+	return tensors
+}
+
 // tierOrdered tells the mask of a batch which position each of its cells holds, -1 where it holds none.
 func (c *Causal) tierOrdered(ctx ml.Context, mask ml.Tensor) ml.Tensor {
 	if m, ok := mask.(tierPositions); ok {

@@ -5,7 +5,6 @@ package kvcache
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/ml"
@@ -51,7 +50,7 @@ func (c *Recurrent) tierHybrid() (kv *Causal, states KVTierStates, reason string
 	}
 	for _, state := range s.tensors {
 		for _, tensor := range append(s.checkpoints(state), s.current(state)) {
-			if _, ok := tensor.(rows.Tensor); !ok || tensor.DType() != ml.DTypeF32 {
+			if _, ok := tensor.(tierTensor); !ok || tensor.DType() != ml.DTypeF32 {
 				return nil, nil, "states of recurrent layers that can't be accessed"
 			}
 		}
@@ -127,20 +126,18 @@ func (s *tierStates) Layers(child int) (layers []KVTierLayer) {
 
 func (s *tierStates) Places() int { return len(s.cache.checkpoints[0].entries) }
 
-// Placement says of every state whether it lies in host memory (h) or on a device (d).
-func (s *tierStates) Placement() string {
-	var said strings.Builder
+// ComputedBy says of every state whether the host computes it (h) or a device does (d).
+func (s *tierStates) ComputedBy() string {
+	var tensors []ml.Tensor
 	for _, state := range s.tensors {
-		if s.current(state).(rows.Tensor).KVTierHost() != nil {
-			said.WriteByte('h')
-		} else {
-			said.WriteByte('d')
-		}
+		tensors = append(tensors, s.current(state))
 	}
-	return said.String()
+	return tierComputedBy(tensors)
 }
 
-func (s *tierStates) OnHost() bool { return !strings.Contains(s.Placement(), "d") }
+func (s *tierStates) OnHost() bool {
+	return !slices.ContainsFunc(s.tensors, func(state tierState) bool { return !tierSynchronous(s.current(state)) })
+}
 
 func (s *tierStates) Checkpoints(slot int) (ends []int) {
 	store, ok := s.cache.checkpoints[0]

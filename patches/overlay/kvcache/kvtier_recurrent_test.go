@@ -17,10 +17,11 @@ type (
 	tierStateContext struct{ ml.Context }
 	tierStateTensor  struct {
 		ml.Tensor
-		width int
-		data  []byte
-		host  bool
-		dtype ml.DType
+		width  int
+		data   []byte
+		host   bool
+		pinned bool // a device writes it there nevertheless
+		dtype  ml.DType
 	}
 )
 
@@ -42,6 +43,8 @@ func (t *tierStateTensor) KVTierHost() []byte {
 	}
 	return nil
 }
+
+func (t *tierStateTensor) KVTierOnDevice() bool { return !t.host || t.pinned }
 
 func (t *tierStateTensor) KVTierGet(offset int, dst []byte) {
 	copy(dst, t.data[offset:offset+len(dst)])
@@ -232,14 +235,17 @@ func TestStatesThatCannotBeHadAreRefused(t *testing.T) {
 	}
 }
 
-func TestStatesSayWhereTheyLie(t *testing.T) {
+func TestStatesSayWhoComputesThem(t *testing.T) {
 	s := tierTestStates(t, tierTestRecurrent(1))
-	if got := s.Placement(); got != "hhh" || !s.OnHost() {
-		t.Errorf("placement %s", got)
+	if got := s.ComputedBy(); got != "hhh" || !s.OnHost() {
+		t.Errorf("computed by %s", got)
 	}
-	s.cache.recurrentStates[4].(*tierStateTensor).host = false
-	if got := s.Placement(); got != "hhd" || s.OnHost() {
-		t.Errorf("placement %s", got)
+	state := s.cache.recurrentStates[4].(*tierStateTensor)
+	for _, host := range []bool{false, true} { // in its own memory, in the host's
+		state.host, state.pinned = host, true
+		if got := s.ComputedBy(); got != "hhd" || s.OnHost() {
+			t.Errorf("computed by %s, on the host: %v", got, s.OnHost())
+		}
 	}
 	layers := s.Layers(1)
 	if len(layers) != 3 || layers[0].Layer != 2 || layers[1].Layer != 8 || layers[2].Layer != 9 || layers[2].KRowBytes+layers[2].VRowBytes != 28 {

@@ -12,12 +12,13 @@ import (
 	"github.com/ollama/ollama/ml"
 )
 
-// tierTensorFake is a tensor of 2-byte elements; host says whether the CPU may see its memory.
+// tierTensorFake is a tensor of 2-byte elements; host says whether the CPU may see its memory, pinned that a device writes it
+// there nevertheless.
 type tierTensorFake struct {
 	ml.Tensor
-	dims []int
-	data []byte
-	host bool
+	dims         []int
+	data         []byte
+	host, pinned bool
 }
 
 func newTierTensorFake(host bool, dims ...int) *tierTensorFake {
@@ -46,6 +47,8 @@ func (t *tierTensorFake) KVTierHost() []byte {
 	}
 	return nil
 }
+
+func (t *tierTensorFake) KVTierOnDevice() bool { return !t.host || t.pinned }
 
 func (t *tierTensorFake) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:offset+len(dst)]) }
 
@@ -235,13 +238,35 @@ func TestKVTierLayersAreSorted(t *testing.T) {
 		if got := cache.Layers(); !slices.Equal(got, want) {
 			t.Errorf("permuted=%v: layers %v", permuted, got)
 		}
-		if got := cache.Placement(); got != "hhh" {
-			t.Errorf("placement %s", got)
+		if got := cache.ComputedBy(); got != "hhh" || !cache.OnHost() {
+			t.Errorf("computed by %s, on the host: %v", got, cache.OnHost())
 		}
 		chunks = tierTestCache(permuted, true)
 		chunks.chunkSize = 8192
 		if got := tierTestOf(t, chunks).Layers()[0]; got.Kind != "chunked" || got.Window != 8192 {
 			t.Errorf("layer %v", got)
+		}
+	}
+}
+
+func TestKVTierWhoComputesRowsIsNotWhereTheyLie(t *testing.T) {
+	for name, test := range map[string]struct {
+		keys, values tierTensorFake
+		by           string
+		onHost       bool
+	}{
+		"the host":                        {tierTensorFake{host: true}, tierTensorFake{host: true}, "hh", true},
+		"a device":                        {tierTensorFake{}, tierTensorFake{}, "hd", false},
+		"a device, in memory of the host": {tierTensorFake{host: true, pinned: true}, tierTensorFake{host: true, pinned: true}, "hd", false},
+		"a device, V alone":               {tierTensorFake{host: true}, tierTensorFake{host: true, pinned: true}, "hh", false},
+	} {
+		c := tierTestCache(false, true)
+		for tensor, as := range map[ml.Tensor]tierTensorFake{c.keys[2]: test.keys, c.values[2]: test.values} {
+			tensor.(*tierTensorFake).host, tensor.(*tierTensorFake).pinned = as.host, as.pinned
+		}
+		cache := tierTestOf(t, c)
+		if got := cache.ComputedBy(); got != test.by || cache.OnHost() != test.onHost {
+			t.Errorf("%s: computed by %s, on the host: %v", name, got, cache.OnHost())
 		}
 	}
 }

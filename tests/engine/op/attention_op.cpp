@@ -41,6 +41,7 @@ struct Case {
     float sharpness = 1.0f; // deviation of the logits, about
     bool has_mask = true;
     bool served = true;
+    bool positions = false; // of the cells are given
 };
 
 bool sees(const Case & c, const Query & q, const Cell & cell) {
@@ -165,6 +166,13 @@ Ran run(const Case & c, const Data & d, int n_threads) {
     ggml_tensor * out = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), ggml_permute(ctx, k, 0, 2, 1, 3),
         ggml_permute(ctx, v, 0, 2, 1, 3), c.has_mask ? mask : nullptr, 1.0f / std::sqrt((float) c.d_k), 0.0f, c.softcap);
     if (c.sinks) ggml_flash_attn_ext_add_sinks(out, sinks);
+    if (c.positions) {
+        out->src[5] = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n); // KVTIER_ATTN_POSITIONS
+        for (int64_t i = 0; i < n; i++) {
+            const Cell & cell = c.cells[(size_t) i];
+            static_cast<int32_t *>(out->src[5]->data)[i] = cell.seq < 0 ? -1 : cell.pos;
+        }
+    }
     ggml_cgraph * graph = ggml_new_graph(ctx);
     ggml_build_forward_expand(graph, out);
     ggml_cplan plan = ggml_graph_plan(graph, n_threads, nullptr);
@@ -243,14 +251,28 @@ std::vector<Case> cases() {
         add({"head sizes 192 and 128" + what, 192, 128, 8, 8, F16, F16, q, c});
         add({"head size 80" + what, 80, 80, 8, 4, F16, F16, q, c});
     }
-    // the last one: from here on the state names the reason
-    add({"head size 72 is stock's", 72, 72, 4, 4, F32, F32, queries(0, 100, 10), cells(110, 256), 0, false, 0.0f, 1.0f, true, false});
+    slots.name += ", by position";
+    slots.positions = true;
+    add(slots);
+    // the last ones: from here on the state names the reason
+    Case stock{"head size 72 is stock's", 72, 72, 4, 4, F32, F32, queries(0, 100, 10), cells(110, 256)};
+    stock.served = false;
+    add(stock);
+    stock.name += ", which knows no positions";
+    stock.positions = true;
+    add(stock);
     return all;
 }
 
 std::string state() {
     void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "kvtier_attn_state");
     return found ? ((const char * (*)(void)) found)() : "(none)";
+}
+
+// Attentions with positions that stock's kernel has computed.
+uint64_t refused() {
+    void * found = ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(), "kvtier_attn_refused");
+    return found ? ((uint64_t (*)(void)) found)() : UINT64_MAX;
 }
 
 bool failed(const Case & c, const char * why) {
@@ -260,7 +282,9 @@ bool failed(const Case & c, const char * why) {
 
 bool check_exact(const Case & c) {
     const Data d = make(c);
+    const uint64_t before = refused();
     const Ran ran = run(c, d, 2);
+    if (refused() - before != (c.positions && !c.served ? 1u : 0u)) return failed(c, "refused, or not, against what was expected");
     const double error = relative_error(ran.out, reference(c, d));
     std::printf("%-45s error %.1e\n", c.name.c_str(), error);
     if (c.served != (state().find("stock where") == std::string::npos)) {

@@ -46,11 +46,17 @@ class Server:
         self.log.append((self.name, "settled"))
         return Counts(self.restored, self.recomputed)
 
+    def stop(self) -> None:
+        self.log.append((self.name, "stopped"))
+
+    def resume(self) -> None:
+        self.log.append((self.name, "started"))
+
 
 def run(
     log: list[tuple[str, str]], on: Server | None = None, off: Server | None = None, **more: int
 ) -> list[Measure]:
-    numbers = {"pairs": 2, "bursts": 2, "burst_requests": 3, "new_tokens": 8} | more
+    numbers = {"pairs": 2, "starts": 1, "bursts": 2, "burst_requests": 3, "new_tokens": 8} | more
     on, off = on or Server("on", 3.0, log), off or Server("off", 2.0, log)
     return overhead.measure(on, off, str, lambda _line: None, **numbers)
 
@@ -79,6 +85,40 @@ def test_every_pair_has_a_prompt_of_its_own_and_both_servers_get_it() -> None:
     assert len(set(asked)) == len(asked) - len(pairs) * HITS
     measured = asked[2:]
     assert {p for n, p in measured if n == "on"} == {p for n, p in measured if n == "off"}
+
+
+@pytest.mark.parametrize(
+    ("starts", "shares"), [(1, [7]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)]
+)
+def test_both_servers_are_started_anew_after_about_as_many_pairs(
+    starts: int, shares: list[int]
+) -> None:
+    log: list[tuple[str, str]] = []
+    run(log, pairs=7, starts=starts, bursts=0)
+    found = [0]
+    for name, what in log:
+        if what == "started" and name == "on":
+            found.append(0)
+        found[-1] += name == "off" and what.isdigit()
+    assert [(asked - 1) // (1 + HITS) for asked in found] == shares  # one reads the weights
+    ends = [entry for entry in log if entry[1] in ("stopped", "started")]
+    for number in range(len(shares) - 1):
+        one = ends[4 * number : 4 * number + 4]
+        assert {name for name, what in one[:2] if what == "stopped"} == {"on", "off"}
+        assert {name for name, what in one[2:] if what == "started"} == {"on", "off"}
+
+
+def test_decode_is_the_median_of_all_answers_of_a_side() -> None:
+    class Slower(Server):
+        def generate(self, prompt: str, new_tokens: int) -> Generated:
+            rates = (1.0, 5.0, 7.0, 9.0)
+            asked = [entry for entry in self.log if entry == (self.name, prompt)]
+            answer = super().generate(prompt, new_tokens)
+            return Generated(answer.seconds_to_first_token, rates[len(asked) % len(rates)])
+
+    log: list[tuple[str, str]] = []
+    decode = run(log, Slower("on", 3.0, log), Server("off", 2.0, log))[1]
+    assert decode.pairs == (Pair(6.0, 0.5),) * 2
 
 
 def test_ratios_are_on_over_off() -> None:
@@ -112,7 +152,7 @@ def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
 
 
 def test_the_table_tells_which_side_is_better() -> None:
-    table = overhead.table("tiny", 512, 64, run([]), "exact (avx2)")
+    table = overhead.table("tiny", 512, 64, 3, run([]), "exact (avx2)")
     assert "Attention, with tiering on and off: exact (avx2)" in " ".join(table.notes)
     rows = table.rows
     assert [row[-1] for row in rows] == ["lower", "higher", "lower", "lower"]

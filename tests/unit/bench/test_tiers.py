@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import xml.etree.ElementTree
 from pathlib import Path
@@ -13,11 +15,12 @@ from click.testing import CliRunner
 from ollama_tiering.bench.plot import bars
 from ollama_tiering.bench.tiers import scale
 from ollama_tiering.bench.tiers.results import Ratio, Section
-from ollama_tiering.bench.tiers.rig import Blocks, Rig
+from ollama_tiering.bench.tiers.rig import Blocks, OpenBlock, Rig
 from ollama_tiering.cli import main
 from ollama_tiering.cli.bench import bench
 from ollama_tiering.client import PutResult
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.store.tiers.contract import TierKind
 
 needs_tmpfs = pytest.mark.skipif(
     not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free < 256 << 20,
@@ -61,6 +64,40 @@ def test_what_is_read_from_a_cold_disk_is_not_in_ram(tmp_path: Path) -> None:
     finally:
         rig.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_tmpfs
+def test_blocks_of_the_ram_tier_are_read_once_and_checked_where_their_rows_lie(
+    tmp_path: Path,
+) -> None:
+    blocks = Blocks.of(1 << 20, 2 << 20)
+    rig = Rig(tmp_path, 2 << 20)
+    try:
+        files = list(blocks.files())
+        rig.put(blocks, files)
+        leased = rig.store.lease(blocks.ns.digest(), blocks.keys).blocks
+        with contextlib.closing(OpenBlock(leased[0])) as block:
+            rows = bytearray(block.rows_bytes)
+            block.read_into(memoryview(rows), check=True)
+            written = files[0][1]
+            ends = [(s.file_offset, s.file_offset + s.stored_bytes) for s in block.meta.segments]
+            assert rows == b"".join(written[start:end] for start, end in ends)
+            assert str(leased[0].path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+            assert leased[0].path is not None
+            leased[0].path.chmod(0o600)
+            with leased[0].path.open("r+b") as file:
+                file.seek(ends[-1][1] - 1)
+                file.write(bytes([written[ends[-1][1] - 1] ^ 1]))
+            block.read_into(memoryview(rows), check=False)
+            with pytest.raises(CorruptBlock, match="checksum"):
+                block.read_into(memoryview(rows), check=True)
+            os.truncate(leased[0].path, ends[0][1])
+            with pytest.raises(OSError, match="short read"):
+                block.read_into(memoryview(rows), check=False)
+        with pytest.raises(RuntimeError, match="is not"):
+            OpenBlock(leased[0])
+    finally:
+        rig.close()
 
 
 @needs_tmpfs

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ollama_tiering.cli import bench_peers, main
+from ollama_tiering.engines import bench_driver
+from ollama_tiering.engines.drivers import Scratch
+from ollama_tiering.engines.peers import environment
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch import bench_driver
-from ollama_tiering.launch.drivers import Scratch
-from ollama_tiering.launch.peers import environment
 from ollama_tiering.models.shapes import make_shape
 
 BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}
@@ -32,7 +32,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
 
     for name in ("BenchDriver", "GateDriver", "Untiered"):
         monkeypatch.setattr(bench_driver, name, driver)
-    monkeypatch.setattr("ollama_tiering.cli.up.patched_binary", lambda *_, **__: Path("/no/ollama"))
+    monkeypatch.setattr(
+        "ollama_tiering.patchset.binary.patched_binary", lambda *_, **__: Path("/no/ollama")
+    )
     monkeypatch.setattr("ollama_tiering.models.make.make_model", lambda *_, **__: 0)
     monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # TMPDIR is read once
@@ -81,7 +83,7 @@ def test_room_for_the_model_and_its_blocks_is_asked_for_before_it_is_made(
     assert not asked
     shape = make_shape("llama-3.2-1b")
     blocks = [size_bytes - shape.stored_bytes for size_bytes in needed]
-    tokens = [2048 + 8192, (1 + 2 + 4) * (512 + 64)]
+    tokens = [2048 + 8192, (2 + 2 + 4) * (512 + 64)]
     assert blocks == [count * shape.kv_bytes_per_token for count in tokens]
 
 

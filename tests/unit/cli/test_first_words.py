@@ -11,7 +11,7 @@ from ollama_tiering.cli import first_words
 from ollama_tiering.cli.first_words import MAX_CHARACTERS, Words, telling_words
 from ollama_tiering.models import vocab
 from ollama_tiering.models.gguf_words import Vocabulary
-from ollama_tiering.store.parting import BEFORE_TOKENS
+from ollama_tiering.store.tools.parting import BEFORE_TOKENS
 from tests.unit.models.vocabularies import CONTROL, NORMAL, Token, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ollama_tiering import cli
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.models import vocab
-from ollama_tiering.sidecar.admin_client import SidecarAdministration
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.parting import AFTER_TOKENS, BEFORE_TOKENS
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS
+from ollama_tiering.store.values import Selection
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.models.vocabularies import CONTROL, NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob, name_model

@@ -103,7 +103,7 @@ def test_interrupt_and_broken_pipe(
     failure: BaseException,
     code: int,
 ) -> None:
-    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    monkeypatch.setattr(cli.own_process, "silence_stdout", lambda: None)
     add_command(monkeypatch, failure)
     assert invoke("explode") == code
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering import cli, config
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 
 HERE, GONE, RUNNING = "ab" * 8, "cd" * 8, "ef" * 8

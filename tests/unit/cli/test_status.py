@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.cli import status
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 

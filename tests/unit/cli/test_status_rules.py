@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ollama_tiering.cli import status
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
 def test_a_runner_whose_model_is_kept_out_says_so_and_what_is_left_is_counted() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from ollama_tiering.cli import status
 from ollama_tiering.cli.status_shortfalls import WORDS
-from ollama_tiering.sidecar.shortfalls import name
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.shortfalls import name
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
 

@@ -17,14 +17,14 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.record import Record, claim
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.dirs import lock_file
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.fs_tier import VERSION_DIRECTORY, FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY, FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.system.locks import lock_file
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.ollama_models import name_model
 

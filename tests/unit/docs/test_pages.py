@@ -11,10 +11,10 @@ import pytest
 
 from ollama_tiering.config import state_dir, words
 from ollama_tiering.launch.address import DEFAULT_PORT, Address
-from ollama_tiering.launch.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
-from ollama_tiering.launch.systemd.stock import UNIT_NAME
 from ollama_tiering.launch.up import Request
 from ollama_tiering.sidecar.manifests import _DEFAULTS
+from ollama_tiering.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.systemd.stock import UNIT_NAME
 from tests.unit.docs.pages import PAGES, ROOT, anchors, fenced, links, spans
 
 README = ROOT / "README.md"
@@ -90,7 +90,7 @@ def test_every_unit_whose_journal_or_state_is_named_is_one_that_is_installed() -
 
 
 def test_the_port_beside_a_stock_ollama_is_said_as_the_code_has_it() -> None:
-    plan = (ROOT / "ollama_tiering/launch/systemd/plan.py").read_text(encoding="utf-8")
+    plan = (ROOT / "ollama_tiering/systemd/plan.py").read_text(encoding="utf-8")
     assert "Address(port=Address().port + 1) if stock.has_unit(found)" in plan
     beside, checked = str(DEFAULT_PORT + 1), 0
     for path in (*PAGES, *_SOURCES):

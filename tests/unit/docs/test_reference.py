@@ -18,7 +18,7 @@ from ollama_tiering.config import GIB, SETTINGS, words
 from ollama_tiering.config.settings import Setting
 from ollama_tiering.errors import ConfigError, UsageError
 from ollama_tiering.launch.address import parse_address
-from ollama_tiering.launch.choose import ENV_BINARY, named_binary
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 from scripts import gen_docs
 from tests.unit.docs.pages import PAGES, ROOT
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from collections.abc import Callable
 
 import pytest
 
-from ollama_tiering.errors import MissingTool
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import gpu
 from ollama_tiering.kernels.binding import (
@@ -18,6 +18,7 @@ from ollama_tiering.kernels.binding import (
     PaShape,
     PaStatus,
 )
+from ollama_tiering.kernels.gpu_device import GpuDevice
 from ollama_tiering.kernels.shape import Shape
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -33,9 +34,16 @@ def has_driver() -> bool:
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver here")
 @pytest.mark.timeout(600)
-def test_without_a_driver_the_library_loads_and_says_so() -> None:
+@pytest.mark.parametrize(
+    "opens",
+    [
+        lambda: GpuDevice(),
+        lambda: binding.call("pa_cuda_open", 0, ctypes.byref(ctypes.c_void_p())),
+    ],
+)
+def test_without_a_driver_the_library_loads_and_says_so(opens: Callable[[], object]) -> None:
     with pytest.raises(PaError, match=r"libcuda\.so\.1 was not found") as caught:
-        gpu.GpuDevice()
+        opens()
     assert caught.value.status is PaStatus.NO_DEVICE
 
 
@@ -58,13 +66,3 @@ def test_structs_are_the_headers() -> None:
 def test_rows_of_a_decode_block_are_even(n_head: int, n_kv_head: int, rows: int) -> None:
     shape = Shape(n_head, n_kv_head, 128, 128, 1, 100)
     assert gpu.instance_of(shape, 16).rows == rows
-
-
-def test_missing_cupy_names_the_extra() -> None:
-    try:
-        import cupy
-    except ImportError:
-        with pytest.raises(MissingTool, match="CuPy"):
-            gpu.cupy()
-    else:
-        assert gpu.cupy() is cupy

@@ -81,3 +81,9 @@ def test_c_api_end_to_end_with_a_driver_that_emulates(
     objects = compile_objects(["tests/cuda/launch_test.cpp"], tmp_path, *EMULATE)
     run("c++", *objects, *host_objects, "-ldl", "-o", tmp_path / "launch_test")
     assert "0 failed checks" in run(tmp_path / "launch_test")
+
+
+def test_splits_fill_whole_turns_and_divisions_are_exact(tmp_path: Path) -> None:
+    objects = compile_objects(["tests/cuda/rules_test.cpp"], tmp_path, *EMULATE)
+    run("c++", *objects, "-o", tmp_path / "rules_test")
+    assert "0 failed checks" in run(tmp_path / "rules_test")

@@ -52,6 +52,28 @@ def test_small_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: 
     assert set(used) == set(nvrtc.KERNELS)
     assert all(r.spill_store_bytes == r.spill_load_bytes == 0 for r in used.values())
     assert all(name.encode() in image.cubin for name in (*nvrtc.KERNELS, "pa_image"))
+    launches = image.launches(SMALL, arch)
+    assert set(launches) == set(nvrtc.KERNELS) - {"pa_bounds"} - (
+        {"pa_narrow"} if arch < 75 else set()
+    )
+    assert launches["pa_decode"].rows == SMALL.rows
+    assert all(n.threads % 32 == 0 and n.shared_bytes > 0 for n in launches.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_chip_that_the_compiler_does_not_know_gets_what_its_driver_translates(
+    compiler: nvrtc.Compiler,
+) -> None:
+    text = compiler.compile(SMALL, 9990).cubin
+    newest = max(compiler.archs())
+    assert f".target sm_{newest}".encode() in text
+    assert b".entry pa_decode" in text
+
+
+@pytest.mark.slow
+def test_the_kernel_that_only_reads_compiles(compiler: nvrtc.Compiler) -> None:
+    assert b"pa_read" in nvrtc.read_kernel(80)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.launch import news
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 SERVER = 7

@@ -32,7 +32,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_k_m"])
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_same_seed_and_options_give_the_same_bytes(tmp_path: Path, name: str, dtype: str) -> None:
     for file in ("a", "b"):
@@ -47,7 +47,7 @@ def test_weights_do_not_depend_on_the_numpy_version() -> None:
     assert noise.tolist() == GOLDEN_NOISE
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_k_m"])
 def test_the_file_reads_back_as_the_shape_says(tmp_path: Path, dtype: str) -> None:
     shape = small(dtype=dtype)
     stored_bytes = make_model(shape, tmp_path / "m.gguf")
@@ -100,7 +100,9 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
     assert "<|im_start|>" in values["tokenizer.chat_template"]
 
 
-@pytest.mark.parametrize(("dtype", "number"), [("f16", 1), ("q8_0", 7), ("q4_k_m", 15)])
+@pytest.mark.parametrize(
+    ("dtype", "number"), [("f16", 1), ("bf16", 32), ("q8_0", 7), ("q4_k_m", 15)]
+)
 def test_the_file_type_is_that_of_the_weights(tmp_path: Path, dtype: str, number: int) -> None:
     make_model(small(dtype=dtype), tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields

@@ -13,7 +13,7 @@ from ollama_tiering.patchset import build, identity, manifest
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from ollama_tiering.store.census import build_of
+from ollama_tiering.store.tools.listing import build_of
 from tests.unit.patchset.conftest import FakeTools
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")

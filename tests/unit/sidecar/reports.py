@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob
 
 NAMESPACE = bytes(31) + b"\x01"

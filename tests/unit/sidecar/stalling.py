@@ -13,7 +13,7 @@ from typing import Any
 
 from ollama_tiering.cli import main
 from ollama_tiering.sidecar.service import BlockStoreService
-from ollama_tiering.store.mover import Mover
+from ollama_tiering.store.upkeep.mover import Mover
 
 PLACE = Path(sys.argv[1])
 

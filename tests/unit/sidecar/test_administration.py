@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
-from ollama_tiering.sidecar import admin_messages as messages
-from ollama_tiering.sidecar.admin_client import SidecarAdministration
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
+from ollama_tiering.protocol import admin_messages as messages
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.inventory import Finding, Selection, VerifyStep
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.values import Finding, Selection, VerifyStep
 from tests.contract.daemon import Daemon, PutStream
 
 NS = samples.namespace("administration")

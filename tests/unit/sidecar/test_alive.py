@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive, status_line
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 from tests.unit.sidecar.manager import Manager, is_ping
 from tests.unit.store.support import Bench

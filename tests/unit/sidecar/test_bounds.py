@@ -13,10 +13,10 @@ import pytest
 
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import ClientTooSlow, Slots, in_seconds, received, sent
-from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.inventory import VerifyStep
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.values import VerifyStep
 
 
 class Refused(grpc.aio.AbortError):

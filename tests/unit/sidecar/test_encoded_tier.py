@@ -13,16 +13,22 @@ from click.testing import CliRunner
 
 from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient
-from ollama_tiering.config import load_sidecar
+from ollama_tiering.config import SidecarConfig, load_sidecar
+from ollama_tiering.engines.reference_engine import ReferenceEngine
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from ollama_tiering.reference_engine import ReferenceEngine
-from ollama_tiering.sidecar.server import open_store
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.store.assemble import open_store
+from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.contract.daemon import Daemon
 
 PROMPT = "".join(chr(32 + (i * i + 7 * i) % 95) for i in range(200))
+
+
+def opened(settings: SidecarConfig) -> TieredStore:
+    return open_store(settings, RuleBook(settings).decide)
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ def test_without_a_ram_tier_an_encoded_local_tier_is_refused(tmp_path: Path) -> 
         }
     )
     with pytest.raises(ConfigError, match="needs a RAM tier"):
-        open_store(config)
+        opened(config)
 
 
 def test_the_setting_reaches_the_store(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_the_setting_reaches_the_store(tmp_path: Path) -> None:
             "sidecar.zstd_level": 3,
         }
     )
-    store = open_store(config)
+    store = opened(config)
     encodings = {tier.kind: tier.encoding for tier in store.report().tiers}
     store.close()
     assert encodings == {TierKind.RAM: "none", TierKind.LOCAL: "zstd"}
@@ -123,7 +129,7 @@ def test_the_setting_of_the_remote_tier_reaches_the_store(tmp_path: Path) -> Non
             "sidecar.remote_encoding": "zstd",
         }
     )
-    store = open_store(config)
+    store = opened(config)
     encodings = {tier.kind: tier.encoding for tier in store.report().tiers}
     store.close()
     assert encodings == {TierKind.LOCAL: "none", TierKind.REMOTE: "zstd"}
@@ -134,4 +140,4 @@ def test_an_encoding_of_a_tier_that_is_not_there_is_refused(tmp_path: Path) -> N
         {"sidecar.local_dir": tmp_path / "local", "sidecar.remote_encoding": "zstd"}
     )
     with pytest.raises(ConfigError, match=r"remote_encoding = zstd needs a remote tier"):
-        open_store(config)
+        opened(config)

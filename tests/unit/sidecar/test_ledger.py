@@ -10,7 +10,7 @@ import pytest
 
 from ollama_tiering.sidecar import ledger as module
 from ollama_tiering.sidecar.ledger import MAX_MODELS, MAX_RUNNERS, Counts, Ledger
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob
 from tests.unit.sidecar.reports import NAMESPACE, OTHER, report
 

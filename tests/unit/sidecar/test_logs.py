@@ -32,7 +32,7 @@ def logging_as_before() -> Iterator[None]:
 def written(log_format: str, message: str, *args: Any, level: int = logging.WARNING) -> str:
     stream = io.StringIO()
     logs.configure(log_format, "info", stream)
-    logging.getLogger("ollama_tiering.store.state").log(level, message, *args)
+    logging.getLogger("ollama_tiering.store.books.state").log(level, message, *args)
     return stream.getvalue()
 
 
@@ -51,7 +51,7 @@ def test_json_has_one_object_a_line_with_every_field() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert line == {
         "level": "warning",
-        "logger": "ollama_tiering.store.state",
+        "logger": "ollama_tiering.store.books.state",
         "message": "tier failed: tier=local op=copy error=[Errno 5] Input/output error "
         "rest_seconds=2.5",
         "tier": "local",
@@ -96,7 +96,8 @@ def test_a_traceback_is_a_field() -> None:
 
 def test_text_stays_a_line_of_text() -> None:
     text = written("text", "dead socket removed: path=%s", "/run/s")
-    pattern = r"\S+ \S+ WARNING ollama_tiering\.store\.state dead socket removed: path=/run/s\n"
+    logger = r"ollama_tiering\.store\.books\.state"
+    pattern = rf"\S+ \S+ WARNING {logger} dead socket removed: path=/run/s\n"
     assert re.fullmatch(pattern, text)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ollama_tiering.sidecar.look_up import MAX_KEYS, LookUps
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
 from tests.unit.store.test_lookup import MANY, MOST_PER_HOLD, in_books
 

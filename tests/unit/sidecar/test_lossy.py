@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient, Namespace
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.key import LayerSpec
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.key import LayerSpec
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 
 TOKENS = list(range(130))

@@ -19,12 +19,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ollama_tiering import __version__
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.scrape import MeteredDaemon, Scrape, free_port, of_port, of_registry
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ollama_tiering.protocol.shortfalls import NAMES
 from ollama_tiering.sidecar import model_book
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.model_metrics import ModelCollector
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.sidecar.shortfalls import NAMES
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 from tests.unit.sidecar.reports import NAMESPACE, OTHER, report
 from tests.unit.sidecar.scrape import Scrape, of_registry

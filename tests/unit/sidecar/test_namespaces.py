@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ollama_tiering.sidecar.namespaces import NamespaceUses
-from ollama_tiering.store.describe import Fields
-from ollama_tiering.store.key import NamespaceId
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import NamespaceId
 
 NAMES = [NamespaceId(bytes([number]) * 32) for number in range(4)]
 COUNTS = [(name, 7) for name in NAMES]

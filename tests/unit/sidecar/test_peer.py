@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 
 NOBODY = 65534
@@ -25,8 +25,8 @@ NOBODY = 65534
 AS_OTHER_USER = f"""
 import os, socket, sys
 import grpc
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 path = sys.argv[1]
 channel = grpc.insecure_channel("unix:" + path)
 stub = rpc.BlockStoreStub(channel)

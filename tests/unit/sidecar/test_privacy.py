@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from ollama_tiering.client import BlockClient
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples
-from ollama_tiering.store.key import tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import free_port

@@ -14,11 +14,11 @@ import pytest
 
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
 from ollama_tiering.errors import ConfigError
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar import logs
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.reload import Reloader
-from ollama_tiering.store import samples
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tools import samples
 from tests.contract.daemon import Daemon, PutStream
 from tests.unit.sidecar.manager import Manager
 from tests.unit.store.support import FILE_BYTES, NS, Bench

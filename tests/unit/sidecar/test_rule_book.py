@@ -13,7 +13,7 @@ import pytest
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
 from ollama_tiering.sidecar.manifests import ManifestReader, Names, model_names
 from ollama_tiering.sidecar.rule_book import RuleBook
-from ollama_tiering.store.terms import Decide, Terms
+from ollama_tiering.store.books.terms import Decide, Terms
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 DAY = 86400.0

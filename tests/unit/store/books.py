@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.books.tree import BlockRecord
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, Bench
 
 MOST_PER_HOLD: Final = 1024  # of the lock, in blocks

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 
 HEAD_DIM = 8192
 NS = samples.namespace(layers=1, head_dim=HEAD_DIM)

@@ -12,14 +12,14 @@ import pytest
 
 from ollama_tiering.config import MIB
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.inventory import ChainLine, Finding, Selection
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.values import ChainLine, Finding, Selection
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 OTHER = samples.namespace("sha256-" + "ab" * 32, layers=1)
@@ -235,7 +235,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tools: Tools) -> None:
 def test_what_is_leased_or_pinned_stays_with_what_leads_to_it(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.admin.REMOVE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ollama_tiering.store.tools.admin.REMOVE_WAIT_SECONDS", 0.0)
     leased, pinned, loose = tools.put(range(8)), tools.put(range(20, 32)), tools.put([50])
     lease = tools.bench.lease(leased[:1])
     tools.admin.pin(pinned[1].key.hex())
@@ -321,7 +321,7 @@ def test_a_read_error_is_no_damage_and_deletes_nothing(
     def fail(*args: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("ollama_tiering.store.verify.verify_payload", fail)
+    monkeypatch.setattr("ollama_tiering.store.tools.verify.verify_payload", fail)
     before = tools.files()
     assert {finding.what for finding in tools.verify(repair=True)} == {"unreadable"}
     assert tools.files() == before

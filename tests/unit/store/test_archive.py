@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from ollama_tiering.config import MIB
 from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.archive import MAX_MANIFEST_BYTES, open_archive, parse_manifest
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import Imported, Present, check_archive, import_blocks
-from ollama_tiering.store.tier import OpenBlock, TierKind
+from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.archive import MAX_MANIFEST_BYTES, open_archive, parse_manifest
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.tools.importing import Imported, Present, check_archive, import_blocks
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
 
 TOKENS = [*range(8), 90, 91]

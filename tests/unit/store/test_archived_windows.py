@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.archive import open_archive, parse_manifest
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.chain_to_export import LeftOut, with_whole_windows
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, tokens_to_bytes, window_end_extra
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.importing import (
+from ollama_tiering.store.serving.session import CommitResult
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.archive import open_archive, parse_manifest
+from ollama_tiering.store.tools.chain_to_export import LeftOut, with_whole_windows
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.tools.importing import (
     BlockSink,
     Imported,
     Present,
     check_archive,
     import_blocks,
 )
-from ollama_tiering.store.key import BlockExtra, BlockKey, tokens_to_bytes, window_end_extra
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import CommitResult
 from tests.unit.store.support import NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_archive import TOKENS, Side, edited, members, nothing, pack, plain
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from ollama_tiering.sidecar import look_up
-from ollama_tiering.store import lookup, samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.policy import SECOND_TOUCH, StorePolicy
-from ollama_tiering.store.report import MatchedBlock
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.policy import SECOND_TOUCH, StorePolicy
+from ollama_tiering.store.books.report import MatchedBlock
+from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving import lookup
+from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two
@@ -193,6 +195,51 @@ def test_of_two_answers_to_a_prompt_the_one_with_its_window_is_found(with_window
     assert [block.rows for block in found] == [4, 4, 1]
     assert found[2].key == ends[with_window].key
     assert window.key in attached(found)[2]
+
+
+def test_only_windows_that_end_within_what_is_shared_are_counted() -> None:
+    """Tokens come again and again, so that those of a window say nothing of where it ends."""
+    bench = Bench(ram=16)
+    right, wrong = bench.put([*range(8), 8, 8, 100])[2], bench.put([*range(8), 8, 8, 7, 8])[2]
+    windows = [
+        samples.window(NS, wrong, [8, 8, 7, 8], 8, first=3, others=[]),  # ends after it
+        samples.window(NS, wrong, [8, 8], 8),  # no window ends with it
+        samples.window(NS, wrong, [8], 8),
+    ]
+    assert all(result.stored for result in bench.try_put(windows))
+    assert bench.match([*range(8), 8, 8, 77])[2].key == wrong.key  # the first by its tokens
+    window = samples.window(NS, right, [8, 8], 8, first=1, others=[])
+    assert all(result.stored for result in bench.try_put([window]))
+    assert bench.match([*range(8), 8, 8, 77])[2].key == right.key
+    for level in bench.state.levels:
+        with bench.state.lock:
+            bench.state.forget_copy(level, window.key)
+    assert bench.match([*range(8), 8, 8, 77])[2].key == wrong.key
+
+
+def test_however_many_windows_hang_on_a_chain_few_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(ram=32)
+    blocks = bench.put(TOKENS)
+    for block, part in zip(blocks, (TOKENS[:4], TOKENS[4:8], TOKENS[8:]), strict=True):
+        for first in range(len(part)):
+            hang(bench, block, part, first)
+    tree, looked = bench.state.tree, []
+    windows = tree.windows
+
+    def watched(key: bytes, most: int | None = None) -> Sequence[BlockRecord]:
+        found = windows(key, most)
+        looked.append(len(found))
+        return found
+
+    monkeypatch.setattr(tree, "windows", watched)
+    assert [len(keys) for keys in attached(bench.match(TOKENS))] == [4, 4, 2]
+    assert looked == [2, 4, 4]
+    looked.clear()
+    monkeypatch.setattr(lookup, "MAX_LOOKED_AT", 5)
+    assert [len(keys) for keys in attached(bench.match(TOKENS))] == [0, 3, 2]
+    assert looked == [2, 3, 0]
 
 
 def test_who_shares_more_rows_is_found_whatever_hangs_on_the_other() -> None:

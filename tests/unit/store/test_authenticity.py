@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.authenticity import (
+from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta, verify_buffer
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.errors import NotAuthentic
+from ollama_tiering.store.tiers.authenticity import (
     TRAILER_BYTES,
     AuthenticBlock,
     Authenticity,
     content_bytes,
 )
-from ollama_tiering.store.blockfile import buffer_reader, pack_head, read_meta, verify_buffer
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.errors import NotAuthentic
-from ollama_tiering.store.frozen import FrozenRemote
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.frozen import FrozenRemote
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

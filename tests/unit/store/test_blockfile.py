@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
     declared_file_bytes,
@@ -16,10 +15,11 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.checksum import crc32c
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace()
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V

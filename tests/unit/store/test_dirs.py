@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store import pagecache
-from ollama_tiering.store.dirs import (
-    filesystem_type,
-    in_memory,
-    lock_file,
-    open_below,
-    secure_directory,
-)
-from ollama_tiering.store.errors import UnsafeDirectory
-from ollama_tiering.store.speed import SpeedMeter, measure_directory
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.books.speed import SpeedMeter
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.upkeep.probing import measure_directory
+from ollama_tiering.system import pagecache
+from ollama_tiering.system.directories import UnsafeDirectory, open_below, secure_directory
+from ollama_tiering.system.filesystems import filesystem_type, in_memory
+from ollama_tiering.system.locks import lock_file
 
 
 def test_a_missing_directory_is_made_private(tmp_path: Path) -> None:

@@ -11,25 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.archive import open_archive
-from ollama_tiering.store.blockfile import SegmentShape, encode_block, plan_block
-from ollama_tiering.store.chain_to_export import ChainToExport
-from ollama_tiering.store.daily_writes import FILE_NAME, DailyWrites
-from ollama_tiering.store.describe import read_description
-from ollama_tiering.store.dirs import secure_directory
-from ollama_tiering.store.exporting import export_chain
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.importing import check_archive
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.pins import PINS_NAME, Pin, file_of_pins, load_pins, save_pins
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.pins import Pin
+from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
+from ollama_tiering.store.tiers.description_file import read_description
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import PINS_NAME, WRITTEN_NAME
+from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.archive import open_archive
+from ollama_tiering.store.tools.chain_to_export import ChainToExport
+from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.tools.importing import check_archive
+from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
+from ollama_tiering.store.values import Selection
+from ollama_tiering.system.directories import secure_directory
 from tests.fault.disk_model import Choose, Name, Sync, Unname, after_cut
 from tests.fault.recorder import Recorder
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, disk_budget, keys_of
@@ -62,7 +64,7 @@ class Power:
 
 @pytest.fixture
 def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
-    monkeypatch.setattr("ollama_tiering.store.fs_tier.in_memory", lambda directory: False)
+    monkeypatch.setattr("ollama_tiering.store.tiers.directory.in_memory", lambda directory: False)
     (tmp_path / "after").mkdir()
     one = Power(tmp_path / "disk", tmp_path / "after")
     with one.recorder.recording():
@@ -146,7 +148,7 @@ def test_what_a_killed_process_has_named_is_safe_after_a_start(power: Power) -> 
 
 
 def test_nothing_is_synced_in_memory(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.fs_tier.in_memory", lambda directory: True)
+    monkeypatch.setattr("ollama_tiering.store.tiers.directory.in_memory", lambda directory: True)
     tier = local(power.root)
     publish(tier)  # makes the directories
     done = len(power.recorder.ops)
@@ -208,7 +210,7 @@ def test_a_description_that_cannot_be_written_leaves_nothing(
 
     tier = local(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("ollama_tiering.store.describe.os.fsync", full)
+        patched.setattr("ollama_tiering.store.tiers.description_file.os.fsync", full)
         with pytest.raises(OSError, match="No space left"):
             tier.describe(NAMESPACE, NS.fields())
     assert list((tmp_path / "tier" / "v1" / NAMESPACE.hex()).iterdir()) == []
@@ -217,15 +219,15 @@ def test_a_description_that_cannot_be_written_leaves_nothing(
 
 
 def test_the_count_of_the_day_is_never_behind_the_disk(power: Power) -> None:
-    daily = DailyWrites(power.root / FILE_NAME, 64 << 20)
+    daily = DailyWrites(power.root / WRITTEN_NAME, 64 << 20)
     charged = [(0, 0)]
     for _ in range(4):
         assert daily.charge(3 << 20)
         charged.append((len(power.recorder.ops), charged[-1][1] + (3 << 20)))
     for at, state in power.states():
         promised = max(written for done, written in charged if done <= at)
-        if (state / FILE_NAME).exists():
-            assert json.loads((state / FILE_NAME).read_bytes())["written_bytes"] >= promised
+        if (state / WRITTEN_NAME).exists():
+            assert json.loads((state / WRITTEN_NAME).read_bytes())["written_bytes"] >= promised
         else:
             assert not promised
 
@@ -308,7 +310,7 @@ def test_names_are_synced_every_two_seconds_while_more_are_to_come(
     bench = Bench(ram=400, local=400)
     synced: list[float] = []
     monkeypatch.setattr(bench.tiers[1][0], "sync_names", lambda: synced.append(bench.now))
-    monkeypatch.setattr("ollama_tiering.store.mover._BATCH_BLOCKS", 1)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.mover._BATCH_BLOCKS", 1)
     bench.put(range(0, 200))
     started = bench.now
     for _ in range(40):

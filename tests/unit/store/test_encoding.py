@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ollama_tiering.store import planes
-from ollama_tiering.store.encoding import ZstdPlanes, pays
+from ollama_tiering.store.block import planes
+from ollama_tiering.store.block.encoding import ZstdPlanes, pays
 from ollama_tiering.store.errors import CorruptBlock
 
 DTYPES = ["f16", "bf16", "f32", "q8_0", ""]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.names import Names, Place
+from ollama_tiering.store.tiers.unsynced import Names, Place
 from tests.unit.store.support import Bench, disk_budget
 from tests.unit.store.test_durability import local
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.key import (
     NAMESPACE_FIELDS,
     BlockExtra,
     LayerSpec,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import lease, leasing
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.leasing import Leaser
+from ollama_tiering.store.serving import leasing
+from ollama_tiering.store.serving.leasing import Leaser
 from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
 from tests.unit.store.support import NAMESPACE, Bench
 
@@ -69,7 +69,7 @@ def test_one_for_which_there_is_no_room_leaves_nothing_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leasing, "PIECE_BLOCKS", 3)
-    monkeypatch.setattr(lease, "MAX_LEASED_BLOCKS", 6)
+    monkeypatch.setattr("ollama_tiering.store.books.leases.MAX_LEASED_BLOCKS", 6)
     bench = Bench(ram=16, local=None)
     keys, _ = in_books(bench, 7)
     leases = leaser(bench, monkeypatch)

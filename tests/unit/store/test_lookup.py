@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from ollama_tiering.store import lookup
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.report import MatchedBlock
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.report import MatchedBlock
+from ollama_tiering.store.serving import lookup
 from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ollama_tiering.store.lru import ByteLru
+from ollama_tiering.store.books.lru import ByteLru
 
 
 def lru(budget: int = 100, **entries: int) -> ByteLru[str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.inventory import Waste
-from ollama_tiering.store.sharing import SharedBooks
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.values import Waste
 from tests.unit.store.support import BLOCK_TOKENS, Bench, keys_of
 
 GONE = dataclasses.replace(samples.namespace(layers=1), engine="ollama-go/0.16.3+gone")

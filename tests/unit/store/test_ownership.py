@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.ownership import NotOurs
-from ollama_tiering.store.shared_fs import SharedFsTier
-from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.verify import verify
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.verify import verify
+from ollama_tiering.system.ownership import NotOurs
 from tests.unit.store.support import NAMESPACE, Bench
 from tests.unit.store.test_admin import Tools
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import pagecache, samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.system import pagecache
 
 DATA = os.urandom(64 << 10)
 NS = samples.namespace()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
+from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.errors import PinsFull
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.policy import StorePolicy
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import FILE_BYTES, NS, Bench, keys_of
 from tests.unit.store.test_admin import DAY, Tools
 from tests.unit.store.test_attached import TOKENS, hang, hang_on_all

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.errors import PinsFull, UnknownId, UnsafeDirectory
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pins import PINS_NAME, Pin, PinTable, file_of_pins, load_pins, save_pins
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.pins import Pin, PinTable
+from ollama_tiering.store.errors import PinsFull, UnknownId
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
+from ollama_tiering.system.directories import UnsafeDirectory
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 
@@ -197,7 +199,7 @@ def test_a_pin_that_cannot_be_written_down_is_no_pin(
     def full(path: Path, pins: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ollama_tiering.store.pinbook.save_pins", full)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.pinbook.save_pins", full)
     with pytest.raises(OSError, match="No space"):
         bench.store.pins.pin(chain[-1].key)
     assert not len(bench.state.pins)

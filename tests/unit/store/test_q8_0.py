@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ollama_tiering.store import q8_0, transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block import q8_0
+from ollama_tiering.store.block.blockfile import (
     SegmentShape,
     buffer_reader,
     encode_block,
@@ -20,16 +20,17 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding, ZstdPlanes
+from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
+from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.encodings import Codec
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock, MemoryTier
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.serving.session import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.test_transcode import decoded, reheaded
 
 HEAD_DIM, BLOCK_TOKENS = 8192, 4

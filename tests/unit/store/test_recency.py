@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import room, samples
-from ollama_tiering.store.expiry import JUMP_SECONDS, START_SECONDS
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.session import WriteSession
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.serving.session import WriteSession
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep.expiry import JUMP_SECONDS, START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 

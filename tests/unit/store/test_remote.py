@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import Tier, TierKind
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
@@ -207,7 +207,7 @@ def test_a_staged_run_measures_the_remote_tier(
     bench = RemoteBench(directory)
     benches.append(bench)
     blocks = demoted(bench, range(4 * 6))
-    monkeypatch.setattr("ollama_tiering.store.speed._MIN_SAMPLE_BYTES", 1)
+    monkeypatch.setattr("ollama_tiering.store.books.speed._MIN_SAMPLE_BYTES", 1)
     start = time.perf_counter()
     leased = bench.store.lease(NAMESPACE, [block.key for block in blocks])
     took = time.perf_counter() - start
@@ -433,7 +433,7 @@ def test_ram_takes_new_blocks_while_the_remote_tier_takes_none(
 def test_a_remote_tier_nobody_reads_from_is_measured_all_the_same(
     bench: RemoteBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.speed._MIN_SAMPLE_BYTES", 1)
+    monkeypatch.setattr("ollama_tiering.store.books.speed._MIN_SAMPLE_BYTES", 1)
     demoted(bench, range(8))
     assert bench.state.levels[2].speed.read == 0
     bench.tick(1000)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.staging import readable_by_client
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tiers.contract import TierKind
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.encoded import BLOCK_TOKENS, NAMESPACE, RAW_BYTES, EncodedBench
 
@@ -185,8 +185,7 @@ def test_staging_measures_reading_and_decoding_apart(
 ) -> None:
     bench = make(NONE, ZSTD)
     keys = [bench.far_only(first)[0] for first in (1, 10)]
-    monkeypatch.setattr("ollama_tiering.store.speed._MIN_SAMPLE_BYTES", 1)
-    monkeypatch.setattr("ollama_tiering.store.codec._MIN_SAMPLE_BYTES", 1)
+    monkeypatch.setattr("ollama_tiering.store.books.speed._MIN_SAMPLE_BYTES", 1)
     told: list[tuple[int, float, float]] = []
     busy = bench.state.levels[2].speed.busy
     end = busy.end

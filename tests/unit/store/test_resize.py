@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.store import room, samples
-from ollama_tiering.store.lru import ByteLru
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.books.lru import ByteLru
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.serving.session import Outcome
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import room
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 

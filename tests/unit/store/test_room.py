@@ -6,12 +6,12 @@ import itertools
 import threading
 import time
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.claims import Claim, Outcome
-from ollama_tiering.store.key import BlockKey, NamespaceId
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.serving.offers import Claim, Outcome
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS
 
 WRITERS = 3

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import INDEX_NAME, BlockIndex
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.upkeep.index import BlockIndex
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import Bench
 from tests.unit.store.test_admin import Tools
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import room, samples
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.space import CACHE_SECONDS, FreeSpace
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.serving.session import Outcome
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.space import CACHE_SECONDS, FreeSpace
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import unusable
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 
@@ -62,7 +63,7 @@ def test_everything_a_tier_writes_is_counted(tmp_path: Path) -> None:
     level = bench.state.levels[0]
     assert level.physical_bytes == physical_bytes(tmp_path / "local")
     bench.store.remove_seq(NAMESPACE, [blocks[0].key])
-    room.quarantine(bench.state, level, NAMESPACE, blocks[1].key)
+    unusable.quarantine(bench.state, level, NAMESPACE, blocks[1].key)
     assert level.physical_bytes == physical_bytes(tmp_path / "local")
     before = level.physical_bytes
     bench.store.close()

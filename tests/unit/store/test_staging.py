@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import Encoding
+from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.index import BlockIndex, IndexRow
-from ollama_tiering.store.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.session import Claim, Outcome
-from ollama_tiering.store.staging import readable_by_client
-from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.serving.session import Claim, Outcome
+from ollama_tiering.store.serving.staging import readable_by_client
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow
 from tests.unit.store.encoded import BLOCK_TOKENS, NAMESPACE, NS, RAW_BYTES, EncodedBench
 from tests.unit.store.test_transcode import ENCODED, RAW, read_meta
 from tests.unit.store.test_transcode import buffer_reader as reader
@@ -148,7 +148,7 @@ def test_an_encoding_of_another_time_is_kept_and_a_miss() -> None:
     bench.reboot()
     newer = bytearray(bench.content(bench.local, key))
     newer[8:12] = (2).to_bytes(4, "little")  # version 2, checksum of the preamble right
-    from ollama_tiering.store.checksum import crc32c
+    from ollama_tiering.store.block.checksum import crc32c
 
     newer[28:32] = crc32c(newer[:28]).to_bytes(4, "little")
     bench.local.blocks[NAMESPACE, key] = bytes(newer)

@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store import samples, transcode
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.authenticity import MAX_AUTHENTIC_BYTES
-from ollama_tiering.store.blockfile import SegmentShape, buffer_reader, plan_block, read_meta
-from ollama_tiering.store.claims import Claim, check_claim, check_meta
-from ollama_tiering.store.codec import Codec
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import tokens_to_bytes, window_end_extra
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.block.blockfile import SegmentShape, buffer_reader, plan_block, read_meta
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
+from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.window_fields import end_row
+from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.serving.offers import Claim, check_claim, check_meta
+from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 TOKENS = list(range(10))
@@ -99,7 +101,7 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     head, file_bytes = large()
     assert 192 * MIB < file_bytes < 200 * MIB
     meta = read_meta(buffer_reader(head), file_bytes)
-    assert (meta.rows, meta.cells, meta.plain_rows) == (1, (2,), -1)
+    assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
     claim = Claim(meta.key, meta.parent, file_bytes, tail=True)
     check_claim(claim)

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.expiry import START_SECONDS
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.key import prefix_chain, tokens_to_bytes
-from ollama_tiering.store.level import Level
-from ollama_tiering.store.policy import StorePolicy
-from ollama_tiering.store.session import Outcome, WriteSession
-from ollama_tiering.store.state import StoreState
-from ollama_tiering.store.tier import StoredBlock, Tier, TierKind
+from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
+from ollama_tiering.store.books.level import Level
+from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tree import BlockRecord
+from ollama_tiering.store.tiers.contract import StoredBlock, Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 
 BUDGET = 4 << 20
@@ -62,7 +62,7 @@ def index(root: Path) -> Path:
 def open_slowly(
     root: Path, monkeypatch: pytest.MonkeyPatch, *, budget: int = BUDGET
 ) -> tuple[SlowTier, TieredStore]:
-    monkeypatch.setattr("ollama_tiering.store.tiered._SURVEY_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ollama_tiering.store.background._SURVEY_WAIT_SECONDS", 0.0)
     tier = SlowTier(root)
     return tier, TieredStore([(tier, budget)], index_path=index(root), measure=False)
 
@@ -80,9 +80,9 @@ def session(store: TieredStore) -> WriteSession:
 def finish(tier: SlowTier, store: TieredStore) -> None:
     tier.may_scan.set()
     tier.may_read.set()
-    assert store._survey_thread is not None
-    store._survey_thread.join(30)
-    assert not store._survey_thread.is_alive()
+    assert store._background.survey_thread is not None
+    store._background.survey_thread.join(30)
+    assert not store._background.survey_thread.is_alive()
 
 
 def test_what_the_index_knows_is_served_before_a_file_was_looked_at(
@@ -213,7 +213,7 @@ def test_a_block_written_long_ago_outlives_the_loss_of_the_index(
 def test_a_scan_that_fails_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.survey._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.survey._RETRY_SECONDS", 0.01)
     failures = [OSError(5, "input/output error"), OSError(116, "stale file handle")]
     scan = SlowTier.scan
 
@@ -235,7 +235,7 @@ def test_a_close_does_not_wait_for_the_survey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[samples.SampleBlock]
 ) -> None:
     tier, store = open_slowly(tmp_path, monkeypatch)
-    thread = store._survey_thread
+    thread = store._background.survey_thread
     store.close(drain_seconds=0.05)
     tier.may_scan.set()
     tier.may_read.set()

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
+from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.books.terms import Terms, TermsTable
 from ollama_tiering.store.errors import NoRoom
-from ollama_tiering.store.expiry import START_SECONDS
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.key import NamespaceId, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.pins import PINS_NAME
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.terms import Terms, TermsTable, learn_described
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.serving.session import Outcome
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import PINS_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.upkeep.expiry import START_SECONDS
+from ollama_tiering.store.upkeep.opening import learn_described
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_remote import RemoteBench, files
 
@@ -200,7 +201,7 @@ def test_damaged_files_go_when_nothing_else_is_left(tmp_path: Path) -> None:
 def test_much_is_removed_in_pieces_and_as_long_as_the_rule_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.withdrawal._CHAINS_PER_PIECE", 2)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.withdrawal._CHAINS_PER_PIECE", 2)
     bench = Ruled()
     for start in range(0, 50, 10):
         bench.put(range(start, start + 4))
@@ -221,7 +222,7 @@ def test_much_is_removed_in_pieces_and_as_long_as_the_rule_says_so(
 def test_what_is_in_use_does_not_keep_the_next_piece_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.withdrawal._CHAINS_PER_PIECE", 1)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.withdrawal._CHAINS_PER_PIECE", 1)
     bench = Ruled()
     chains = [bench.put(range(start, start + 4)) for start in range(0, 40, 10)]
     bench.lease(chains[-1])

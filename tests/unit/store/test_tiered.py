@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from ollama_tiering.store import samples
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.store.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTier
-from ollama_tiering.store.session import Outcome
-from ollama_tiering.store.tier import TempBlock, Tier, TierKind
+from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TempBlock, Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTier
+from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 
@@ -450,9 +450,9 @@ class StuckTier(MemoryTier):
 
 HANGING_DISK = """
 import threading
-from ollama_tiering.store import samples
-from ollama_tiering.store.memory_tier import MemoryTier
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore
 
 class HangingTier(MemoryTier):

@@ -12,25 +12,20 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.admin import Administration
-from ollama_tiering.store.authenticity import Authenticity
-from ollama_tiering.store.blockfile import pack_head
-from ollama_tiering.store.errors import UnsafeDirectory
-from ollama_tiering.store.frozen import FrozenRemote
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.graveyard import Block
-from ollama_tiering.store.index import INDEX_NAME
-from ollama_tiering.store.inventory import Removal, Selection
-from ollama_tiering.store.key import BlockKey
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import Tier, TierKind
-from ollama_tiering.store.tombstones import (
-    TOMBSTONES_NAME,
-    Grave,
-    load_tombstones,
-    text_of_tombstones,
-)
+from ollama_tiering.store.block.blockfile import pack_head
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers.authenticity import Authenticity
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, TOMBSTONES_NAME
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.frozen import FrozenRemote
+from ollama_tiering.store.upkeep.graveyard import Block
+from ollama_tiering.store.upkeep.tombstones import Grave, load_tombstones, text_of_tombstones
+from ollama_tiering.store.values import Removal, Selection
+from ollama_tiering.system.directories import UnsafeDirectory
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import NAMESPACE, Bench, keys_of
 
@@ -124,7 +119,7 @@ def path_in(directory: Path, block: samples.SampleBlock) -> Path:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing moves by itself here."""
-    monkeypatch.setattr("ollama_tiering.store.admin.REMOVE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ollama_tiering.store.tools.admin.REMOVE_WAIT_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -277,7 +272,7 @@ def test_what_a_neighbour_stored_since_the_last_look_goes_too(site: Site, remote
 def test_waiting_for_what_is_in_use_writes_them_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.admin.REMOVE_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("ollama_tiering.store.tools.admin.REMOVE_WAIT_SECONDS", 0.2)
     blocks = site.put(TOKENS)
     site.demote_all()
     site.lease(blocks[:1])
@@ -348,7 +343,7 @@ def test_of_a_tier_not_seen_yet_no_more_is_buried_than_can_wait(
     other = site.put(OTHER_TOKENS)
     site.restart()
     site.away()
-    monkeypatch.setattr("ollama_tiering.store.graveyard.MAX_TOMBSTONES", 4)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 4)
     done = site.rm()
     assert (done.blocks, done.kept) == (2, {})  # what is in the books comes first
     assert len(site.tombstones) == 3
@@ -364,7 +359,7 @@ def test_of_a_tier_not_seen_yet_no_more_is_buried_than_can_wait(
 def test_neither_a_long_list_nor_its_text_keeps_look_ups_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ollama_tiering.store.graveyard._GRAVES_PER_HOLD", 2)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard._GRAVES_PER_HOLD", 2)
     free: list[bool] = []
 
     def look_up() -> None:
@@ -388,7 +383,7 @@ def test_neither_a_long_list_nor_its_text_keeps_look_ups_waiting(
         elsewhere()
         return text_of_tombstones(tombstones)
 
-    monkeypatch.setattr("ollama_tiering.store.graveyard.text_of_tombstones", text)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.text_of_tombstones", text)
     blocks = Long({(NAMESPACE, BlockKey(bytes([n]) * 32)): 1.0 for n in range(5)})
     site.store.graveyard.bury(blocks)
     assert free == [True] * 4
@@ -553,7 +548,7 @@ def test_a_pipe_directory_or_link_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_only_so_many_can_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ollama_tiering.store.graveyard.MAX_TOMBSTONES", 1)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.MAX_TOMBSTONES", 1)
     blocks, done = removed_while_away(site)
     assert done.blocks == 1
     assert done.kept == {"no more can wait for the remote tier": 1}
@@ -567,7 +562,7 @@ def test_a_disk_that_takes_no_tombstone_is_said(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr("ollama_tiering.store.graveyard.replace_file", full)
+    monkeypatch.setattr("ollama_tiering.store.upkeep.graveyard.replace_file", full)
     _, done = removed_while_away(site)
     assert "could not be written down, a restart forgets it" in done.waiting_for
     monkeypatch.undo()

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ollama_tiering.store import transcode
-from ollama_tiering.store.blockfile import (
+from ollama_tiering.store.block.blockfile import (
     PREAMBLE_BYTES,
     SegmentShape,
     buffer_reader,
@@ -20,12 +19,13 @@ from ollama_tiering.store.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.encoding import MAX_DECODED_BYTES, ZstdPlanes
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, ZstdPlanes
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import tokens_to_bytes
-from ollama_tiering.store.memory_tier import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.transcode import Seconds
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.encoded import NAMESPACE, block
 
 CODEC = ZstdPlanes()
@@ -216,7 +216,7 @@ def test_a_header_that_has_no_room_in_the_decoded_file_is_damage() -> None:
     def change(header: pb.BlockHeader) -> None:
         header.extras.add(row=3, digest=bytes(5000))
 
-    from ollama_tiering.store.key import BlockExtra, block_key
+    from ollama_tiering.store.block.key import BlockExtra, block_key
 
     header_bytes = int.from_bytes(ENCODED[12:16], "little")
     header = pb.BlockHeader.FromString(ENCODED[PREAMBLE_BYTES : PREAMBLE_BYTES + header_bytes])

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import (
     BlockKey,
     NamespaceId,
     prefix_chain,
     tokens_from_bytes,
     tokens_to_bytes,
 )
-from ollama_tiering.store.tree import BlockRecord, BlockTree, common_rows
+from ollama_tiering.store.books.tree import BlockRecord, BlockTree, common_rows
+from ollama_tiering.store.tools import samples
 
 NS = samples.namespace(layers=1)
 NAMESPACE = NS.digest()

@@ -18,14 +18,10 @@ from typing import Any
 import pytest
 
 from ollama_tiering import cli
-from ollama_tiering.sidecar.pb import block_store_pb2_grpc as rpc
-from ollama_tiering.store import samples, verify
-from ollama_tiering.store.blockfile import read_meta, verify_payload
-from ollama_tiering.store.checksum import crc32c
-from ollama_tiering.store.file_io import fd_reader
-from ollama_tiering.store.fs_tier import FsTier
-from ollama_tiering.store.index import _VERSION, INDEX_NAME
-from ollama_tiering.store.key import (
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.blockfile import read_meta, verify_payload
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.key import (
     BlockExtra,
     BlockKey,
     as_key,
@@ -34,9 +30,14 @@ from ollama_tiering.store.key import (
     tail_key,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
-from ollama_tiering.store.tier import TierKind
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.names import INDEX_NAME
+from ollama_tiering.store.tools import samples, verify
+from ollama_tiering.store.upkeep.index import _VERSION
+from ollama_tiering.system.files import fd_reader
 from tests.contract.daemon import Daemon
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "vectors" / "first_cut" / "store.tar.gz"

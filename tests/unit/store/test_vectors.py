@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.key import (
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
+from ollama_tiering.store.block.key import (
     BlockExtra,
     as_namespace,
     namespace_digest,
@@ -21,7 +20,8 @@ from ollama_tiering.store.key import (
     tail_key,
     tokens_to_bytes,
 )
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from tests.unit.store.test_transcode import decoded
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ollama_tiering.store import samples
-from ollama_tiering.store.blockfile import buffer_reader, pack_head, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta
+from ollama_tiering.store.block.key import BlockKey
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.inventory import Selection
-from ollama_tiering.store.pb import block_store_pb2 as pb
+from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import damage
+from ollama_tiering.store.values import Selection
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_admin import Tools, collect
 
@@ -46,6 +50,19 @@ def test_a_window_block_says_which_cells_its_rows_lay_in() -> None:
     assert (meta.cells, meta.rows, meta.plain_rows) == ((101, 102, 103), 3, -1)
     others = [samples.window(NS, block, range(4), 0, first=first).key for first in (0, 2)]
     assert len({block.key, window.key, *others}) == 4
+
+
+@pytest.mark.parametrize(("first", "to", "ends"), [(0, 4, 4), (1, 4, 4), (1, 3, 3), (3, 4, 4)])
+def test_its_name_says_at_which_row_a_window_ends(first: int, to: int, ends: int) -> None:
+    (block,) = samples.sequence(NS, range(4))
+    last, before = (
+        samples.window(NS, block, range(to), 0, first=first, others=others) for others in ((), None)
+    )
+    meta = read_meta(buffer_reader(last.data), len(last.data))
+    assert end_row(meta.plain_rows) == ends
+    meta = read_meta(buffer_reader(before.data), len(before.data))
+    assert (meta.plain_rows, end_row(meta.plain_rows)) == (-1, 0)
+    assert not any(map(end_row, range(-1, 70)))
 
 
 def test_fields_of_a_window_that_no_writer_makes_are_damage() -> None:
@@ -188,6 +205,23 @@ def test_a_restart_knows_windows_for_what_they_are(tmp_path: Path) -> None:
     tools.bench.store.close()
 
 
+def test_a_restart_knows_where_windows_end(tmp_path: Path) -> None:
+    tools = Tools(tmp_path)
+    _, last = hang_whole(tools.bench)
+    tools.bench.store.run_pending()
+    for index in (True, False):
+        tools.bench.store.close()
+        if not index:
+            for file in (tmp_path / "local").glob("index.sqlite*"):
+                file.unlink()
+        tools = Tools(tmp_path)
+        tree = tools.bench.state.tree
+        record = tree.get(last.key)
+        assert record is not None
+        assert [tree.windows_ending(record.parent, rows) for rows in range(4)] == [0, 0, 1, 1]
+    tools.bench.store.close()
+
+
 def test_removed_is_what_is_its_own_and_what_is_shared_keeps_its_windows(tools: Tools) -> None:
     """Three begin with the same two blocks; two of them go on together for one more."""
     together = [*range(8), 30, 31, 32, 33]
@@ -326,6 +360,57 @@ def test_a_parted_window_that_is_read_is_not_dropped() -> None:
     assert not bench.store.report_corrupt(NAMESPACE, last.key)
     bench.store.release(lease)
     assert bench.store.report_corrupt(NAMESPACE, last.key)
+
+
+def test_a_block_that_comes_while_its_window_is_looked_at_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+    names = damage._names
+
+    def slow(*of: Any) -> tuple[BlockKey, ...]:
+        found = names(*of)
+        assert all(result.stored for result in bench.try_put([before]))
+        return found
+
+    monkeypatch.setattr(damage, "_names", slow)
+    assert not bench.store.report_corrupt(NAMESPACE, last.key)
+    assert keys_of([before, last]) <= bench.in_tier(0)
+
+
+def test_a_block_that_is_being_written_is_not_missing() -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+    (reserved,) = bench.reserve([before])
+    assert not bench.store.report_corrupt(NAMESPACE, last.key)
+    bench.fill(reserved, before.data)
+    assert bench.session.commit([reserved.reservation_id])[0].stored
+    assert keys_of([before, last]) <= bench.in_tier(0)
+    lose(bench, before)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+
+
+def test_names_are_looked_at_before_all_bytes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    before, last = hang_whole(bench)
+    lose(bench, before)
+
+    def refuse(*of: Any) -> bool:
+        raise AssertionError("read it all")
+
+    monkeypatch.setattr(damage, "_damaged", refuse)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+
+
+def test_a_damaged_end_of_a_window_that_is_whole_is_quarantined() -> None:
+    bench = Bench(local=None)
+    _, last = hang_whole(bench)
+    bench.damage(0, last.key, len(last.data) - 4096)
+    assert bench.store.report_corrupt(NAMESPACE, last.key)
+    assert [level.stats.quarantined_blocks for level in bench.state.levels] == [1]
 
 
 def test_while_a_tier_is_not_known_no_window_counts_as_parted() -> None:

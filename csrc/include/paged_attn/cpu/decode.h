@@ -115,30 +115,36 @@ template <> struct Scales<PA_Q4_0> : BlockScales<18> {
     using BlockScales::BlockScales;
 };
 
-// o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k].
+// o[g][d..d+C*W) = o * shrink[g] + sum over k < n of p[g][k] V[k]. The next tile's rows are fetched at the pace at which these
+// are used up.
 template <pa_dtype T, int G, int C, class S>
 inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, const S &scales,
-                          const float (*p)[kTile], const float *shrink, float *o, int d_v, Ahead &next) {
-    // Whole rows are fetched at the pace at which they are used up, one per cell. Quantised ones, of a few lines, sooner:
-    // the scales of all of a tile's rows are wanted first.
-    const bool fetches = Row<T>::quantised || d == 0;
-    Ahead ahead = fetches ? next : Ahead();
+                          const float (*p)[kTile], const float *shrink, float *o, int d_v, Ahead &ahead) {
+    constexpr int columns = C * W, blocks = columns < kQuantBlock ? 1 : columns / kQuantBlock;
+    const int in_block = Row<T>::quantised && columns < kQuantBlock ? d % kQuantBlock : 0;
+    const int first_block = d / kQuantBlock;
+    const int64_t from = at + Row<T>::bytes(d - in_block);
     Vec a[C][G];
     PA_UNROLL
     for (int c = 0; c < C; c++)
         PA_UNROLL
         for (int g = 0; g < G; g++) a[c][g] = vzero();
     for (int k = 0; k < n; k++) {
+        const uint8_t *row = rows[k] + from;
+        Vec scale[blocks]; // read once for the vectors of a block
+        if constexpr (S::any) {
+            PA_UNROLL
+            for (int b = 0; b < blocks; b++) scale[b] = vset(scales.f[first_block + b][k]);
+        }
         multiply_add<C, G>(
             a,
             [&](int c) {
-                const int at_d = d + c * W;
-                const Vec v = Row<T>::value(rows[k] + at, at_d);
-                if constexpr (S::any) return vmul(vset(scales.f[at_d / kQuantBlock][k]), v);
+                const Vec v = Row<T>::value(row, in_block + c * W);
+                if constexpr (S::any) return vmul(scale[c * W / kQuantBlock], v);
                 return v;
             },
             [&](int g) { return vset(p[g][k]); });
-        ahead.step();
+        ahead.step(Ahead::lines(std::max(Row<T>::bytes(columns), int64_t{1}))); // a block may be wider
     }
     PA_UNROLL
     for (int g = 0; g < G; g++) {
@@ -149,7 +155,6 @@ inline void value_columns(const uint8_t *const *rows, int64_t at, int n, int d, 
             vstore(to, vfma(f, vload(to), a[c][g]));
         }
     }
-    if (fetches) next = ahead;
 }
 
 // Columns from `first` to `last` with C vectors at a time, then fewer.
@@ -259,18 +264,13 @@ inline void decode_task(const pa_shape &s, const pa_args &a, const Shared &share
         const DecodeTile &tile = tiles[t % 2];
         DecodeTile &next = tiles[(t + 1) % 2];
         const uint8_t *place = places[t % 2];
-        const uint8_t *next_k[kTile], *next_v[kTile];
-        int ahead = 0;
+        int n_ahead = 0;
         if (t + 1 < live.n_tiles) { // the last of a chunk fetches the next one's first; another thread may have it by then
             load_tile(a, live, t + 1, next, places[(t + 1) % 2]);
-            ahead = next.n;
+            n_ahead = next.n;
         }
-        for (int i = 0; i < ahead; i++) {
-            next_k[i] = next.k[i] + head0 * a.k.head_stride;
-            next_v[i] = next.v[i] + head0 * a.v.head_stride;
-        }
-        Ahead k_ahead(next_k, ahead, head1 - head0, a.k.head_stride, k_bytes);
-        Ahead v_ahead(next_v, ahead, head1 - head0, a.v.head_stride, v_bytes);
+        Ahead k_ahead(next.k, n_ahead, head0 * a.k.head_stride, head1 - head0, a.k.head_stride, k_bytes);
+        Ahead v_ahead(next.v, n_ahead, head0 * a.v.head_stride, head1 - head0, a.v.head_stride, v_bytes);
         for (int q = 0; q < batch.n_q; q++) {
             const View view = shared.views[q * live.n_tiles + t];
             if (view.kind == View::none) continue; // so at least one cell is seen

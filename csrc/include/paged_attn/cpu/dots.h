@@ -8,28 +8,57 @@
 
 namespace paged_attn::cpu::PA_ISA {
 
-// Rows of the tile after this one, prefetched a row per step. Steps run over (head, cell) in the order of the tile,
-// rows are handed out in the order of memory: cell by cell, head by head.
+// What the tile after this one reads, prefetched a few lines per step, in the order of memory: cell by cell, head by head.
 class Ahead {
   public:
     Ahead() = default; // nothing to fetch
-    Ahead(const uint8_t *const *rows, int n, int heads, int64_t head_stride, int64_t bytes)
-        : row_(rows), left_(n * heads), heads_(heads), stride_(head_stride), bytes_(bytes) {}
-    void step() {
+    // Of n rows, `offset` bytes on: `heads` pieces of `bytes` bytes, `stride` bytes apart.
+    Ahead(const uint8_t *const *rows, int n, int64_t offset, int heads, int64_t stride, int64_t bytes)
+        : row_(rows), left_(n * heads), heads_(heads), offset_(offset), stride_(stride), bytes_(bytes) {
+        if (stride == bytes) { // they are one
+            left_ = n;
+            heads_ = 1;
+            bytes_ *= heads;
+        }
+        if (left_ > 0) begin();
+    }
+    PA_INLINE void step(int lines) {
         if (left_ <= 0) return;
-        const uint8_t *p = *row_ + head_ * stride_;
-        for (int64_t i = 0; i < bytes_; i += 64) prefetch(p + i);
-        left_--;
+        for (int i = 0; i < lines; i++) {
+            prefetch(at_);
+            at_ += kLine;
+            if (__builtin_expect(at_ >= end_, 0) && !next()) return;
+        }
+    }
+    PA_INLINE void piece() {
+        if (left_ <= 0) return;
+        for (; at_ < end_; at_ += kLine) prefetch(at_);
+        next();
+    }
+    static constexpr int lines(int64_t bytes) { return static_cast<int>((bytes + kLine - 1) / kLine); }
+
+  private:
+    static constexpr int64_t kLine = 64;
+
+    PA_INLINE void begin() {
+        const uint8_t *piece = *row_ + offset_ + head_ * stride_;
+        if (piece != end_) at_ = piece - reinterpret_cast<uintptr_t>(piece) % kLine; // else it goes on where the last one ends
+        end_ = piece + bytes_;
+    }
+    PA_INLINE bool next() {
+        if (--left_ == 0) return false;
         if (++head_ == heads_) {
             head_ = 0;
             row_++;
         }
+        begin();
+        return true;
     }
 
-  private:
+    const uint8_t *at_ = nullptr, *end_ = nullptr; // of the piece that is being fetched
     const uint8_t *const *row_ = nullptr;
-    int left_ = 0, heads_ = 0, head_ = 0;
-    int64_t stride_ = 0, bytes_ = 0;
+    int left_ = 0, heads_ = 0, head_ = 0; // pieces; of a row; the one at hand
+    int64_t offset_ = 0, stride_ = 0, bytes_ = 0;
 };
 
 // Heads of a group that are done together, so that each row is widened once for all of them.
@@ -73,23 +102,23 @@ PA_INLINE void multiply_add(Vec (*sums)[G], Widened &&widened, Factor &&factor) 
     }
 }
 
-// Vector `part` of a unit at value d of its rows: 8 chains of one row or of two, or half of the chains of one. With it the
-// scale of its block, and what it is multiplied by.
+// Vector `part` of a unit at value d of its rows, `at` bytes on: 8 chains of one row or of two, or half of the chains of one.
+// With it the scale of its block, and what it is multiplied by.
 #if defined(PA_TWO_ROWS)
-template <pa_dtype T> PA_INLINE Vec chains_of(const uint8_t *const *unit, int part, int d) {
-    return Row<T>::both(unit[2 * part], unit[2 * part + 1], d);
+template <pa_dtype T> PA_INLINE Vec chains_of(const uint8_t *const *unit, int part, int64_t at, int d) {
+    return Row<T>::both(unit[2 * part] + at, unit[2 * part + 1] + at, d);
 }
-template <pa_dtype T> PA_INLINE Vec scale_of(const uint8_t *const *unit, int part, int d) {
-    return two_set(Row<T>::scale(unit[2 * part], d), Row<T>::scale(unit[2 * part + 1], d));
+template <pa_dtype T> PA_INLINE Vec scale_of(const uint8_t *const *unit, int part, int64_t at) {
+    return two_set(Row<T>::scale(unit[2 * part] + at, 0), Row<T>::scale(unit[2 * part + 1] + at, 0));
 }
 PA_INLINE Vec factor_of(const float *q, int) { return two_same(q); }
 #else
 constexpr int kRowOfPart = W == 8 ? 1 : 0, kValueOfPart = W == 8 ? 0 : W;
-template <pa_dtype T> PA_INLINE Vec chains_of(const uint8_t *const *unit, int part, int d) {
-    return Row<T>::value(unit[kRowOfPart * part], d + kValueOfPart * part);
+template <pa_dtype T> PA_INLINE Vec chains_of(const uint8_t *const *unit, int part, int64_t at, int d) {
+    return Row<T>::value(unit[kRowOfPart * part] + at, d + kValueOfPart * part);
 }
-template <pa_dtype T> PA_INLINE Vec scale_of(const uint8_t *const *unit, int part, int d) {
-    return vset(Row<T>::scale(unit[kRowOfPart * part], d));
+template <pa_dtype T> PA_INLINE Vec scale_of(const uint8_t *const *unit, int part, int64_t at) {
+    return vset(Row<T>::scale(unit[kRowOfPart * part] + at, 0));
 }
 PA_INLINE Vec factor_of(const float *q, int part) { return vload(q + kValueOfPart * part); }
 #endif
@@ -103,33 +132,34 @@ PA_INLINE void dots(const float *q, int d, const uint8_t *const (*unit)[kUnitCel
     for (int v = 0; v < 2 * U; v++)
         PA_UNROLL
         for (int g = 0; g < G; g++) a[v][g] = vzero();
-    for (int i = 0; i < d; i += step) {
+    int64_t at = 0;
+    for (int i = 0; i < d; i += step, at += Row<T>::bytes(step)) {
         Vec scale[2 * U];
         if constexpr (Row<T>::quantised) {
             PA_UNROLL
-            for (int v = 0; v < 2 * U; v++) scale[v] = scale_of<T>(unit[v % U], v / U, i);
+            for (int v = 0; v < 2 * U; v++) scale[v] = scale_of<T>(unit[v % U], v / U, at);
         }
         PA_UNROLL
-        for (int j = i; j < i + step; j += kDotChains)
+        for (int j = 0; j < step; j += kDotChains) // a constant: else each vector looks for its block
             PA_UNROLL
             for (int part = 0; part < parts; part++)
                 multiply_add<n, G>(
                     a + part * n,
                     [&](int k) {
                         const int v = part * n + k;
-                        const Vec value = chains_of<T>(unit[v % U], v / U, j);
+                        const Vec value = chains_of<T>(unit[v % U], v / U, at, j);
                         if constexpr (Row<T>::quantised) return vmul(scale[v], value);
                         return value;
                     },
-                    [&](int g) { return factor_of(q + g * d + j, part); });
+                    [&](int g) { return factor_of(q + g * d + i + j, part); });
     }
 }
 
 // s[g][k] = q[g] . K[k] for n rows, a multiple of W. q: [G][d] floats; rows: addresses of the first head's rows.
 template <pa_dtype T, int G>
-inline void scores(const float *q, int d, const uint8_t *const *rows, int n, int64_t at, float (*s)[kTile], Ahead &next) {
+inline void scores(const float *q, int d, const uint8_t *const *rows, int n, int64_t at, float (*s)[kTile], Ahead &ahead) {
     constexpr int U = kUnitsOfK<G>;
-    Ahead ahead = next; // a copy stays in registers
+    const int lines = Ahead::lines(U * kUnitCells * Row<T>::bytes(d));
     for (int k = 0; k < n; k += W) {
         Vec joined[G][kUnits];
         const auto units = [&](int first) PA_INLINE_LAMBDA {
@@ -137,10 +167,8 @@ inline void scores(const float *q, int d, const uint8_t *const *rows, int n, int
             PA_UNROLL
             for (int u = 0; u < U; u++)
                 PA_UNROLL
-                for (int c = 0; c < kUnitCells; c++) {
-                    unit[u][c] = rows[k + first + u + kUnits * c] + at;
-                    ahead.step();
-                }
+                for (int c = 0; c < kUnitCells; c++) unit[u][c] = rows[k + first + u + kUnits * c] + at;
+            ahead.step(lines);
             Vec a[2 * U][G];
             dots<T, G, U>(q, d, unit, a);
             PA_UNROLL
@@ -160,7 +188,6 @@ inline void scores(const float *q, int d, const uint8_t *const *rows, int n, int
             vstore(s[g] + k, vjoin_neighbours(vjoin_neighbours(j[0], j[1]), vjoin_neighbours(j[2], j[3])));
         }
     }
-    next = ahead;
 }
 
 // cap * tanh(x / cap) with x and cap in base 2: cap - 2 cap / (1 + 2^y), y = 2 x log2 e / cap.

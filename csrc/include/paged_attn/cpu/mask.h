@@ -32,15 +32,13 @@ class Mask {
         }
     }
 
-    // Query q sees a cell whose flag is set.
-    bool meets(int q, const uint8_t *flags) const {
-        return any_of(q, [flags](int c) { return flags[c] != 0; }, [](int) { return false; });
-    }
-
-    // Calls f(c) for each cell that query q sees and whose flag is not set, ascending, until f answers false. True when
-    // it never did.
-    template <class F> bool each_new(int q, const uint8_t *flags, F &&f) const {
-        return !any_of(q, [flags](int c) { return flags[c] == 0; }, f);
+    // Which of the cells first .. first + 63 query q sees: bit i is cell first + i.
+    uint64_t seen_of_64(int q, int first) const {
+        const int n = a_.n_cells - first < 64 ? a_.n_cells - first : 64;
+        if (m_.dense != nullptr && n == 64) return bits_below(dense_row(q) + first, kHiddenHalf);
+        uint64_t bits = 0;
+        for (int i = 0; i < n; i++) bits |= uint64_t{sees(q, first + i)} << i;
+        return bits;
     }
 
     // What the queries [0, n_q) of a list see of the n <= 255 cells of another.
@@ -79,25 +77,6 @@ class Mask {
 
     const uint16_t *dense_row(int q) const {
         return reinterpret_cast<const uint16_t *>(reinterpret_cast<const char *>(m_.dense) + q * m_.dense_stride);
-    }
-
-    // Whether f(c) is false for a cell that query q sees and that is wanted. Sixty-four cells are asked at a time: mostly
-    // none of them is.
-    template <class Wanted, class F> bool any_of(int q, Wanted &&wanted, F &&f) const {
-        for (int first = 0; first < a_.n_cells; first += 64) {
-            const int last = first + 64 < a_.n_cells ? first + 64 : a_.n_cells;
-            unsigned any = 0;
-            if (m_.dense != nullptr) {
-                const uint16_t *row = dense_row(q);
-                for (int c = first; c < last; c++) any |= static_cast<unsigned>((row[c] < kHiddenHalf) & wanted(c));
-            } else {
-                for (int c = first; c < last; c++) any |= static_cast<unsigned>(sees(q, c)) & static_cast<unsigned>(wanted(c));
-            }
-            if (any == 0) continue;
-            for (int c = first; c < last; c++)
-                if (wanted(c) && sees(q, c) && !f(c)) return true;
-        }
-        return false;
     }
 
     bool sees(int q, int32_t cell) const {

@@ -201,7 +201,7 @@ inline void prefill_task(const pa_shape &s, const pa_args &a, const Shared &shar
             next_k[j] = cell_row(a.k, cells[n + j]) + k_at;
             next_v[j] = cell_row(a.v, cells[n + j]) + v_at;
         }
-        Ahead k_ahead(next_k, n_next, 1, 0, k_bytes), v_ahead(next_v, n_next, 1, 0, v_bytes);
+        Ahead k_ahead(next_k, n_next, 0, 1, 0, k_bytes), v_ahead(next_v, n_next, 0, 1, 0, v_bytes);
         const int steps = ceil_div(kTileRows, n_panels); // rows fetched per block, so that the panels share them out
         for (int i = 0; i < n_panels; i++) {
             Panel &panel = scratch.panel[i];

@@ -25,8 +25,8 @@ inline void score_tile(const float *k, int d, Panel &panel, float *p, int n, con
     for (int block = 0; block < n; block += R) {
         if (block % kTileRows == 0)
             for (int i = 0; i < ahead; i++) {
-                next_k.step();
-                next_v.step();
+                next_k.piece();
+                next_v.piece();
             }
         Vec joined[3][R][C]; // two chains; four; the first four of all
         PA_UNROLL
@@ -99,17 +99,34 @@ inline __attribute__((noinline)) void raise_reference(Panel &panel, int lane) {
 inline void soften_tile(Panel &panel, float *p, int n, const uint8_t *place) {
     for (int c = 0; c < kPanel; c += W)
         if (__builtin_expect(vany_gt(vload(panel.top + c), vload(panel.limit + c)), 0)) raise_reference(panel, c);
-    alignas(64) float chains[kWeightChains][kPanel] = {};
+    alignas(64) float chains[kWeightChains][kPanel];
     Vec m[kTileVecs];
     PA_UNROLL
     for (int c = 0; c < kTileVecs; c++) m[c] = vload(panel.m + c * W);
-    for (int j = 0; j < n; j++, p += kPanel) {
-        float *sum = chains[place[j] % kWeightChains];
-        PA_UNROLL
-        for (int c = 0; c < kTileVecs; c++) {
-            const Vec e = vexp2_over(vload(p + c * W), m[c]);
-            vstore(p + c * W, e);
-            vstore(sum + c * W, vadd(vload(sum + c * W), e));
+    if (n == kTile) { // key j has place j
+        for (int i = 0; i < kWeightChains; i++)
+            PA_UNROLL
+            for (int c = 0; c < kTileVecs; c++) {
+                Vec sum = vzero();
+                PA_UNROLL
+                for (int j = 0; j < kTile; j += kWeightChains) {
+                    float *at = p + (i + j) * kPanel + c * W;
+                    const Vec e = vexp2_over(vload(at), m[c]);
+                    vstore(at, e);
+                    sum = vadd(sum, e);
+                }
+                vstore(chains[i] + c * W, sum);
+            }
+    } else {
+        std::fill_n(chains[0], kWeightChains * kPanel, 0.0f);
+        for (int j = 0; j < n; j++, p += kPanel) {
+            float *sum = chains[place[j] % kWeightChains];
+            PA_UNROLL
+            for (int c = 0; c < kTileVecs; c++) {
+                const Vec e = vexp2_over(vload(p + c * W), m[c]);
+                vstore(p + c * W, e);
+                vstore(sum + c * W, vadd(vload(sum + c * W), e));
+            }
         }
     }
     for (int c = 0; c < kPanel; c += W) {

@@ -37,6 +37,14 @@ PA_INLINE Vec vexp2_over(Vec x, Vec m) {
 // 2^y for an integer y <= 127, 0 below kLeastExponent.
 PA_INLINE Vec vpower_of_two(Vec y) { return vscale2(vset(1.0f), y); }
 
+#if !defined(PA_BITS_BELOW) // simd_avx512.h, simd_avx2.h
+inline uint64_t bits_below(const uint16_t *p, uint16_t limit) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; i++) bits |= uint64_t{p[i] < limit} << i;
+    return bits;
+}
+#endif
+
 // What a result is given as: NaN is one NaN, what is not finite is that NaN, and zero has no sign.
 PA_INLINE Vec vsettled(Vec x) {
     hold(x); // a product may not become part of the sums below

@@ -67,6 +67,22 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
+// As simd_avx512.h. x < limit where the smaller of x and limit - 1 is x.
+#define PA_BITS_BELOW
+inline uint64_t bits_below(const uint16_t *p, uint16_t limit) {
+    const __m256i most = _mm256_set1_epi16(static_cast<short>(limit - 1));
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; i += 32) {
+        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + i));
+        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + i + 16));
+        const __m256i both = _mm256_packs_epi16(_mm256_cmpeq_epi16(_mm256_min_epu16(a, most), a),
+                                                _mm256_cmpeq_epi16(_mm256_min_epu16(b, most), b)); // by halves
+        const auto found = static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_permute4x64_epi64(both, 0xD8)));
+        bits |= uint64_t{found} << i;
+    }
+    return bits;
+}
+
 // As simd_avx512.h; a vector holds one cell of 8 chains.
 inline Vec vjoin_halves(Vec a, Vec b) {
     return vadd(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));

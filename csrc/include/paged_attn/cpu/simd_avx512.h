@@ -76,6 +76,14 @@ inline Vec from_nibbles(const uint8_t *block, int first) {
 }
 inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
+// Bit i: p[i] < limit, for 64 of them.
+#define PA_BITS_BELOW
+inline uint64_t bits_below(const uint16_t *p, uint16_t limit) {
+    const __m512i most = _mm512_set1_epi16(static_cast<short>(limit));
+    const uint64_t low = _mm512_cmplt_epu16_mask(_mm512_loadu_si512(p), most);
+    return low | uint64_t{_mm512_cmplt_epu16_mask(_mm512_loadu_si512(p + 32), most)} << 32;
+}
+
 // Eight values of each of two rows, a's in the lower half.
 #define PA_TWO_ROWS
 inline Vec two_f32(const float *a, const float *b) {

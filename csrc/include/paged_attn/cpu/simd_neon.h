@@ -66,7 +66,7 @@ inline Vec vjoin_halves(Vec a, Vec b) { return vadd(a, b); }
 inline Vec vjoin_neighbours(Vec a, Vec b) { return vpaddq_f32(a, b); }
 
 inline void hold(Vec &a) { __asm__("" : "+w"(a)); } // as simd_x86.h
-inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+__attribute__((always_inline)) inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 // As simd_x86.h: the FZ bit of FPCR.
 struct FlushDenormals {

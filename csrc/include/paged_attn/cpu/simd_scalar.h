@@ -122,7 +122,7 @@ inline void hold(Vec &a) { // as simd_x86.h
     __asm__("" : "+m"(a));
 #endif
 }
-inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+__attribute__((always_inline)) inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 inline void transpose8(const float *from, size_t from_stride, float *to, size_t to_stride) {
     for (size_t r = 0; r < 8; r++)

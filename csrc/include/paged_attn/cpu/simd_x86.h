@@ -16,7 +16,8 @@ inline void hold(Vec &a) {
 #endif
 }
 
-inline void prefetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1); }
+// Always part of the caller: a function that only prefetches has no effect, GCC finds, and leaves out its calls.
+__attribute__((always_inline)) inline void prefetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1); }
 
 // Denormals as zero and rounding to nearest, for as long as it lives. Products of small weights and values may be denormal,
 // and each costs a trap into microcode; and no bit may depend on how the caller rounds.

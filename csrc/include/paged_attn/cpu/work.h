@@ -79,7 +79,7 @@ struct PrefillCut {
 struct Shared {
     Live live;
     LiveScratch finding;
-    uint8_t *seen;  // [max_cells]
+    uint8_t *seen;  // [max_cells], and room for a word
     View *views;    // decode: [n_q][tiles]; prefill: [panels][tiles]
     size_t n_views;
     float *q;       // decode: [n_q][n_head][d_k], scaled
@@ -153,12 +153,13 @@ inline size_t carve(const pa_shape &s, int n_threads, void *base, Shared &shared
     const auto head = static_cast<size_t>(s.n_head), d_k = static_cast<size_t>(s.d_k), d_v = static_cast<size_t>(s.d_v);
     const auto few = static_cast<size_t>(std::min(s.max_q, kFewQueries));
     const auto panels = static_cast<size_t>(ceil_div(s.max_q * (s.n_head / s.n_kv_head), kPanel));
-    shared.seen = carver.take<uint8_t>(cells);
+    shared.seen = carver.take<uint8_t>(cells + 8);
     LiveScratch &finding = shared.finding;
-    for (int32_t **each : {&shared.live.cells, &shared.live.tiles, &shared.live.chunks, &finding.order, &finding.spare, &finding.rank})
+    for (int32_t **each : {&shared.live.cells, &shared.live.tiles, &shared.live.chunks, &finding.fresh, &finding.spare})
         *each = carver.take<int32_t>(cells + 1);
-    for (uint8_t **each : {&finding.in, &finding.blocked}) *each = carver.take<uint8_t>(cells);
-    for (int32_t **each : {&shared.live.queries, &finding.waiting, &finding.by_index}) *each = carver.take<int32_t>(queries);
+    finding.in = carver.take<uint64_t>(cells / 64 + 1);
+    for (int32_t **each : {&shared.live.queries, &finding.waiting, &finding.by_index, &finding.first, &finding.end})
+        *each = carver.take<int32_t>(queries);
     // Tiles with holes are more than cells / kTile; then fewer queries are worked on at a time (run.h).
     const auto one = static_cast<size_t>(ceil_div(s.n_head / s.n_kv_head, kPanel)); // panels of a query
     shared.n_views = std::max(std::max(few, panels) * (cells / kTile + 1), one * (cells + 1));

@@ -23,6 +23,7 @@ type fakeHost struct {
 	avoid    map[int32]struct{}
 	ahead    int
 	restores func() // when a restore is about to happen
+	letGo    func() // when somebody has let go of the lock
 
 	batches sync.Mutex
 	ended   *sync.Cond
@@ -33,6 +34,14 @@ func newFakeHost() *fakeHost {
 	h := &fakeHost{started: make(map[int]struct{})}
 	h.ended = sync.NewCond(&h.batches)
 	return h
+}
+
+func (h *fakeHost) Unlock() {
+	letGo := h.letGo
+	h.Mutex.Unlock()
+	if letGo != nil {
+		letGo()
+	}
 }
 
 func (h *fakeHost) begin(batch int) {

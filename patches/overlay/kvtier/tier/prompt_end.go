@@ -10,22 +10,26 @@ import (
 // again: a regenerated answer. They are in the cells from when the last batch of the prompt has been computed until the batch of the
 // answer's first token is; by then stock has freed some of the cells, and may have given one to that token.
 //
-// The runner's lock is held while they are copied, and can't be let go of in between: the batch has been taken up, and is not yet
-// known to be computed. So their memory is made ready before, while the prompt's last batch is computed: what the system has
-// to clear takes longer than the copying.
+// They are copied when that batch has been taken up and is not launched yet, in pieces, and the runner's lock is let go of between
+// them: the runner lets go of it anyway before it launches the batch. What may have the lock meanwhile is a request that gets a slot
+// and the storing of others. It goes around the noted cells (placeWindows) until all are copied. Should anybody write rows all the
+// same, or the slot's content end, what has been copied is dropped, all of it: half of the rows of then and half of those of
+// now are the end of no prompt. Their memory is made ready before, while the prompt's last batch is computed: what the system has to
+// clear takes longer than the copying.
 type promptEnd struct {
-	end    int
-	cells  [][]int32  // of each window, by number
-	blocks [][]*block // of each window
-	bytes  int
-	memory chan [][]byte // of all blocks, when there is some
-	copied bool          // the blocks have their rows
+	end     int
+	cells   [][]int32  // of each window, by number
+	blocks  [][]*block // of each window
+	bytes   int
+	memory  chan [][]byte // of all blocks, when there is some
+	copying bool          // has begun
+	copied  bool          // the blocks have their rows
 }
 
 // beforeLaunch notes the windows when the prompt's last batch is about to be launched, and copies them before the next.
 func (ts *slot) beforeLaunch(t *Tier, held int) {
 	if ts.lineage.promptEnd != nil {
-		ts.keepPromptEnd(t)
+		ts.keepPromptEnd(t, true)
 	} else if held == ts.prompt && len(t.model.Windows) > 0 {
 		ts.notePromptEnd(t)
 	}
@@ -76,30 +80,74 @@ func (p *promptEnd) makeReady() {
 	}(p.memory)
 }
 
-// keepPromptEnd copies the rows that were noted.
-func (ts *slot) keepPromptEnd(t *Tier) {
+// keepPromptEnd copies the rows that were noted. With letGo others may have the lock between two pieces.
+func (ts *slot) keepPromptEnd(t *Tier, letGo bool) {
 	p := ts.lineage.promptEnd
-	if p == nil || p.copied {
+	if p == nil || p.copying {
 		return
+	}
+	p.copying = true
+	if !t.model.OnHost {
+		t.host.Quiesce()
+	}
+	if p.copied = ts.copyPromptEnd(t, p, letGo); !p.copied && ts.lineage.promptEnd == p {
+		ts.lineage.promptEnd = nil
+	}
+}
+
+// copyPromptEnd reports whether the blocks have all rows, and all of them of one time.
+func (ts *slot) copyPromptEnd(t *Tier, p *promptEnd, letGo bool) bool {
+	written := t.written
+	unchanged := func() bool { return t.written == written && ts.lineage.promptEnd == p && active.Load() == t }
+	var memory [][]byte
+	t.between(letGo, func() { memory = <-p.memory })
+	blocks := slices.Concat(p.blocks...)
+	for i, b := range blocks {
+		b.file = memory[i]
+	}
+	for at := 0; at < len(blocks); {
+		if at > 0 {
+			t.between(letGo, func() {})
+		}
+		if !unchanged() {
+			return false
+		}
+		n, err := t.copyPiece(blocks[at:])
+		if err != nil {
+			return false
+		}
+		at += n
+	}
+	for _, b := range blocks {
+		b.copied = true
+	}
+	return true
+}
+
+// between does something while others may have the lock.
+func (t *Tier) between(letGo bool, do func()) {
+	if letGo {
+		t.host.Unlock()
+		defer t.host.Lock() // also after a panic: the runner lets go of it
+	}
+	do()
+}
+
+// copyPiece copies the rows of as many of the first blocks as are copied in one hold of the lock, and returns how many that are.
+func (t *Tier) copyPiece(blocks []*block) (n int, err error) {
+	var segments []func()
+	for bytes := 0; n < len(blocks) && (n == 0 || bytes+blocks[n].layout.FileBytes <= holdBytes); n++ {
+		b := blocks[n]
+		bytes += b.layout.FileBytes
+		for i, s := range b.layout.Segments {
+			segments = append(segments, func() { b.part.window.Rows.Read(i, b.part.cells, b.file[s.Offset:s.Offset+s.Bytes]) })
+		}
 	}
 	workers := 1
 	if t.model.OnHost {
 		workers = workerCount()
-	} else {
-		t.host.Quiesce()
 	}
-	blocks, memory := slices.Concat(p.blocks...), <-p.memory
-	err := parallel(workers, len(blocks), func(i int) {
-		b := blocks[i]
-		b.file = memory[i]
-		for n, s := range b.layout.Segments {
-			b.part.window.Rows.Read(n, b.part.cells, b.file[s.Offset:s.Offset+s.Bytes])
-		}
-		b.copied = true
-	})
-	if p.copied = err == nil; !p.copied {
-		ts.lineage.promptEnd = nil
-	}
+	return n, parallel(workers, len(segments), func(i int) { segments[i]() })
 }
 
 // dropPromptEnd forgets what was noted and not copied.

@@ -85,3 +85,32 @@ func TestATieringThatHasFailedSaysSo(t *testing.T) {
 		t.Errorf("reported %v", store.reports)
 	}
 }
+
+func TestAModelThatIsNotWhatWasExpectedOfItIsNotTieredAnyMoreAndSaysWhy(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
+	tier.fillCells(0, 100, 3)
+	tier.host.Lock()
+	tier.Finished(0, Text(tokensFrom(500, 600)), 0)
+	tier.host.Unlock()
+	tier.Withdraw("a reason")
+	tier.Withdraw("another")
+	if Active() != nil {
+		t.Error("it is active")
+	}
+	store.reported(t, "why", func(r *tierpb.RunnerReport) bool { return !r.Tiered && r.Reason == "a reason" && r.ToStore == 0 })
+	if err := tier.snapshot(tier.work.take()); err != nil {
+		t.Fatal(err)
+	}
+	tier.stats.mu.Lock()
+	defer tier.stats.mu.Unlock()
+	if n := tier.stats.counts.SnapshotBlocks; n != 0 {
+		t.Errorf("%d blocks were stored", n)
+	}
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	for _, r := range store.reports {
+		if r.Reason == "another" {
+			t.Error("it was withdrawn twice")
+		}
+	}
+}

@@ -59,6 +59,7 @@ func (t *Tier) BeforeFork(src, dst, rows int) {
 // that is nil, what it was last said to hold. The caller holds the lock.
 func (t *Tier) BeforeShift(slot int, p *Prompt, keep int) {
 	t.host.Quiesce()
+	t.written++
 	ts := &t.slots[slot]
 	if p != nil {
 		ts.note(*p, nil)
@@ -76,7 +77,8 @@ func (t *Tier) Doubt(slot, from int) {
 }
 
 // BeforeLaunch is called when a batch is about to be launched, after which the slot will hold held rows. What was launched before
-// is complete, but for what a device still does. The caller holds the lock.
+// is complete, but for what a device still does. The caller holds the lock, and is ready to let go of it and to launch the batch:
+// the lock may be let go of, and taken again.
 func (t *Tier) BeforeLaunch(slot, held int) {
 	t.slots[slot].beforeLaunch(t, held)
 }
@@ -85,6 +87,7 @@ func (t *Tier) BeforeLaunch(slot, held int) {
 // holds held rows. It returns how many tokens of the slot are worth a snapshot while the request goes on, for Progress, or 0.
 // The caller holds the lock.
 func (t *Tier) Launched(slot, held, batch int) (worth int) {
+	t.written++
 	ts := &t.slots[slot]
 	ts.batched(batch)
 	return ts.launched(t, held)
@@ -103,7 +106,7 @@ func (t *Tier) Progress(slot int, p Prompt, after []int) {
 func (t *Tier) Finished(slot int, p Prompt, prefill time.Duration) {
 	ts := &t.slots[slot]
 	if len(t.host.Running()) == 0 {
-		ts.keepPromptEnd(t) // of an answer of one token
+		ts.keepPromptEnd(t, false) // of an answer of one token; in one hold of the lock, for the caller has more to do under it
 	} else {
 		ts.dropPromptEnd() // ended while its last batch is computed, for want of context: its rows are not there yet
 	}

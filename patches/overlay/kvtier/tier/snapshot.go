@@ -11,8 +11,10 @@ import (
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
+// holdBytes are copied per hold of the Host's lock, but at least a block; little enough to stay in the CPU's cache. Tests have less.
+var holdBytes = 8 << 20
+
 const (
-	holdBytes    = 8 << 20   // copied per hold of the Host's lock, but at least a block; little enough to stay in the CPU's cache
 	reserveBytes = 256 << 20 // reserved and committed at a time
 	putTimeout   = 30 * time.Second
 	reportWait   = 2 * time.Second

@@ -171,8 +171,8 @@ func (s *stats) report(t *Tier) {
 	counts := proto.Clone(&s.counts).(*tierpb.RunnerReport)
 	s.mu.Unlock()
 	counts.ToStore = uint64(t.work.length()) // after the counts: what was counted has been queued before
-	if t.failed.Load() {
-		counts.Tiered, counts.Reason, counts.ToStore = false, failedReason, 0
+	if reason := t.off.Load(); reason != nil {
+		counts.Tiered, counts.Reason, counts.ToStore = false, *reason, 0
 	}
 	counts.Failures = t.client.Failures()
 	counts.CpuAttention = t.model.Attention()

@@ -33,14 +33,15 @@ type Tier struct {
 	memory  memoryBound
 	files   fileAccess
 	lookUps lookUps
-	failed  atomic.Bool  // it has panicked, and is off
-	reports atomic.Int32 // reports of damage on their way
-	late    atomic.Int32 // fetches whose reads still hang although nobody waits for them any more
-	staging []byte       // what is copied out of the cells at once; the snapshot loop's
-	refused atomic.Bool  // the sidecar took nothing of this model when it was last asked to
-	refusal string       // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
+	off     atomic.Pointer[string] // why it is, although the model can be tiered; nil: it is on
+	reports atomic.Int32           // reports of damage on their way
+	late    atomic.Int32           // fetches whose reads still hang although nobody waits for them any more
+	staging []byte                 // what is copied out of the cells at once; the snapshot loop's
+	refused atomic.Bool            // the sidecar took nothing of this model when it was last asked to
+	refusal string                 // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
 
-	slots []slot // guarded by the Host's lock
+	slots   []slot // guarded by the Host's lock
+	written int    // how often rows may have been written into cells: by a batch, a restore, a shift; likewise
 
 	layouts sync.Map // rows and extras of a block -> *kvtier.Layout
 	work    *queue
@@ -61,7 +62,7 @@ type Model struct {
 	Layers      []kvtier.Layer // that keep every row
 	Windows     []Window       // of those that do not
 	DType       string
-	OnHost      bool // the CPU can access all rows directly
+	OnHost      bool // the CPU can access all rows directly, as soon as the batch that computes them has been
 	Description *tierpb.Namespace
 }
 
@@ -81,15 +82,26 @@ func fail(hook string, panicked any) {
 	t := active.Swap(nil)
 	slog.Error("kv tiering failed and is now off for this model", "hook", hook, "panic", panicked)
 	if t != nil {
-		t.failed.Store(true)
-		go t.reportFailure()
+		t.end(failedReason)
 	}
 }
 
-// reportFailure tells the sidecar that the model runs as in stock Ollama from now on.
-func (t *Tier) reportFailure() {
-	defer func() { _ = recover() }() // it has failed, and said so
-	t.stats.report(t)
+// Withdraw turns the tiering off for the loaded model: what was found of it when it was loaded is not so, for this reason. Nothing
+// more is restored, and nothing is stored that has not been copied.
+func (t *Tier) Withdraw(reason string) {
+	if active.CompareAndSwap(t, nil) {
+		slog.Error("kv tiering is now off for this model, it runs as in stock Ollama", "reason", reason)
+		t.end(reason)
+	}
+}
+
+// end tells the sidecar that the model runs as in stock Ollama from now on.
+func (t *Tier) end(reason string) {
+	t.off.Store(&reason)
+	go func() {
+		defer func() { _ = recover() }() // it is off, and has said so
+		t.stats.report(t)
+	}()
 }
 
 // Connect begins to look for the sidecar. Called when the loading of weights begins, so that the first request, which often
@@ -163,7 +175,7 @@ func (t *Tier) onSidecarUp() {
 		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
 		return
 	}
-	if !t.failed.Load() {
+	if t.off.Load() == nil {
 		t.storeAgain()
 	}
 	t.stats.report(t) // after that, so that it says how much is to be stored

@@ -58,7 +58,7 @@ func TestWhereAnyCellsWillDoAWindowComesBackIntoFreeOnes(t *testing.T) {
 
 func TestWithTooFewFreeCellsAWindowIsComputed(t *testing.T) {
 	tier, ts := withPromptEnd(t)
-	tier.BeforeLaunch(0, 301)
+	tier.launch(301)
 	var avoided map[int32]struct{}
 	f := &fetch{}
 	for i := range tier.model.Windows {
@@ -100,16 +100,4 @@ func TestTheSameRowsInOtherCellsHaveOneKeyWhereAnyCellsWillDo(t *testing.T) {
 	if slices.Equal(keys(nil, 3), keys(nil, 400)) {
 		t.Error("the cells are not in the key")
 	}
-}
-
-func TestAWindowThatNamesABlockWhichIsGoneIsReported(t *testing.T) {
-	tier, store := withWindows(t)
-	first, parts := len(store.blocks)-8, 4 // blocks of each window
-	store.blocks = slices.Delete(store.blocks, first, first+1)
-	tier.prefetchFor(t.Context(), windowPrompt)
-	if got := tier.restoreFor(0, windowPrompt, 0); got == windowTokens {
-		t.Fatal("a window was restored without one of its blocks")
-	}
-	store.wasReported(t, first+parts-2)
-	store.wasReported(t, first+2*parts-2)
 }

@@ -103,22 +103,21 @@ func (t *Tier) fetchWindows(
 		last = append(last, parts[len(parts)-1])
 		lastKeys = append(lastKeys, last[i].block.Key())
 	}
-	if cut := t.getWindows(ctx, f, last, lastKeys); cut != unexplained {
+	if _, cut := t.getWindows(ctx, f, last, lastKeys); cut != unexplained {
 		return cut
 	}
-	var keys []kvtier.Key
+	var keys, ends []kvtier.Key // ends[n] is the end of the window that keys[n] is of
 	for i, w := range f.windows {
 		if len(w.block.Others) != len(before[i]) {
 			return unreadable
 		}
 		keys = append(keys, w.block.Others...)
+		ends = append(ends, slices.Repeat(lastKeys[i:i+1], len(w.block.Others))...)
 	}
 	if len(keys) > 0 {
-		cut := t.getWindows(ctx, f, slices.Concat(before...), keys)
+		there, cut := t.getWindows(ctx, f, slices.Concat(before...), keys)
 		if cut == windowMissing { // while its end is there nobody stores it anew
-			for _, end := range lastKeys {
-				t.reportUnusable(end, "a block that it names is gone")
-			}
+			t.reportUnusable(ends[there], "a block that it names is gone")
 		}
 		if cut != unexplained {
 			return cut
@@ -130,8 +129,11 @@ func (t *Tier) fetchWindows(
 	return unexplained
 }
 
-// getWindows adds window blocks to f, several read at a time, and says why not all of them are there; unexplained: they are.
-func (t *Tier) getWindows(ctx context.Context, f *fetch, parts []windowPart, keys []kvtier.Key) tierpb.Shortfall {
+// getWindows adds window blocks to f, several read at a time, and says how many of them, from the first on, are there, and why
+// not all are; unexplained: they are.
+func (t *Tier) getWindows(
+	ctx context.Context, f *fetch, parts []windowPart, keys []kvtier.Key,
+) (there int, cut tierpb.Shortfall) {
 	files := newReaders[*fetchedWindow](t, len(keys))
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
 		n := files.n
@@ -153,13 +155,13 @@ func (t *Tier) getWindows(ctx context.Context, f *fetch, parts []windowPart, key
 	}
 	switch {
 	case bad != nil:
-		return blockReason(bad)
+		return len(found), blockReason(bad)
 	case err != nil:
-		return callReason(err, filesLate)
+		return len(found), callReason(err, filesLate)
 	case len(found) < len(keys):
-		return windowMissing
+		return len(found), windowMissing
 	}
-	return unexplained
+	return len(found), unexplained
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.
@@ -190,6 +192,7 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key
 
 // putWindows gives the slot the fetched windows in place of what it has of them. placeWindows has said where.
 func (t *Tier) putWindows(f *fetch, slot int) {
+	t.written++
 	for i := range t.model.Windows {
 		t.model.Windows[i].Rows.Drop(slot, 0)
 	}

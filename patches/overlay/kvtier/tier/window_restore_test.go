@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -256,5 +257,34 @@ func TestADamagedBlockOfAWindowIsFoundAndReported(t *testing.T) {
 	}
 	if tier.memory.held != 0 {
 		t.Errorf("%d bytes are held by nobody", tier.memory.held)
+	}
+}
+
+func TestOfWindowsTheOneThatLacksABlockIsReportedAndNoOther(t *testing.T) {
+	for _, child := range []int{1, 2} {
+		for _, first := range []int{200, 256, 320} {
+			tier, store := withWindows(t)
+			name, end := fmt.Sprintf("window-%d-%d", child, first), -1
+			for i, b := range store.blocks {
+				if strings.HasSuffix(b.path, fmt.Sprintf("window-%d-384", child)) {
+					end = i
+				}
+			}
+			store.blocks = slices.DeleteFunc(store.blocks, func(b sidecarBlock) bool { return filepath.Base(b.path) == name })
+			end-- // it came after that one
+			l := tier.prefetch(context.Background(), Text(windowPrompt), len(windowPrompt), tier.held0)
+			if l.fetch != nil || l.short.reason != windowMissing {
+				t.Errorf("%s: fetched %+v, %v", name, l.fetch, l.short)
+			}
+			store.wasReported(t, end)
+			for tier.reports.Load() > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			store.mu.Lock()
+			if len(store.damaged) != 1 {
+				t.Errorf("%s: %d blocks were reported", name, len(store.damaged))
+			}
+			store.mu.Unlock()
+		}
 	}
 }

@@ -105,9 +105,11 @@ func tierType(layers []llama.KVTierLayer) (dtype, reason string) {
 	return dtype, ""
 }
 
+// tierOnHost reports whether the CPU can access all rows directly, as soon as computing has returned. What a device computes is
+// not there by then, whatever memory it is in.
 func tierOnHost(layers []llama.KVTierLayer) bool {
 	return !slices.ContainsFunc(layers, func(l llama.KVTierLayer) bool {
-		return l.K.KVTierHost() == nil || l.V.KVTierHost() == nil
+		return !l.Device.CPU || l.K.KVTierHost() == nil || l.V.KVTierHost() == nil
 	})
 }
 

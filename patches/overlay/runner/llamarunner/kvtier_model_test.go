@@ -23,6 +23,12 @@ func TestTierLayersSayHowFarTheySee(t *testing.T) {
 	}
 }
 
+func TestTierRowsOfADeviceAreNotOnTheHost(t *testing.T) {
+	if tierOnHost([]llama.KVTierLayer{{Device: llama.KVTierDevice{Library: "CUDA"}}}) { // whatever memory they lie in
+		t.Error("they are there before the device has written them")
+	}
+}
+
 func TestTierAdaptersAreNamedByTheirDigests(t *testing.T) {
 	one, other := "sha256-"+strings.Repeat("0a", 32), "sha256-"+strings.Repeat("0b", 32)
 	for _, test := range []struct {

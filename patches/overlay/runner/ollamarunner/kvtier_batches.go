@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -25,11 +26,12 @@ func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
 
 // tierBuilt notes the cells of a batch whose graph has been built: from now on until it has been computed, they may be
 // written although the cache's metadata may call them free.
-func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
+func tierBuilt(ctx ml.Context, id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
 	replayBuilt(id, batch, inputs, outputs)
 	if t := tier.Active(); t != nil {
 		defer tier.Guard("built")
 		h := engineHost.Load()
+		h.order.built(t, ctx)
 		h.batches.built(id, h.cache.BatchCells())
 		for _, w := range h.windows {
 			h.batches.builtWindow(id, w.Child, w.BatchCells())
@@ -45,8 +47,10 @@ func tierBuilt(id int, batch input.Batch, inputs []*input.Input, outputs []int32
 }
 
 // tierComputeBegin is called under Server.mu when a batch is about to be launched. Everything launched before it, except
-// device work of batches without outputs, is complete.
+// device work of batches without outputs, is complete. It may let go of Server.mu and take it again: its caller lets go of it next,
+// and nothing is built, shifted or removed meanwhile, for forwardBatch waits until this batch has been launched.
 func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
+	tierBeforeLaunch(s, seqs)
 	replayBegin(s, id, seqs)
 	t := tier.Active()
 	if t == nil {
@@ -54,11 +58,6 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	}
 	defer tier.Guard("begin")
 	h := engineHost.Load()
-	for i, seq := range s.seqs {
-		if seq != nil && seqs[i] == seq {
-			t.BeforeLaunch(seq.cache.Id, len(seq.cache.Inputs))
-		}
-	}
 	batches := &h.batches
 	after := batches.running()
 	rows := batches.begin(id)
@@ -71,13 +70,30 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	}
 }
 
+// tierBeforeLaunch may let go of Server.mu: what others do then, they do before the batch.
+func tierBeforeLaunch(s *Server, seqs []*Sequence) {
+	t := tier.Active()
+	if t == nil {
+		return
+	}
+	defer tier.Guard("launch")
+	for i, seq := range s.seqs {
+		if seq != nil && seqs[i] == seq {
+			t.BeforeLaunch(seq.cache.Id, len(seq.cache.Inputs))
+		}
+	}
+}
+
 // tierComputeEnd is called without a lock when a batch has been computed.
 func tierComputeEnd(id int) {
 	replayEnd(id)
 	defer replaySlow()
 	if h := engineHost.Load(); h != nil {
 		defer tier.Guard("end")
-		h.batches.end(id)
+		defer h.batches.end(id)
+		if t := tier.Active(); t != nil {
+			h.order.computed(t)
+		}
 	}
 }
 

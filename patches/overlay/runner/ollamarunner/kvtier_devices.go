@@ -14,18 +14,20 @@ type tierBackend interface {
 	KVTierCPU() string
 	KVTierLibc() string
 	KVTierAnyCut() bool
+	KVTierReads(cache []ml.Tensor) func(batch ml.Context) string
+	KVTierRefused() int
 }
 
-// tierComputing says what computes the model and which layer where. hosts is the Placement of its cache.
-func tierComputing(backend tierBackend, hosts string, layers []kvtier.Layer, assigned ml.GPULayersList) string {
+// tierComputing says what computes the model and which layer where. by is the ComputedBy of its cache.
+func tierComputing(backend tierBackend, by string, layers []kvtier.Layer, assigned ml.GPULayersList) string {
 	computing := kvtier.Computing{CPU: backend.KVTierCPU(), Libc: backend.KVTierLibc()}
 	devices := backend.BackendDevices()
 	for _, d := range devices {
 		computing.Devices = append(computing.Devices, tierDevice(d))
 	}
-	for i, host := range hosts {
+	for i, kind := range by {
 		place := kvtier.OnHost
-		if host != 'h' {
+		if kind != 'h' {
 			place = tierPlace(layers[i].Layer, assigned, devices)
 		}
 		computing.Places = append(computing.Places, place)

@@ -11,14 +11,19 @@ import (
 type tierFakeDevices struct {
 	devices []ml.DeviceInfo
 	libc    string
-	bf16    bool
+	iq4nl   bool
 }
 
 func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
-func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.bf16 }
+func (f tierFakeDevices) KVTierAnyCut() bool              { return !f.iq4nl }
+func (tierFakeDevices) KVTierRefused() int                { return 0 }
+
+func (tierFakeDevices) KVTierReads([]ml.Tensor) func(ml.Context) string {
+	return func(ml.Context) string { return "" }
+}
 
 func tierCard(id, description string, driver int) ml.DeviceInfo {
 	return ml.DeviceInfo{

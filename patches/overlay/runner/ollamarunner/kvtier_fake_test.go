@@ -69,6 +69,8 @@ func (t *tierFakeTensor) SetRows(ml.Context, ml.Tensor, ml.Tensor) ml.Tensor { r
 
 func (t *tierFakeTensor) KVTierHost() []byte { return t.data }
 
+func (t *tierFakeTensor) KVTierOnDevice() bool { return false }
+
 func (t *tierFakeTensor) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:]) }
 
 func (t *tierFakeTensor) KVTierSet(offset int, src []byte) { copy(t.data[offset:], src) }

@@ -21,6 +21,8 @@ type tierHost struct {
 	sharedPositions bool // a request with images changes the positions of the others (kvtier_images.go)
 	positions       tierPositions
 
+	order *tierOrder
+
 	stale bool // the states that stock goes back to will be changed by a batch that was built before
 }
 
@@ -50,7 +52,11 @@ func (h *tierHost) bind(s *Server, cache *kvcache.KVTierCache) {
 	scaled := config.String("rope.scaling.type") != "" || config.Float("rope.scaling.factor", 1) != 1
 	h.exactShift = cache.Type() == "f16" && !scaled
 	h.sharedPositions = tierSharesPositions(s.model)
-	h.sync = s.model.Backend().(tierBackend).KVTierSync
+	backend := s.model.Backend().(tierBackend)
+	h.sync = backend.KVTierSync
+	if tierExpectsOrder(s, backend, cache) {
+		h.order = newTierOrder(backend, cache)
+	}
 }
 
 func (h *tierHost) Lock() { h.server.mu.Lock() }

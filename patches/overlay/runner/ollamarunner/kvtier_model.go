@@ -46,7 +46,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
 	attention := tierAttention(s)
 	cut, exact := kvtier.AttentionExtra(attention, kvtier.CPUAttentionExact()), strings.HasPrefix(attention, kvtier.AttentionExact)
-	ordered := exact && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+	ordered := tierExpectsOrder(s, backend, cache)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
 	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
@@ -123,15 +123,15 @@ func tierWindowsExtra(windows []tier.Window) string {
 
 // tierPlaced says what computes the model, where the layers with rows are computed, and then where those with states are.
 func tierPlaced(backend tierBackend, cache *kvcache.KVTierCache, assigned ml.GPULayersList) string {
-	hosts, layers := cache.Placement(), tierLayers(cache.Layers())
+	by, layers := cache.ComputedBy(), tierLayers(cache.Layers())
 	if states, child := cache.States(); states != nil {
-		hosts += states.Placement()
+		by += states.ComputedBy()
 		for _, l := range tierLayers(states.Layers(child)) {
 			l.Layer /= 2 // a layer may have two states
 			layers = append(layers, l)
 		}
 	}
-	return tierComputing(backend, hosts, layers, assigned)
+	return tierComputing(backend, by, layers, assigned)
 }
 
 // tierStatesExtra is the child of the states of recurrent layers, and how many bytes each has.

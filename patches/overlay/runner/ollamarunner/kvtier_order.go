@@ -1,9 +1,13 @@
 package ollamarunner
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ollama/ollama/kvcache"
+	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tier"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -23,6 +27,44 @@ func tierOrdered(backend tierBackend, cache tierOrderedCache, assigned ml.GPULay
 	return states == nil && assigned.Sum() == 0 && cache.OnHost() && backend.KVTierAnyCut() &&
 		!slices.ContainsFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return !tierServed(l, cache.Type()) })
 }
+
+// tierExpectsOrder is tierOrdered for a loaded model, if attention is exact at all.
+func tierExpectsOrder(s *Server, backend tierBackend, cache tierOrderedCache) bool {
+	return strings.HasPrefix(tierAttention(s), kvtier.AttentionExact) && tierOrdered(backend, cache, s.lastLoad.GPULayers)
+}
+
+// tierOrder watches that it is so. What tierOrdered says of a model is a forecast, by its shape: whether every layer hands its
+// mask on to an attention as the cache has made it, and whether the kernels take it, only batches tell. nil: nothing is claimed.
+type tierOrder struct {
+	reads   func(batch ml.Context) string // which operation reads the cache in another order; "": none
+	refused func() int                    // how many attentions stock's kernel has computed nevertheless
+}
+
+func newTierOrder(backend tierBackend, cache *kvcache.KVTierCache) *tierOrder {
+	return &tierOrder{reads: backend.KVTierReads(cache.Tensors()), refused: backend.KVTierRefused}
+}
+
+// built looks at a batch whose graph has been built, before a row of it is computed.
+func (o *tierOrder) built(t *tier.Tier, batch ml.Context) {
+	if o == nil {
+		return
+	}
+	if op := o.reads(batch); op != "" {
+		t.Withdraw(fmt.Sprintf(tierNoOrder, op+" reads its rows"))
+	}
+}
+
+// computed looks at a batch that has been computed, before anybody may read its rows.
+func (o *tierOrder) computed(t *tier.Tier) {
+	if o == nil {
+		return
+	}
+	if o.refused() > 0 {
+		t.Withdraw(fmt.Sprintf(tierNoOrder, "stock's attention computes a layer"))
+	}
+}
+
+const tierNoOrder = "of exact attention, every sum in the order of positions was expected when the model was loaded, but %s"
 
 // tierServed reports whether the exact kernels compute such a layer, as unsupported() in csrc/include/paged_attn/cpu/run.h has it:
 // what they don't serve stock's attention computes.

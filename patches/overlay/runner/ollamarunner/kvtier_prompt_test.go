@@ -271,7 +271,7 @@ func TestTierRowsThatSeeWhatComesAfterThemAreNeverStored(t *testing.T) {
 		cache := f.server.cache.cache.(*kvcache.WrapperCache)
 		cache.SetLayerType(1)
 		cache.UnderlyingCache().(*kvcache.Causal).SetCausal(nil, kvcache.CausalOptions{Except: except})
-		tierBuilt(7, batch, inputs[40:80], nil)
+		tierBuilt(nil, 7, batch, inputs[40:80], nil)
 		f.Unlock()
 		tierComputeEnd(7)
 		f.fill(0, inputs, 3)

@@ -61,7 +61,7 @@ func (s *tierFakeStates) Layers(child int) (layers []kvcache.KVTierLayer) {
 
 func (s *tierFakeStates) Places() int { return len(s.noted) }
 
-func (s *tierFakeStates) Placement() string { return "hh" }
+func (s *tierFakeStates) ComputedBy() string { return "hh" }
 
 func (s *tierFakeStates) OnHost() bool { return true }
 

@@ -32,6 +32,15 @@ package ggml
 //     snprintf(text, size, "%s%s", version, fma);
 // }
 // static const struct ggml_backend_feature * kvtier_next(const struct ggml_backend_feature * feature) { return feature + 1; }
+// // GGML's own buffers of the CPU name no device.
+// static bool kvtier_on_device(ggml_backend_buffer_t buffer) {
+//     ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+//     if (device == NULL) {
+//         return false;
+//     }
+//     enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
+//     return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+// }
 import "C"
 
 import (
@@ -47,6 +56,12 @@ func (t *Tensor) KVTierHost() []byte {
 		return nil
 	}
 	return unsafe.Slice((*byte)(t.t.data), int(C.ggml_nbytes(t.t)))
+}
+
+// KVTierOnDevice reports whether a GPU writes the tensor, in a stream that the host has to wait for. Its memory may be such as
+// the CPU can access, too: pinned memory of the host, or what an integrated GPU shares with it. Implements kvcache.tierTensor.
+func (t *Tensor) KVTierOnDevice() bool {
+	return t.t.buffer != nil && bool(C.kvtier_on_device(t.t.buffer))
 }
 
 // KVTierGet copies bytes from offset on out of the tensor.

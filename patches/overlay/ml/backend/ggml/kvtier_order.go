@@ -3,12 +3,18 @@ package ggml
 // #include "ggml.h"
 // #include "ggml-backend.h"
 // #include "ggml/src/ggml-cpu/kvtier-attn.h"
+// static uint64_t kvtier_refused(ggml_backend_dev_t device) {
+//     uint64_t (*refused)(void) =
+//         (uint64_t (*)(void)) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "kvtier_attn_refused");
+//     return refused ? refused() : 0;
+// }
 import "C"
 
 import (
 	"runtime"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/ml"
@@ -42,12 +48,64 @@ func kvtierSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	}
 }
 
+// KVTierReads returns what looks at the graph of a batch that is built: which operation reads one of the tensors of a cache, K or
+// V of a layer, other than as an attention that has the positions of its cells; "" if none does. Then no bit of the batch's rows
+// depends on the cells that earlier ones lie in.
+func (b *Backend) KVTierReads(cache []ml.Tensor) func(batch ml.Context) string {
+	of := make(map[*C.struct_ggml_tensor]bool, len(cache))
+	for _, t := range cache {
+		of[t.(*Tensor).t] = true
+	}
+	return func(batch ml.Context) string {
+		graph := batch.(*Context).graph
+		if graph == nil {
+			return ""
+		}
+		for _, node := range unsafe.Slice(C.ggml_graph_nodes(graph), int(C.ggml_graph_n_nodes(graph))) {
+			if kvtierReads(node, of) {
+				return C.GoString(C.ggml_op_name(node.op))
+			}
+		}
+		return ""
+	}
+}
+
+// kvtierReads is KVTierReads for one operation. A view reads nothing, nor does writing rows read where it writes to.
+func kvtierReads(node *C.struct_ggml_tensor, of map[*C.struct_ggml_tensor]bool) bool {
+	switch node.op {
+	case C.GGML_OP_NONE, C.GGML_OP_VIEW, C.GGML_OP_RESHAPE, C.GGML_OP_PERMUTE, C.GGML_OP_TRANSPOSE:
+		return false
+	case C.GGML_OP_FLASH_ATTN_EXT:
+		if node.src[C.KVTIER_ATTN_POSITIONS] != nil {
+			return false
+		}
+	}
+	for i, src := range node.src {
+		for src != nil && src.view_src != nil {
+			src = src.view_src
+		}
+		if of[src] && !(node.op == C.GGML_OP_SET_ROWS && i == 2) {
+			return true
+		}
+	}
+	return false
+}
+
+// KVTierRefused is how many attentions that had positions were computed by stock's kernel, which knows none.
+func (b *Backend) KVTierRefused() int {
+	device := C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU)
+	if device == nil {
+		return 0
+	}
+	return int(C.kvtier_refused(device))
+}
+
 // kvtierAnyCut are the types of weights whose products have the same bits for one column as for several, with the exact
 // attention, in GGML's code for AVX2 and more: its sgemm has one chain of sums for each element, and so has what computes one
-// column, or sgemm does not have the type. Not bf16 and iq4_nl, for which they differ.
+// column, or sgemm does not have the type. Not iq4_nl, for which they differ.
 var kvtierAnyCut = []uint32{
-	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1, C.GGML_TYPE_Q8_0,
-	C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
+	C.GGML_TYPE_F32, C.GGML_TYPE_F16, C.GGML_TYPE_BF16, C.GGML_TYPE_Q4_0, C.GGML_TYPE_Q4_1, C.GGML_TYPE_Q5_0, C.GGML_TYPE_Q5_1,
+	C.GGML_TYPE_Q8_0, C.GGML_TYPE_Q2_K, C.GGML_TYPE_Q3_K, C.GGML_TYPE_Q4_K, C.GGML_TYPE_Q5_K, C.GGML_TYPE_Q6_K, C.GGML_TYPE_MXFP4,
 }
 
 // KVTierAnyCut reports whether the products of the model's weights have the same bits for one column as for several, with the

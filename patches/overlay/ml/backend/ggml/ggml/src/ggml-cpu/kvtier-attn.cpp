@@ -42,6 +42,7 @@ bool is_exact() {
 constexpr int MAX_REASONS = 8;
 std::atomic<const char *> told[MAX_REASONS]; // reasons are literals: an address is an identity
 std::atomic<const char *> last_reason{nullptr};
+std::atomic<uint64_t> refused{0};
 
 void tell_exact() {
     static std::atomic<bool> said{false};
@@ -52,6 +53,9 @@ void tell_exact() {
 
 void tell(const char * why, const ggml_tensor * dst) {
     last_reason.store(why, std::memory_order_relaxed);
+    if (dst->src[KVTIER_ATTN_POSITIONS]) {
+        refused.fetch_add(1, std::memory_order_relaxed);
+    }
     for (auto & slot : told) {
         const char * known = nullptr;
         if (slot.compare_exchange_strong(known, why)) {
@@ -108,8 +112,9 @@ const char * describe(const ggml_tensor * dst, pa_shape & shape) {
         return "sinks are not one f32 a head";
     }
     const ggml_tensor * positions = dst->src[KVTIER_ATTN_POSITIONS];
-    if (positions && (positions->type != GGML_TYPE_I32 || !ggml_is_contiguous(positions) || ggml_nelements(positions) < k->ne[1])) {
-        return "positions are not one number a cell";
+    if (positions && (!mask || positions->type != GGML_TYPE_I32 || !ggml_is_contiguous(positions) ||
+                      ggml_nelements(positions) < k->ne[1])) {
+        return "positions are not one number a cell, beside a mask";
     }
     if (q->ne[1] > std::numeric_limits<int32_t>::max() || k->ne[1] > std::numeric_limits<int32_t>::max()) return "it is too long";
     shape.n_head    = (int32_t) q->ne[2];
@@ -178,7 +183,7 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
         args.mask.dense        = static_cast<const uint16_t *>(mask->data);
         args.mask.dense_stride = (int64_t) mask->nb[1];
     }
-    if (mask && dst->src[KVTIER_ATTN_POSITIONS]) {
+    if (dst->src[KVTIER_ATTN_POSITIONS]) { // beside a mask
         args.mask.cell_pos = static_cast<const int32_t *>(dst->src[KVTIER_ATTN_POSITIONS]->data);
     }
     args.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
@@ -192,8 +197,17 @@ bool kvtier_attn(const ggml_compute_params * params, ggml_tensor * dst) {
 }
 
 int kvtier_attn_fewest_columns(int weights) {
-    const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32;
+    const bool plain = weights == GGML_TYPE_F16 || weights == GGML_TYPE_F32 || weights == GGML_TYPE_BF16;
     return plain && is_exact() ? 1 : 2;
+}
+
+uint64_t kvtier_attn_refused(void) { return refused.load(std::memory_order_relaxed); }
+
+void * kvtier_attn_function(const char * name) {
+    if (std::strcmp(name, "kvtier_attn_state") == 0) {
+        return reinterpret_cast<void *>(kvtier_attn_state);
+    }
+    return std::strcmp(name, "kvtier_attn_refused") == 0 ? reinterpret_cast<void *>(kvtier_attn_refused) : nullptr;
 }
 
 const char * kvtier_attn_state(void) {

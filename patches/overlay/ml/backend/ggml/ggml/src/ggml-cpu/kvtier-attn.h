@@ -6,6 +6,8 @@
 
 #include "ggml.h"
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -23,11 +25,18 @@ bool kvtier_attn(const struct ggml_compute_params * params, struct ggml_tensor *
 size_t kvtier_attn_work_size(const struct ggml_tensor * dst, int n_tasks);
 
 // The fewest columns for which llamafile_sgemm multiplies weights of this type: ggml's vec_dot, which has those below, sums
-// f16 and f32 in another order. Quantised ones have the same bits either way.
+// f16, bf16 and f32 in another order. Quantised ones have the same bits either way.
 int kvtier_attn_fewest_columns(int weights);
+
+// How many calls that had positions the stock kernel has computed, which knows none: their rows are not what the order of positions
+// gives.
+uint64_t kvtier_attn_refused(void);
 
 // "stock", "exact (avx512)", or "exact (avx512), but stock where " and the last reason for it. Never null.
 const char * kvtier_attn_state(void);
+
+// The address of one of the last two, by its name: the backend may be a library that was loaded at run time. Null for others.
+void * kvtier_attn_function(const char * name);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,1 @@
+"""What `tiering doctor` looks at on this machine."""

@@ -1,0 +1,106 @@
+"""What runs now: the sidecar, whoever has Ollama's port, and what the runners report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ollama_tiering import __version__
+from ollama_tiering.config import SidecarConfig
+from ollama_tiering.doctor.check import Check, fail, ok, warn
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch import block_service
+from ollama_tiering.launch.address import Address, address_of
+from ollama_tiering.launch.names import first_names, models_dirs, shown
+from ollama_tiering.launch.record import running
+from ollama_tiering.launch.up import require_free
+from ollama_tiering.protocol.tier_names import tier_name
+from ollama_tiering.store import block_store_pb2 as pb
+
+
+def checks(settings: SidecarConfig) -> Iterator[Check]:
+    answer = block_service.ask(settings.socket_path)
+    yield _sidecar(settings.socket_path, answer)
+    yield _port(address_of())
+    if answer:
+        yield from _tiers(answer)
+        names = first_names(models_dirs())
+        for report in answer.runners:
+            yield from runner(report, names)
+
+
+def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
+    name = "sidecar"
+    if answer is None:
+        if socket.exists():
+            finding = f"{socket} is there, but none answers"
+            return warn(name, finding, "start one (tiering up): it replaces a dead socket")
+        return ok(name, f"none runs on {socket}; `tiering up` starts one")
+    pid = block_service.owner(socket)
+    if answer.version != __version__:
+        finding = f"process {pid} is version {answer.version}, this is {__version__}"
+        return warn(name, finding, f"start it anew: kill {pid}, then tiering up")
+    damaged = sum(tier.quarantined_blocks for tier in answer.tiers)
+    if damaged:
+        finding = f"process {pid} found {damaged} damaged blocks and put them aside"
+        return warn(name, finding, "check the disk; the blocks end in .bad and are not used")
+    return ok(name, f"process {pid}, version {answer.version}, on {socket}")
+
+
+def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
+    """Those that rest: what they hold is a miss meanwhile."""
+    for tier in answer.tiers:
+        name = f"{tier_name(tier.tier)} tier in use"
+        if tier.state == "resting":
+            failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
+            finding = f"{tier.directory} failed ({failures}), tried again by itself"
+            yield warn(name, finding, "look after the mount or the disk; the rest goes on without")
+        elif tier.tier == pb.TIER_REMOTE:
+            yield ok(name, f"{tier.state}, {tier.blocks} blocks, {tier.sidecars} sidecars")
+
+
+def _port(address: Address) -> Check:
+    name = f"port {address.port}"
+    if record := running(address):
+        return ok(name, f"`tiering up` serves there (process {record.pid})")
+    try:
+        require_free(address)
+    except ServiceError as error:
+        return warn(name, error.message, error.hint or "")
+    return ok(name, f"{address} is free")
+
+
+def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]:
+    """Is its model tiered, and if so, does that do anything?"""
+    yield from _attention(report)
+    name = f"runner {report.pid}"
+    model = f"{shown(report.model, names)} ({report.engine})"
+    if not report.tiered:
+        yield warn(name, f"{model} is not tiered: {report.reason}", "")
+        return
+    counts = (
+        f"{model}: {report.requests} requests, {report.restored_tokens} tokens restored, "
+        f"{report.memory_tokens} from memory, {report.recomputed_tokens} recomputed"
+    )
+    if report.failures:
+        counts += f"; {report.failures} calls to the sidecar failed"
+        yield warn(
+            name,
+            counts,
+            "read the sidecar's log (tiering logs sidecar, or journalctl -u ollama-tiering)",
+        )
+    else:
+        yield ok(name, counts)
+
+
+def _attention(report: pb.RunnerReport) -> Iterator[Check]:
+    """Asked for but not served is slow and inexact, and works: nobody would see it otherwise."""
+    name = f"attention of runner {report.pid}"
+    if " but stock where " in report.cpu_attention:
+        yield warn(name, report.cpu_attention, "shapes that are served: docs/operations.md")
+    elif report.cpu_attention.startswith("exact"):
+        yield ok(name, report.cpu_attention)
+
+
+def broken_settings(error: str, hint: str) -> Check:
+    return fail("settings", error, hint)

@@ -1,0 +1,1 @@
+"""What both ends of the protocol need: its messages as values, its limits, its words."""

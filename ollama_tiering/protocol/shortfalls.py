@@ -1,0 +1,98 @@
+"""Why requests computed more of their prompts than the last token: sums by reason, and short names.
+
+A reason is a number of the protocol's `Shortfall`. One that this program does not know, of a newer
+runner, is kept and counted as it is, and shown as `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from ollama_tiering.store import block_store_pb2 as pb
+
+_PREFIX: Final = "SHORTFALL_"
+_OTHER: Final = "other"
+_MOST_REASONS: Final = 48  # numbers below it, so that what is kept and sent stays small
+
+
+def name(reason: int) -> str:
+    """`nothing_stored`: for JSON, and as a label of the metrics."""
+    if reason not in pb.Shortfall.values():
+        return _OTHER
+    return pb.Shortfall.Name(reason).removeprefix(_PREFIX).lower()
+
+
+NAMES: Final = (*map(name, pb.Shortfall.values()), _OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfalls:
+    """By reason: (requests, tokens of their prompts that they computed)."""
+
+    by_reason: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, counts: Iterable[pb.ShortfallCount]) -> Self:
+        found: dict[int, tuple[int, int]] = {}
+        for one in counts:
+            requests, tokens = found.get(one.reason, (0, 0))
+            found[one.reason] = (requests + one.requests, tokens + one.tokens)
+        return cls(found)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Self:
+        """What `document` gave. ValueError or TypeError when it is not that."""
+        found = {}
+        for reason, (requests, tokens) in document.items():
+            if type(requests) is not int or type(tokens) is not int:
+                raise ValueError(f"{requests!r}, {tokens!r} are no counts")
+            found[int(reason)] = (requests, tokens)
+        return cls(found)
+
+    def document(self) -> dict[str, list[int]]:
+        """For a file."""
+        return {str(reason): list(counts) for reason, counts in self.by_reason.items()}
+
+    def plus(self, other: Self, sign: int = 1) -> Self:
+        sums = dict(self.by_reason)
+        for reason, (requests, tokens) in other.by_reason.items():
+            before = sums.get(reason, (0, 0))
+            sums[reason] = (before[0] + sign * requests, before[1] + sign * tokens)
+        return type(self)({reason: counts for reason, counts in sums.items() if any(counts)})
+
+    def has_fallen(self, before: Self) -> bool:
+        """Whether some sum is less than it was."""
+        differences = self.plus(before, -1).by_reason.values()
+        return any(requests < 0 or tokens < 0 for requests, tokens in differences)
+
+    def fits(self, requests: int, tokens: int) -> bool:
+        """Whether these can be of so many requests, which computed so many tokens."""
+        known = all(0 <= reason < _MOST_REASONS for reason in self.by_reason)
+        counts = list(self.by_reason.values())
+        return (
+            known
+            and all(min(one) >= 0 for one in counts)
+            and sum(one[0] for one in counts) <= requests
+            and sum(one[1] for one in counts) <= tokens
+        )
+
+    def messages(self) -> Iterator[pb.ShortfallCount]:
+        for reason, (requests, tokens) in sorted(self.by_reason.items()):
+            yield pb.ShortfallCount(
+                reason=reason,  # type: ignore[arg-type]
+                requests=requests,
+                tokens=tokens,
+            )
+
+    def by_name(self) -> dict[str, tuple[int, int]]:
+        """Every name there is; nothing is (0, 0)."""
+        found = dict.fromkeys(NAMES, (0, 0))
+        for reason, (requests, tokens) in self.by_reason.items():
+            before = found[name(reason)]
+            found[name(reason)] = (before[0] + requests, before[1] + tokens)
+        return found
+
+
+NONE: Final = Shortfalls()

@@ -1,1 +1,0 @@
-"""Generated gRPC service (scripts/gen_proto.py); its messages are in ollama_tiering.store.pb."""

@@ -1,0 +1,27 @@
+"""Tail blocks that a longer block makes needless: it holds all of their rows."""
+
+from __future__ import annotations
+
+from ollama_tiering.store.books.state import Doomed, StoreState
+from ollama_tiering.store.books.tree import BlockRecord
+
+
+def take_covered(state: StoreState, record: BlockRecord, deepest: int) -> list[Doomed]:
+    """Their copies, out of the books, in the tiers down to number `deepest`: where this block is
+    durable. Further down they are all that a power cut leaves of these rows. Lock held.
+
+    A leased one stays until it is evicted.
+    """
+    doomed = []
+    for shorter in state.tree.covers(record):
+        kept = any(state.pinned(one.key) for one in state.tree.windows(shorter.key))
+        if not (kept or state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
+            # Another sidecar may have no other copy of it than the shared one.
+            for one in (*state.tree.windows(shorter.key), shorter):
+                levels = [
+                    state.levels[index]
+                    for index in sorted(one.levels)
+                    if index <= deepest and state.levels[index].shared is None
+                ]
+                doomed += [d for level in levels if (d := state.drop_copy(level, one.key))]
+    return doomed

@@ -1,0 +1,1 @@
+"""What a client's call does: writing, looking up, leasing, reporting."""

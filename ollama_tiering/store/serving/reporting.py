@@ -1,0 +1,58 @@
+"""The report of a store, out of its books."""
+
+from __future__ import annotations
+
+import copy
+
+from ollama_tiering.store.books.report import REPORTED_NAMESPACES, StoreReport, TierReport
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.tiers.daily_writes import DailyWrites
+from ollama_tiering.store.upkeep import shares
+
+
+def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
+    """Takes the store's lock."""
+    with state.lock:
+        state.expire()
+        tiers = [
+            TierReport(
+                kind=level.tier.kind,
+                directory=level.tier.directory,
+                budget_bytes=level.lru.budget_bytes,
+                used_bytes=level.physical_bytes,
+                reserved_bytes=level.lru.reserved_bytes,
+                blocks=len(level.lru),
+                stats=copy.deepcopy(level.stats),
+                read_bytes_per_second=level.speed.read,
+                write_bytes_per_second=level.speed.write,
+                suspended=state.suspended(level),
+                overhead_bytes=level.lru.overhead_bytes,
+                written_today_bytes=charged * daily.written_bytes,
+                daily_write_bytes=charged * daily.limit_bytes,
+                disk_full=level.space is not None and level.space.short,
+                surveyed=level.surveyed,
+                encoding=state.codec.of(level).value,
+                raw_bytes=level.raw_bytes,
+                stored_bytes=level.lru.used_bytes,
+                resting_seconds=max(0.0, level.suspended_until - state.clock()),
+                shared=level.shared,
+            )
+            for level in state.levels
+            for charged in (state.admission.charges(level),)
+        ]
+        counters = copy.deepcopy(state.counters)
+        if refused := sum(level.tier.refused_files for level in state.levels):
+            counters.misses["not ours"] = refused
+        return StoreReport(
+            tiers,
+            counters,
+            len(state.leases),
+            len(state.unsaved),
+            unsaved_bytes=state.unsaved.waiting_bytes,
+            not_written=dict(state.admission.refused),
+            decode_bytes_per_second=state.codec.decoding.bytes_per_second,
+            q8_0_namespaces=state.codec.rounded_namespaces(),
+            namespaces=state.tree.counts(REPORTED_NAMESPACES),
+            oldest_lease_seconds=state.leases.oldest_seconds(),
+            models=shares.models(state),
+        )

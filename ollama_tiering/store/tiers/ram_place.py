@@ -1,0 +1,169 @@
+"""Where the RAM tier lies when nobody named a directory: in memory, where nobody else can be first.
+
+Below $XDG_RUNTIME_DIR where that is a memory file system of ours with room; else under a name in
+/dev/shm that nobody can guess, for there everybody may make directories. The place is recorded in
+the state directory and used again as long as it is there and ours; else another is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.config import APP_NAME, MIB, SidecarConfig, state_dir
+from ollama_tiering.errors import TieringError
+from ollama_tiering.store.tiers.names import LOCK_NAME
+from ollama_tiering.store.tiers.ram_record import read_record, write_record
+from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.filesystems import in_memory
+from ollama_tiering.system.locks import lock_file
+
+log = logging.getLogger(__name__)
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+_LEAST_BYTES: Final = 128 * MIB
+_RUNTIME_SHARE: Final = 2  # it must have room for the budget so often: the session lives there too
+_ATTEMPTS: Final = 8
+
+
+def settled(config: SidecarConfig) -> SidecarConfig:
+    """With a directory for the RAM tier, made by us. Still without one (`ram_dir` is None) where no
+    memory file system takes it: the store then does without, unless it has nothing else.
+    """
+    if config.ram_dir is not None or not config.ram_budget_bytes:
+        return config
+    place = _choose(config.ram_budget_bytes)
+    if place is None and not config.local_budget_bytes:
+        place = state_dir() / "ram"
+    return replace(config, ram_dir=place)
+
+
+def recorded() -> Path | None:
+    """The place of the last start, as far as it is there and ours. Changes nothing."""
+    place = read_record(_record_file())
+    return place if place is not None and _expected(place) and is_ours(place) else None
+
+
+def kept(now: SidecarConfig, wanted: SidecarConfig) -> SidecarConfig:
+    """`wanted` with the place that is in use, where it names none either."""
+    return wanted if wanted.ram_dir is not None else replace(wanted, ram_dir=now.ram_dir)
+
+
+def is_ours(directory: Path) -> bool:
+    """No link, of this user, open to nobody else."""
+    try:
+        info = directory.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(info.st_mode)
+        and info.st_uid == os.geteuid()
+        and stat.S_IMODE(info.st_mode) == 0o700
+    )
+
+
+def _choose(budget_bytes: int) -> Path | None:
+    record = _record_file()
+    known = read_record(record)
+    if known is not None and not _expected(known):
+        log.warning("record of the RAM tier not used: path=%s names=%s", record, known)
+        known = None
+    place = known
+    if place is not None and not is_ours(place):
+        if os.path.lexists(place):
+            log.warning("RAM tier moves: path=%s is not ours alone", place)
+        place = None
+    if place is None:
+        place = _below_runtime(budget_bytes) or _in_shared_memory()
+        if place is not None:
+            write_record(record, place)
+    for left in _left_behind(place):
+        _remove(left)
+    return place
+
+
+def _below_runtime(budget_bytes: int) -> Path | None:
+    runtime = _runtime()
+    if runtime is None or not is_ours(runtime):
+        return None
+    try:
+        info = os.statvfs(runtime)
+        needed = _RUNTIME_SHARE * max(budget_bytes, _LEAST_BYTES)
+        if not in_memory(runtime) or info.f_blocks * info.f_frsize < needed:
+            return None
+        place = runtime / APP_NAME / "ram"
+        secure_directory(place)
+    except (OSError, TieringError) as error:
+        log.warning("no RAM tier below %s: %s", runtime, error)
+        return None
+    return place if is_ours(place) else None
+
+
+def _in_shared_memory() -> Path | None:
+    if not SHARED_MEMORY.is_dir() or not in_memory(SHARED_MEMORY):
+        return None
+    for _ in range(_ATTEMPTS):
+        place = SHARED_MEMORY / f"{_prefix()}{secrets.token_hex(16)}"
+        try:
+            place.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            log.warning("no RAM tier in %s: %s", SHARED_MEMORY, error.strerror)
+            return None
+        return place
+    return None
+
+
+def _prefix() -> str:
+    """Tells the directories of several installations of one user apart, and is no secret."""
+    return f"{APP_NAME}-{hashlib.sha256(os.fsencode(state_dir())).hexdigest()[:8]}-"
+
+
+def _expected(place: Path) -> bool:
+    """Whether it is a place that we choose: a record must not lead anywhere else."""
+    runtime = _runtime()
+    if runtime is not None and place == runtime / APP_NAME / "ram":
+        return True
+    name = re.escape(_prefix()) + "[0-9a-f]{32}"
+    return place.parent == SHARED_MEMORY and re.fullmatch(name, place.name) is not None
+
+
+def _left_behind(place: Path | None) -> Iterator[Path]:
+    """Of the version that had one name for each user, and of starts whose record was lost."""
+    found = [SHARED_MEMORY / f"{APP_NAME}-{os.getuid()}", *SHARED_MEMORY.glob(f"{_prefix()}*")]
+    yield from (path for path in found if path != place and is_ours(path))
+
+
+def _remove(directory: Path) -> None:
+    """Unless a sidecar uses it."""
+    try:
+        lock = lock_file(directory / LOCK_NAME, str(directory))
+    except (OSError, TieringError) as error:
+        log.info("older RAM tier kept: path=%s reason=%s", directory, error)
+        return
+    try:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(directory)
+        log.info("older RAM tier removed: path=%s", directory)
+    finally:
+        os.close(lock)
+
+
+def _runtime() -> Path | None:
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(named) if named else None
+
+
+def _record_file() -> Path:
+    return state_dir() / "ram-dir"

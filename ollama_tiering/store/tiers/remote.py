@@ -1,0 +1,312 @@
+"""A shared tier behind deadlines: whatever hangs below, every call here ends in time.
+
+Wraps any SharedTier. Each of its calls runs in one of a few threads of its own (DeadlineThreads); a
+call that does not return is a TimeoutError, that is an OSError: weather. No call is made before it
+is needed, not even to open the directory, so that a mount that hangs does not hold up a start. What
+is read is checked by its MAC, where one is asked for (authenticity.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ollama_tiering.store.block.blockfile import ALIGNMENT
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.tiers.authenticity import Authenticity, ToAuthenticate
+from ollama_tiering.store.tiers.contract import (
+    Neighbour,
+    OpenBlock,
+    SharedTier,
+    StoredBlock,
+    TempBlock,
+    TierKind,
+    WriteAt,
+)
+from ollama_tiering.system.deadline import DeadlineThreads, InUse
+from ollama_tiering.system.directories import UnsafeDirectory
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_THREADS: Final = 8
+_SCAN_ENTRIES: Final = 128  # per call
+
+
+class RemoteOpenBlock:
+    def __init__(self, threads: DeadlineThreads, block: OpenBlock, in_use: InUse) -> None:
+        self.file_bytes = block.file_bytes
+        self._threads = threads
+        self._block = block
+        self._in_use = in_use
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """FileNotFoundError also where another host removed the file while it was read."""
+
+        def read() -> bytes:
+            with self._in_use:
+                return self._block.read_at(offset, length)
+
+        try:
+            return self._threads.call(read)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise FileNotFoundError(errno.ENOENT, "removed by another sidecar") from error
+            raise
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        # By way of memory of its own: a read that is given up may still write there, any time.
+        buffer[:] = self.read_at(offset, buffer.nbytes)
+
+    def resident(self) -> bool | None:
+        return None  # not asked: the pages are dropped after every transfer (settle)
+
+
+class RemoteTempBlock:
+    path: Path | None = None  # no client may open it
+    grown_bytes = 0
+
+    def __init__(self, threads: DeadlineThreads, temp: TempBlock, file_bytes: int) -> None:
+        self.namespace = temp.namespace
+        self.key = temp.key
+        self.file_bytes = file_bytes
+        self.temp = temp
+        self.hangs = False
+        self._threads = threads
+        # Its MAC needs all of it in order, and who writes keeps no order.
+        self._waiting = ToAuthenticate(file_bytes) if file_bytes != temp.file_bytes else None
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        if self._waiting is not None:
+            self._waiting.write_at(offset, data)
+        else:
+            self._write_through(offset, data)
+
+    def complete(self, authenticity: Authenticity) -> None:
+        """Writes what waits to be, and its trailer."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.write_to(self._write_through, authenticity)
+
+    def _write_through(self, offset: int, data: Buffer) -> None:
+        try:
+            self._threads.call(lambda: self.temp.write_at(offset, data))
+        except TimeoutError:
+            self.hangs = True
+            raise
+
+    @contextlib.contextmanager
+    def writer(self, *, pages: bool = False) -> Iterator[WriteAt]:
+        yield self.write_at
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[RemoteOpenBlock]:
+        with _opened(self._threads, self.temp.open) as block:
+            yield block
+
+
+class RemoteTier:
+    """`open_inner` makes the tier below; it is called in a thread, again until it succeeds."""
+
+    shared = True
+    in_memory = False
+
+    def __init__(
+        self,
+        directory: Path | None,
+        open_inner: Callable[[], SharedTier],
+        *,
+        deadline_seconds: float,
+        max_threads: int = MAX_THREADS,
+        authenticity: Authenticity | None = None,
+    ) -> None:
+        self.kind = TierKind.REMOTE
+        self.directory = directory
+        self.deadline_seconds = deadline_seconds
+        self._authenticity = authenticity or Authenticity(None)
+        # Directories are counted by the scan; a MAC takes a page more than the block.
+        self.growth_bytes = ALIGNMENT if self._authenticity.required else 0
+        self._open_inner = open_inner
+        self._inner: SharedTier | None = None
+        self._threads = DeadlineThreads(
+            "remote-tier", limit=max_threads, deadline_seconds=deadline_seconds
+        )
+
+    # --- what needs no call --------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> int:
+        return self._threads.stalled
+
+    @property
+    def foreign_bytes(self) -> int:
+        return self._inner.foreign_bytes if self._inner else 0
+
+    @property
+    def caches_names(self) -> bool:
+        return self._inner is None or self._inner.caches_names
+
+    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+        return None
+
+    @property
+    def refused_files(self) -> int:
+        return self._inner.refused_files if self._inner else 0
+
+    def quarantined_bytes(self) -> int:
+        return self._inner.quarantined_bytes() if self._inner else 0
+
+    def overhead_bytes(self) -> int:
+        return self.quarantined_bytes()
+
+    def measure_overhead(self) -> None:
+        """The scan does that: here it could hang."""
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[StoredBlock]:
+        found = self._call(lambda tier: tier.scan())
+        while part := self._threads.call(lambda: list(islice(found, _SCAN_ENTRIES))):
+            for stored in part:
+                yield self._authenticity.seen(stored)
+
+    def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> RemoteTempBlock:
+        def discard(temp: TempBlock | None) -> None:
+            if temp is not None and self._inner is not None:
+                self._inner.discard(temp)
+
+        on_disk_bytes = file_bytes + self._authenticity.trailer_bytes
+        temp = self._call(lambda tier: tier.create(namespace, key, on_disk_bytes), late=discard)
+        return RemoteTempBlock(self._threads, temp, file_bytes)
+
+    def seal(self, temp: TempBlock) -> None:
+        """`publish` does it."""
+
+    def sync_names(self) -> None:
+        """A name is durable when `publish` returns."""
+
+    def sync_removals(self) -> None:
+        """Its file server does that."""
+
+    def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
+        """After a TimeoutError it may become visible yet; the next scan finds it then."""
+        assert isinstance(temp, RemoteTempBlock)
+        temp.complete(self._authenticity)
+        try:
+            return self._call(lambda tier: tier.publish(temp.temp))
+        except TimeoutError:
+            temp.hangs = True
+            raise
+
+    def discard(self, temp: TempBlock) -> None:
+        assert isinstance(temp, RemoteTempBlock)
+        if temp.hangs:  # no second wait for the same file
+            self._threads.submit(lambda: self._opened().discard(temp.temp))
+        else:
+            self._call(lambda tier: tier.discard(temp.temp))
+
+    @contextlib.contextmanager
+    def open(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        """What is read is authentic, or reading it raises NotAuthentic."""
+        with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
+            yield self._authenticity.opened(block)
+
+    @contextlib.contextmanager
+    def peek(self, namespace: NamespaceId, key: BlockKey) -> Iterator[OpenBlock]:
+        with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
+            yield self._authenticity.peeked(block)
+
+    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+        return self._call(lambda tier: tier.exists(namespace, key))
+
+    def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.remove(namespace, key))
+
+    def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.quarantine(namespace, key))
+
+    def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.remove_quarantined(namespace, key))
+
+    def purge_quarantine(self, keep_blocks: int) -> None:
+        self._call(lambda tier: tier.purge_quarantine(keep_blocks))
+
+    def describe(self, namespace: NamespaceId, fields: Sequence[tuple[str, str]]) -> None:
+        self._call(lambda tier: tier.describe(namespace, fields))
+
+    def settle(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.settle(namespace, key))
+
+    def probe(self) -> None:
+        self._call(lambda tier: tier.probe())
+
+    def announce(self, generation: int, claim_bytes: int) -> float:
+        return self._call(lambda tier: tier.announce(generation, claim_bytes))
+
+    def neighbours(self) -> list[Neighbour]:
+        return self._call(lambda tier: tier.neighbours())
+
+    def touch(self, namespace: NamespaceId, key: BlockKey) -> None:
+        self._call(lambda tier: tier.touch(namespace, key))
+
+    def close(self) -> None:
+        """Does not wait for calls that hang. Whatever is called from now on fails at once."""
+        inner = self._inner
+        if inner is not None and not self.stalled:
+            with contextlib.suppress(OSError):
+                self._threads.call(inner.close)
+        self._threads.close()
+
+    def _call(
+        self, work: Callable[[SharedTier], T], *, late: Callable[[T | None], None] | None = None
+    ) -> T:
+        return self._threads.call(lambda: work(self._opened()), late=late)
+
+    def _opened(self) -> SharedTier:
+        """In a thread. Two that come at once may both open it: the first one stays."""
+        if self._inner is None:
+            try:
+                opened = self._open_inner()
+            except UnsafeDirectory as error:
+                raise PermissionError(errno.EACCES, error.message) from None
+            if self._inner is None:
+                self._inner = opened
+            else:
+                opened.close()
+        return self._inner
+
+
+@contextlib.contextmanager
+def _opened(
+    threads: DeadlineThreads,
+    enter: Callable[[], contextlib.AbstractContextManager[OpenBlock]],
+) -> Iterator[RemoteOpenBlock]:
+    def begin() -> tuple[OpenBlock, ExitStack]:
+        stack = ExitStack()
+        return stack.enter_context(enter()), stack
+
+    def too_late(opened: tuple[OpenBlock, ExitStack] | None) -> None:
+        if opened is not None:
+            opened[1].close()
+
+    try:
+        block, stack = threads.call(begin, late=too_late)
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # what the client knew of it was old
+            raise FileNotFoundError(errno.ENOENT, "removed by another sidecar") from error
+        raise
+    in_use = InUse(stack.close)
+    try:
+        yield RemoteOpenBlock(threads, block, in_use)
+    finally:
+        threads.submit(in_use.close)

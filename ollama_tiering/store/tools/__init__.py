@@ -1,0 +1,1 @@
+"""What a person asks of a store: lists, removals, checks, archives; also without a sidecar."""

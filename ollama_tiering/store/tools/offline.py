@@ -1,0 +1,126 @@
+"""The store's administration without a sidecar: on the files, their directories locked meanwhile.
+
+Whoever looks or changes single things opens the tiers frozen, so that opening itself changes
+nothing. Whoever stores opens them as the sidecar does, only without a thread in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.config import SidecarConfig
+from ollama_tiering.store.assemble import open_store
+from ollama_tiering.store.books.terms import Decide
+from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
+from ollama_tiering.store.tiers.ram_place import recorded, settled
+from ollama_tiering.store.tiers.remote_key import remote_authenticity
+from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
+from ollama_tiering.store.upkeep.index import BlockIndex
+from ollama_tiering.system.deadline import DeadlineThreads
+from ollama_tiering.system.directories import UnsafeDirectory
+
+log = logging.getLogger(__name__)
+
+_DRAIN_SECONDS: Final = 600.0
+
+
+class Purpose(Enum):
+    LOOK = "look"
+    CHANGE = "change"  # remove, pin, repair
+    STORE = "store"  # what then lies in RAM only is written down at the end
+
+
+@contextlib.contextmanager
+def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator[Administration]:
+    """ServiceError when a process uses a directory already. `decide` knows the rules."""
+    if purpose is Purpose.STORE:
+        store = open_store(settled(config), decide, background=False)
+        all_seen = config.remote_dir is None
+    else:
+        store, all_seen = _open_frozen(config, decide, thaw=purpose is Purpose.CHANGE)
+    try:
+        yield Administration(store, alone=True, all_seen=all_seen)
+    finally:
+        store.close(drain_seconds=_DRAIN_SECONDS if purpose is Purpose.STORE else 0)
+
+
+def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[TieredStore, bool]:
+    """Only directories that are there: nothing is made. Whether every tier could be looked at."""
+    wanted = (
+        (TierKind.RAM, config.ram_dir or recorded(), config.ram_budget_bytes),
+        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
+    )
+    wanted_remote = config.remote_dir is not None and config.remote_budget_bytes > 0
+    tiers: list[tuple[Tier, int]] = []
+    budgets: list[int] = []
+    lowest: Path | None = None
+    try:
+        for kind, directory, budget_bytes in wanted:
+            if budget_bytes and directory is not None and directory.is_dir():
+                tiers.append((FrozenTier(kind, directory), ENDLESS_BYTES))
+                budgets.append(budget_bytes)
+                lowest = directory
+        remote = _frozen_remote(config)
+        if remote is not None:
+            tiers.append((remote, ENDLESS_BYTES))
+            budgets.append(config.remote_budget_bytes)
+        if not tiers:
+            tiers.append((MemoryTier(TierKind.LOCAL), ENDLESS_BYTES))  # nothing was stored yet
+        store = TieredStore(
+            tiers,
+            index_path=lowest and lowest / INDEX_NAME,
+            index_type=BlockIndex if thaw else FrozenIndex,
+            pin_share=config.pin_share,
+            decide=decide,
+            background=False,
+            measure=False,
+            absent_remote=config.remote_dir if remote is None and wanted_remote else None,
+        )
+    except BaseException:
+        for tier, _ in tiers:
+            tier.close()
+        raise
+    for level, budget_bytes in zip(store.state.levels, budgets, strict=False):
+        level.lru.budget_bytes = budget_bytes  # only now: opening must not evict down to it
+        if thaw and isinstance(level.tier, FrozenTier):
+            level.tier.thaw()
+    store.pins.enforce()
+    return store, remote is not None or not wanted_remote
+
+
+def _frozen_remote(config: SidecarConfig) -> FrozenTier | None:
+    """The shared directory as it is now. Other sidecars go on using it: it is not locked, nothing
+    is announced, and what is removed is a miss for them. None where it cannot be seen.
+    """
+    directory = config.remote_dir
+    if directory is None or not config.remote_budget_bytes:
+        return None
+    key_file = config.remote_key_file
+    authenticity = remote_authenticity(key_file, mac=config.remote_mac, make=False)
+    threads = DeadlineThreads(
+        "remote-tier", limit=1, deadline_seconds=config.remote_deadline_seconds
+    )
+
+    def opened() -> FrozenTier:
+        if not (directory / VERSION_DIRECTORY).is_dir():  # opening it would make one
+            raise FileNotFoundError(errno.ENOENT, "nothing is stored there, or it is not mounted")
+        return FrozenRemote(directory, authenticity)
+
+    try:
+        return threads.call(opened)
+    except (OSError, UnsafeDirectory) as error:
+        reason = error.message if isinstance(error, UnsafeDirectory) else error.strerror or error
+        log.warning("remote tier not looked at: path=%s reason=%s", directory, reason)
+        return None
+    finally:
+        threads.close()

@@ -1,0 +1,156 @@
+"""Reads every block file of every tier and checks header, place and checksums, one step at a time.
+
+Looks at the files and not at the books, so what the books do not know is found too. Holds no lock
+while it reads; a block that is evicted meanwhile is skipped. Only `repair` changes anything:
+damaged files are quarantined (after a second look), leftovers removed, the index made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from ollama_tiering.store.block.blockfile import check_place, read_meta, verify_payload
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
+from ollama_tiering.store.upkeep import unusable
+from ollama_tiering.store.values import Finding, VerifyStep
+
+log = logging.getLogger(__name__)
+
+DAMAGED: Final = "damaged"
+UNREADABLE: Final = "unreadable"
+UNKNOWN_FORMAT: Final = "unknown format"
+FAILURES: Final = (DAMAGED, UNREADABLE)  # a verification that found one of these has failed
+
+_LEFTOVER_SECONDS: Final = 3600.0  # no write takes so long while the sidecar runs
+_STEP_BYTES: Final = 32 << 20
+_STEP_BLOCKS: Final = 64
+
+
+def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifyStep]:
+    """`alone`: nobody else writes into the directories now. The last step has everything done."""
+    with state.lock:
+        total_blocks = sum(len(level.lru) for level in state.levels)
+    blocks = done_bytes = since_blocks = since_bytes = 0
+    findings: list[Finding] = []
+    for level in state.levels:
+        for found, what, detail, size in _examine(level):
+            if what is What.BLOCK.value or size:
+                blocks, done_bytes = blocks + 1, done_bytes + size
+                since_blocks, since_bytes = since_blocks + 1, since_bytes + size
+            if what != What.BLOCK.value:
+                finding = _judge(state, level, found, what, detail, repair=repair, alone=alone)
+                findings += [finding] if finding is not None else []
+            if since_bytes >= _STEP_BYTES or since_blocks >= _STEP_BLOCKS or findings:
+                yield VerifyStep(blocks, total_blocks, done_bytes, tuple(findings))
+                findings, since_blocks, since_bytes = [], 0, 0
+    yield VerifyStep(blocks, total_blocks, done_bytes, tuple(findings))
+
+
+def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
+    """Reads all of one block; its bytes. CorruptBlock, UnsupportedFormat, or OSError."""
+    with tier.open(namespace, key) as block:
+        cold = block.resident() is False
+        meta = read_meta(block.read_at, block.file_bytes)
+        check_place(meta, namespace, key)
+        verify_payload(meta, block.read_at)
+    if cold:  # what is read once must not push a model's weights out of the page cache
+        with contextlib.suppress(OSError):
+            tier.settle(namespace, key)
+    return block.file_bytes
+
+
+def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
+    """Whether nobody writes this temporary file any more."""
+    with state.lock:
+        if found.key is not None and found.key in state.writing:
+            return False
+    if alone and level.tier.kind is not TierKind.REMOTE:
+        return True
+    return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
+
+
+def _examine(level: Level) -> Iterator[tuple[FoundFile, str, str, int]]:
+    """(file, what it is, detail, bytes read) of everything below the tier's directory."""
+    directory = level.tier.directory
+    if directory is None:
+        return
+    for found in walk(directory):
+        if found.what is not What.BLOCK or found.namespace is None or found.key is None:
+            yield found, found.what.value, "", 0
+            continue
+        try:
+            size = check_block(level.tier, found.namespace, found.key)
+        except FileNotFoundError:
+            continue
+        except UnsupportedFormat as error:
+            yield found, UNKNOWN_FORMAT, str(error), found.stored_bytes
+        except CorruptBlock as error:
+            yield found, DAMAGED, str(error), found.stored_bytes
+        except OSError as error:
+            yield found, UNREADABLE, error.strerror or str(error), found.stored_bytes
+        else:
+            yield found, found.what.value, "", size
+
+
+def _judge(
+    state: StoreState,
+    level: Level,
+    found: FoundFile,
+    what: str,
+    detail: str,
+    *,
+    repair: bool,
+    alone: bool,
+) -> Finding | None:
+    repaired = False
+    if what == What.TEMPORARY.value:
+        if not is_leftover(state, level, found, alone=alone):
+            return None
+        if repair:
+            repaired, detail = _remove(level, found)
+    elif what == DAMAGED and repair:
+        repaired, detail = _quarantine(state, level, found, detail)
+        if not detail:
+            return None
+    return Finding(level.tier.kind, what, found.path, detail, repaired)
+
+
+def _remove(level: Level, found: FoundFile) -> tuple[bool, str]:
+    directory = level.tier.directory
+    assert directory is not None
+    try:
+        remove_file(directory, found)
+    except OSError as error:
+        return False, error.strerror or str(error)
+    return True, ""
+
+
+def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) -> tuple[bool, str]:
+    """Looks again with the block held, for it may have been stored anew; no detail: it is good."""
+    assert found.namespace is not None
+    assert found.key is not None
+    with state.lock:
+        state.pin(found.key)
+    try:
+        check_block(level.tier, found.namespace, found.key)
+    except FileNotFoundError:
+        return False, ""
+    except CorruptBlock as error:
+        log.warning("block damaged: key=%s reason=%s", found.key.hex(), error)
+        try:
+            return unusable.quarantine(state, level, found.namespace, found.key), str(error)
+        except OSError as weather:
+            return False, f"{detail}; not quarantined: {weather.strerror or weather}"
+    except (UnsupportedFormat, OSError) as error:
+        return False, str(error)
+    finally:
+        with state.lock:
+            state.unpin(found.key)
+    return False, ""

@@ -1,0 +1,221 @@
+"""Making room: takes victims under the lock, unlinks them outside of it. Used by every writer.
+
+Room is what the budget, the free-space floor and the disk all grant. The budget may be lowered at
+any time: what is claimed already stays claimed, `shrink` evicts down to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Iterator, Sequence
+
+from ollama_tiering.store.block.blockfile import ALIGNMENT, align
+from ollama_tiering.store.block.description import namespace_text
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.books.eviction import blocking_leaf
+from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.state import Doomed, Level, StoreState
+from ollama_tiering.store.tiers.contract import TempBlock
+from ollama_tiering.store.upkeep.unusable import purge_quarantine
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 4  # what was freed may be counted as used elsewhere: directories that grew, the index
+
+
+def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
+    """A claim on the level's budget, evicting what must go. None: nothing more may be evicted.
+
+    It covers what the block adds to directories too.
+    """
+    need_bytes = file_bytes + level.tier.growth_bytes
+    if need_bytes > level.lru.budget_bytes or not level.surveyed:
+        return None
+    if not keeps_floor(state, level, need_bytes):
+        return None
+    if level.shared is not None:  # evicting gives nothing back before the next scan
+        with state.lock:
+            return level.shared.reserve(level.lru, need_bytes, state.clock(), state.wall_clock())
+    with level.making_room:
+        return _make_room(state, level, need_bytes)
+
+
+@contextlib.contextmanager
+def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[bool]:
+    """While one of the store's own small files is replaced, which counts against the budget, too.
+    Gives whether there was room; afterwards what the tier's own files take is measured anew.
+    """
+    claim = reserve_room(state, level, align(file_bytes)) if file_bytes else None
+    try:
+        yield claim is not None
+    finally:
+        with contextlib.suppress(OSError):
+            level.tier.measure_overhead()
+        with state.lock:
+            if claim is not None:
+                claim.release()
+            state.count_overhead(level)
+
+
+def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
+    for _ in range(_ROUNDS):
+        with state.lock:
+            claim = level.lru.reserve(need_bytes)
+            if claim is not None:
+                if level.space is not None:
+                    level.space.take(need_bytes)
+                return claim
+            doomed = state.take_victims(level, level.lru.shortfall_bytes(need_bytes))
+        if doomed:
+            unlink(state, doomed)
+        elif not purge_quarantine(state, level, keep_blocks=0):
+            return None
+    return None
+
+
+def keeps_floor(state: StoreState, level: Level, need_bytes: int) -> bool:
+    """Whether so much may be written before the disk is too full.
+
+    A disk at its floor takes new blocks for old ones. One that others have filled beyond it takes
+    none, and nothing is evicted for them: `give_back` returns what is ours, at its own pace.
+    """
+    space = level.space
+    if space is None:
+        return True
+    headroom = space.headroom_bytes()
+    if headroom is not None and headroom < need_bytes:
+        headroom = space.headroom_bytes(fresh=True)
+    if headroom is not None and 0 <= headroom < need_bytes:
+        free_bytes(state, level, need_bytes - headroom)
+        headroom = space.headroom_bytes(fresh=True)
+    if headroom is not None and headroom >= need_bytes:
+        return True
+    with state.lock:
+        state.is_full(level)
+        state.admission.refused["disk full"] = state.admission.refused.get("disk full", 0) + 1
+    return False
+
+
+def give_back(state: StoreState, level: Level) -> bool:
+    """Evicts what brings the disk back to its floor, and no more."""
+    if level.space is None:
+        return False
+    headroom = level.space.headroom_bytes(fresh=True)
+    if headroom is None or headroom >= 0:
+        return False
+    with state.lock:
+        doomed = state.take_victims(level, -headroom, partial=True)
+    unlink(state, doomed)
+    return bool(doomed)
+
+
+def shrink(state: StoreState, level: Level) -> bool:
+    """Evicts down to the budget, as far as leases allow; to be called again when they end."""
+    if level.shared is not None or not level.lru.excess_bytes:
+        return False  # a shared tier's own thread trims it
+    with state.lock:
+        # What another thread evicts right now counts as gone, or both would evict for one excess.
+        surplus = level.lru.excess_bytes - level.leaving_bytes
+        doomed = state.take_victims(level, surplus, partial=True)
+        if surplus > 0 and not doomed and (leaf := blocking_leaf(state, level)) is not None:
+            doomed = [one for upper in state.levels for one in state.take(upper, [leaf])]
+        if level.lru.excess_bytes > sum(one.claim.reserved_bytes for one in doomed):
+            bad_bytes = level.tier.quarantined_bytes()
+        else:
+            bad_bytes = 0
+    unlink(state, doomed)
+    return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
+
+
+def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
+    """Evicts that much within the budget: the disk is fuller than the budget knows."""
+    with state.lock:
+        doomed = state.take_victims(level, need_bytes)
+    unlink(state, doomed)
+    return bool(doomed)
+
+
+def create_temp(
+    state: StoreState,
+    level: Level,
+    namespace: NamespaceId,
+    key: BlockKey,
+    file_bytes: int,
+    claim: Reservation[BlockKey],
+) -> TempBlock:
+    """A file for the block; on ENOSPC evicts, retries once, then lets the error pass.
+
+    What directories grew by is counted with them from now on, and no more in the claim.
+    """
+    try:
+        temp = level.tier.create(namespace, key, file_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if not free_bytes(state, level, file_bytes):
+            raise
+        temp = level.tier.create(namespace, key, file_bytes)
+    with state.lock:
+        claim.shrink(min(temp.grown_bytes, level.tier.growth_bytes))
+        state.count_overhead(level)
+    return temp
+
+
+def describe(
+    state: StoreState, level: Level, namespace: NamespaceId, fields: Sequence[tuple[str, str]]
+) -> None:
+    """Leaves the namespace's description beside its blocks; nothing is evicted for it."""
+    need_bytes = level.tier.growth_bytes
+    if level.tier.directory is not None:  # the file, and what its directory may grow by
+        need_bytes += align(len(namespace_text(fields))) + ALIGNMENT
+    with state.lock:
+        claim = level.lru.reserve(need_bytes)
+    if claim is None:
+        return
+    try:
+        if level.surveyed:
+            level.tier.describe(namespace, fields)
+    except OSError as error:
+        log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
+    with state.lock:
+        claim.release()
+        state.count_overhead(level)
+
+
+def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
+    """Returns those whose files are still there."""
+    failed = []
+    for one in doomed:
+        if one.level.shared is not None:  # its own thread does it: this one may not wait
+            with state.lock:
+                one.level.shared.doomed.setdefault((one.namespace, one.key), None)
+                state.gone(one, unlinked=True)
+            continue
+        unlinked = True
+        try:
+            one.level.tier.remove(one.namespace, one.key)
+        except OSError as error:
+            unlinked = False
+            failed.append(one)
+            log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
+        with state.lock:
+            state.gone(one, unlinked=unlinked)
+            state.count_overhead(one.level)
+    return failed
+
+
+def sync_removals(state: StoreState) -> None:
+    """What a person removed does not come back after a power cut. OSError is weather."""
+    for level in state.levels:
+        try:
+            level.tier.sync_removals()
+        except OSError as error:
+            with state.lock:
+                state.failed(level, error, "sync")
+
+
+def discard(level: Level, temp: TempBlock) -> None:
+    with contextlib.suppress(OSError):
+        level.tier.discard(temp)

@@ -1,0 +1,1 @@
+"""The operating system: files, directories, threads, locks, log lines. Knows no block."""

@@ -1,0 +1,44 @@
+"""A file that one process holds at a time: the lock goes with the process, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.system.directories import UnsafeDirectory
+
+_LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def lock_file(path: Path, purpose: str) -> int:
+    """Holds an exclusive lock on `path` for as long as the descriptor lives.
+
+    ServiceError when another process has it; UnsafeDirectory when it is no regular file.
+    """
+    try:
+        fd = os.open(path, _LOCK, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        fd = -1  # a link
+    if fd < 0 or not stat.S_ISREG(os.fstat(fd).st_mode):
+        if fd >= 0:
+            os.close(fd)
+        raise UnsafeDirectory(f"{path} is not a regular file", hint="remove it")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ServiceError(
+            f"{purpose} is in use by process {owner or 'unknown'}",
+            hint="stop that sidecar, or give this one another directory and socket",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

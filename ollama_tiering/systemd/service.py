@@ -1,0 +1,124 @@
+"""Install, look at and remove the services; the stock Ollama is hashed before and after each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ollama_tiering import config
+from ollama_tiering.errors import ResultDiffers
+from ollama_tiering.store import ram_place
+from ollama_tiering.systemd import stock
+from ollama_tiering.systemd.manager import Manager
+from ollama_tiering.systemd.manifest import Changes, Installed, Manifest
+from ollama_tiering.systemd.plan import Plan, Request, make_plan
+from ollama_tiering.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
+
+
+@dataclass(slots=True)
+class Outcome:
+    changes: Changes
+    units: list[str]
+    stock_before: dict[str, str]
+    stock_after: dict[str, str]
+    stock_installed: dict[str, str] = field(default_factory=dict)
+    links_removed: list[str] = field(default_factory=list)
+
+
+def install(
+    request: Request, manager: Manager, *, dry_run: bool, now: bool
+) -> tuple[Plan, Outcome]:
+    plan = make_plan(request)
+    installed = Installed(request.place, request.root)
+    old = installed.load() or Manifest()
+    before = plan.stock
+    wanted = Manifest(units=list(plan.units), stock=before)
+    left_out = [unit for unit in old.units if unit not in plan.units]
+    if left_out and not dry_run:  # must not go on without its file
+        installed.install(plan.files, wanted, dry_run=True)
+        manager.stop(left_out)
+    changes = installed.install(plan.files, wanted, dry_run=dry_run)
+    if not dry_run:
+        manager.reload()
+        if now:
+            manager.start(plan.units)
+    after = stock.digests(request.root, request.unit_directory)
+    _require_same(before, after)
+    return plan, Outcome(changes, list(plan.units), before, after, before)
+
+
+def uninstall(request: Request, manager: Manager, *, dry_run: bool) -> Outcome | None:
+    """None when nothing is installed there."""
+    installed = Installed(request.place, request.root)
+    manifest = installed.load()
+    if manifest is None:
+        return None
+    before = stock.digests(request.root, request.unit_directory)
+    if not dry_run:
+        manager.stop(manifest.units)
+    changes = installed.uninstall(dry_run=dry_run)
+    links = [] if dry_run else _remove_enablement(request, installed, manifest)
+    if not dry_run:
+        manager.reload()
+    after = stock.digests(request.root, request.unit_directory)
+    _require_same(before, after)
+    return Outcome(changes, manifest.units, before, after, manifest.stock, links)
+
+
+def look(request: Request, manager: Manager) -> dict[str, object]:
+    """What is installed, whether it is as it was written, what runs."""
+    installed = Installed(request.place, request.root)
+    manifest = installed.load()
+    found = manifest or Manifest()
+    states = {path: installed.state(path, digest) for path, digest in found.files.items()}
+    now = stock.digests(request.root, request.unit_directory)
+    return {
+        "installed": manifest is not None,
+        "prefix": str(request.place),
+        "units": {
+            unit: {
+                "file": str(request.unit_directory / unit),
+                "state": manager.state(unit),
+            }
+            for unit in (SIDECAR_UNIT, SERVER_UNIT)
+            if unit in found.units
+        },
+        "files": states,
+        "stock": {
+            path: {"sha256": digest, "as_installed": found.stock.get(path, digest) == digest}
+            for path, digest in now.items()
+        },
+    }
+
+
+def _remove_enablement(request: Request, installed: Installed, manifest: Manifest) -> list[str]:
+    """Links that `systemctl enable` made and that now lead nowhere. A running manager has removed
+    them itself.
+    """
+    removed = []
+    directory = installed.at(request.unit_directory)
+    for wants in sorted(directory.glob("*.wants")):
+        for unit in manifest.units:
+            if (wants / unit).is_symlink() and not (directory / unit).exists():
+                (wants / unit).unlink()
+                removed.append(str(request.unit_directory / wants.name / unit))
+    return removed
+
+
+def _require_same(before: dict[str, str], after: dict[str, str]) -> None:
+    changed = sorted(
+        path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    )
+    if changed:
+        raise ResultDiffers(
+            f"files of the stock Ollama changed meanwhile: {', '.join(changed)}",
+            hint="install and uninstall do not write them: see who did",
+        )
+
+
+def data_left(request: Request) -> list[Path]:
+    """Where blocks stay after an uninstall, for a person to remove."""
+    if request.user_mode:
+        place = ram_place.recorded()
+        return [config.default_local_dir(), *([place] if place else [])]
+    return [Path("/var/lib") / DIRECTORY, ram_place.SHARED_MEMORY / f"{config.APP_NAME}-*"]

@@ -1,0 +1,250 @@
+"""The doctor names what is wrong and the cure, and changes nothing."""
+
+import json
+import os
+import shutil
+import socket
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ollama_tiering.cli.doctor import doctor
+from ollama_tiering.config import GIB, MIB, SidecarConfig
+from ollama_tiering.doctor import check_build, check_running, check_storage
+from ollama_tiering.doctor.check import Check, State, guarded
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.launch.address import free_address, parse_address
+from ollama_tiering.launch.record import Record, claim
+from ollama_tiering.patchset import tools
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [n for n in os.environ if n.startswith("OLLAMA_")]:
+        monkeypatch.delenv(name)
+    for kind in ("STATE", "DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("OLLAMA_KV_TIER_RAM", str(tmp_path / "ram"))
+    monkeypatch.setenv("OLLAMA_HOST", str(free_address()))
+    return tmp_path
+
+
+def settings(place: Path, *, ram: int = MIB, local: int = MIB) -> SidecarConfig:
+    return SidecarConfig(place / "run" / "s.sock", place / "ram", ram, place / "local", local)
+
+
+def storage(place: Path, **budgets: int) -> dict[str, Check]:
+    return {check.name: check for check in check_storage.checks(settings(place, **budgets))}
+
+
+def test_a_bare_machine_is_looked_at_and_left_as_it_was(place: Path) -> None:
+    result = CliRunner().invoke(doctor, ["--json"], standalone_mode=False)
+    assert result.exception is None
+    found = {check["name"]: check for check in json.loads(result.output)}
+    assert found["source cache"]["cure"] == "tiering fetch"
+    assert found["binary"]["cure"] == "tiering patch"
+    assert not list(place.rglob("ollama-tiering*"))
+
+
+def test_the_exit_code_is_1_when_any_check_fails(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "ram").mkdir()
+    (place / "ram").chmod(0o777)
+    result = CliRunner().invoke(doctor, standalone_mode=False)
+    assert result.return_value == 1
+    assert f"-> chmod 700 {place / 'ram'}" in result.output
+    assert result.output.splitlines()[-1].endswith("1 fail")
+
+
+def test_an_invalid_setting_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_KV_TIER_RAM_GB", "lots")
+    result = CliRunner().invoke(doctor, standalone_mode=False)
+    assert result.return_value == 1
+    assert "fail  settings: environment variable OLLAMA_KV_TIER_RAM_GB" in result.output
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+def test_a_local_tier_on_a_network_is_warned_of(
+    place: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(check_storage, "file_system", lambda _directory: kind)
+    check = storage(place)["local tier"]
+    assert check.state is State.WARN
+    assert "OLLAMA_KV_TIER_LOCAL" in check.cure
+
+
+def test_a_local_tier_in_memory_is_warned_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_storage, "file_system", lambda _directory: "tmpfs")
+    assert "gone after a reboot" in storage(place)["local tier"].finding
+
+
+def test_a_ram_tier_on_a_disk_is_warned_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_storage, "file_system", lambda _directory: "ext4")
+    assert storage(place)["RAM tier"].state is State.WARN
+
+
+def test_a_budget_larger_than_the_disk_is_warned_of(place: Path) -> None:
+    check = storage(place, local=1 << 60)["local tier budget"]
+    assert check.state is State.WARN
+    assert "OLLAMA_KV_TIER_LOCAL_GB" in check.cure
+
+
+def test_what_a_tier_holds_already_counts_as_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(GIB, GIB, 0))
+    (place / "local").mkdir()
+    (place / "local" / "block").write_bytes(os.urandom(2 * MIB))
+    assert storage(place)["local tier budget"].state is State.OK
+    assert storage(place, local=64 * MIB)["local tier budget"].state is State.WARN
+
+
+def test_a_tier_that_is_off_is_not_looked_at(place: Path) -> None:
+    assert "RAM tier directory" not in storage(place, ram=0)
+
+
+def test_a_directory_that_is_a_link_is_refused(place: Path) -> None:
+    (place / "ram").symlink_to(place)
+    assert storage(place)["RAM tier directory"].state is State.FAIL
+
+
+def test_the_file_system_is_that_of_the_deepest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = namedtuple("mount", "mountpoint fstype")
+    mounts = [mount("/", "ext4"), mount("/data", "xfs"), mount("/data/net", "nfs4")]
+    mounts.append(mount("/data", "btrfs"))  # mounted over
+    monkeypatch.setattr(check_storage.psutil, "disk_partitions", lambda all: mounts)
+    monkeypatch.setattr(check_storage, "_existing", lambda path: path)
+    assert check_storage.file_system(Path("/data/net/blocks")) == "nfs4"
+    assert check_storage.file_system(Path("/data/blocks")) == "btrfs"
+    assert check_storage.file_system(Path("/database")) == "ext4"
+
+
+def test_a_missing_compiler_fails_only_while_nothing_is_built(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise MissingTool("C compiler: not found", hint="install one")
+
+    monkeypatch.setattr(tools, "require_compiler", none)
+    found = {check.name: check for check in check_build.checks()}
+    assert found["compiler"] == Check(
+        "compiler", State.FAIL, "C compiler: not found", "install one"
+    )
+    binary = place / "ollama"
+    binary.touch(mode=0o755)
+    monkeypatch.setenv("OLLAMA_TIERING_BINARY", str(binary))
+    found = {check.name: check for check in check_build.checks()}
+    assert found["compiler"].state is State.WARN
+
+
+def test_a_gpu_without_cuda_compiler_is_warned_of(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "find_cuda", lambda: None)
+    monkeypatch.setattr(check_build, "_NVIDIA_DEVICE", place)
+    assert {c.name: c.state for c in check_build.checks()}["nvcc"] is State.WARN
+
+
+def test_a_port_of_another_process_is_warned_of_with_the_cure(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.listen(0)
+        port = other.getsockname()[1]
+        monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{port}")
+        monkeypatch.setattr("ollama_tiering.launch.address._PROBE_SECONDS", 0.1)
+        found = {c.name: c for c in check_running.checks(settings(place))}
+    assert found[f"port {port}"].state is State.WARN
+    assert "--host" in found[f"port {port}"].cure
+
+
+def test_our_own_server_on_the_port_is_well(place: Path) -> None:
+    address = parse_address(os.environ["OLLAMA_HOST"])
+    with claim(address) as held:
+        held.write(Record(pid=os.getpid(), url=address.url))
+        found = {c.name: c for c in check_running.checks(settings(place))}
+    assert "`tiering up` serves there" in found[f"port {address.port}"].finding
+
+
+def test_a_model_that_is_not_tiered_is_told_with_the_reason() -> None:
+    report = pb.RunnerReport(pid=7, model="sha256-abc", reason="embedding model")
+    (check,) = check_running.runner(report, {})
+    assert check.state is State.WARN
+    assert "embedding model" in check.finding
+
+
+def test_a_model_is_told_by_its_name() -> None:
+    report = pb.RunnerReport(pid=7, model="sha256-" + "ab" * 32, tiered=True)
+    names = {report.model: "qwen3:0.6b"}
+    assert next(iter(check_running.runner(report, names))).finding.startswith("qwen3:0.6b (")
+    assert next(iter(check_running.runner(report, {}))).finding.startswith("abababababab (")
+
+
+def test_a_tiered_model_is_told_with_its_counts() -> None:
+    report = pb.RunnerReport(pid=7, model="m", tiered=True, requests=2, restored_tokens=64)
+    (check,) = check_running.runner(report, {})
+    assert check.state is State.OK
+    assert "64 tokens restored" in check.finding
+    report.failures = 1
+    (check,) = check_running.runner(report, {})
+    assert check.state is State.WARN
+
+
+@pytest.mark.parametrize(
+    ("attention", "states"),
+    [
+        ("", [State.OK]),
+        ("stock", [State.OK]),
+        ("exact (avx2)", [State.OK, State.OK]),
+        ("exact (avx2), but stock where rows are not dense", [State.WARN, State.OK]),
+    ],
+)
+def test_attention_that_was_asked_for_and_not_served_is_a_warning(
+    attention: str, states: list[State]
+) -> None:
+    report = pb.RunnerReport(pid=7, model="m", tiered=True, cpu_attention=attention)
+    checks = list(check_running.runner(report, {}))
+    assert [check.state for check in checks] == states
+    assert not states[1:] or checks[0].finding == attention
+
+
+def test_a_check_that_cannot_be_made_is_a_failed_one() -> None:
+    def look() -> list[Check]:
+        raise PermissionError(13, "Permission denied", "/x")
+
+    (check,) = guarded("storage", look)
+    assert check.state is State.FAIL
+
+
+def test_the_remote_tier_is_off_unless_named(place: Path) -> None:
+    assert storage(place)["remote tier"].finding.startswith("off")
+
+
+def test_the_remote_tier_is_looked_at(place: Path) -> None:
+    named = replace(settings(place), remote_dir=place / "remote", remote_budget_bytes=1 << 60)
+    (check,) = check_storage._remote(named)
+    assert check.state is State.FAIL
+    assert f"mkdir -m 700 {place / 'remote'}" in check.cure
+    (place / "remote").mkdir(mode=0o700)
+    found = {check.name: check for check in check_storage.checks(named)}
+    assert str(place / "remote") in found["remote tier"].finding
+    assert found["remote tier directory"].state is State.OK
+    assert found["remote tier budget"].state is State.WARN
+    assert "OLLAMA_KV_TIER_REMOTE_GB" in found["remote tier budget"].cure
+
+
+def test_a_tier_that_rests_is_warned_of() -> None:
+    tiers = [
+        pb.TierStat(tier=pb.TIER_RAM, state="ok"),
+        pb.TierStat(tier=pb.TIER_REMOTE, directory="/nfs", state="resting", failures={"EIO": 3}),
+    ]
+    (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
+    assert check.state is State.WARN
+    assert "/nfs failed (3 EIO)" in check.finding
