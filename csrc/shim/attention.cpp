@@ -144,16 +144,23 @@ ggml_status Pager::attend(const Slot &slot, const ggml_cgraph *graph, const ggml
     return compute_->iface.graph_compute(compute_, &part, batch_size);
 }
 
-// Copies the rows that the attention sees, in the order of the stream.
+// Copies the rows that the attention sees, in the order of the stream. A device has few units that copy: what another
+// stream needs (an input, a mask) may come between two chunks.
 void Pager::fill(const Slot &slot, const ggml_tensor *node, ggml_backend_t stream) {
     for (int side : {1, 2}) {
         const ggml_tensor *rows = node->src[side];
         ggml_tensor to = staged(rows, side == 1 ? slot.k : slot.v);
-        if (stream->iface.set_tensor_async) {
-            stream->iface.set_tensor_async(stream, &to, rows->data, 0, ggml_nbytes(rows));
-        } else {
-            wait_for(stream);
-            to.buffer->iface.set_tensor(to.buffer, &to, rows->data, 0, ggml_nbytes(rows));
+        const size_t all = ggml_nbytes(rows), cells = static_cast<size_t>(rows->ne[1]);
+        const size_t chunk = chunk_cells_ < cells ? chunk_cells_ * rows->nb[1] : all;
+        if (!stream->iface.set_tensor_async) wait_for(stream);
+        for (size_t from = 0; from < all; from += chunk) {
+            const char *data = static_cast<const char *>(rows->data) + from;
+            const size_t size = std::min(chunk, all - from);
+            if (stream->iface.set_tensor_async) {
+                stream->iface.set_tensor_async(stream, &to, data, from, size);
+            } else {
+                to.buffer->iface.set_tensor(to.buffer, &to, data, from, size);
+            }
         }
     }
 }

@@ -45,10 +45,12 @@ void reset(ggml_backend_dev_t outer) {
 // --- the registry ---------------------------------------------------------------------------------------------------
 
 // What Ollama's side asks for by name (overlay ml/backend/ggml/kvpaged.go): the type of a device's paged buffers. With
-// no_alloc its buffers are sizes only: a model's memory is measured before it is taken.
-ggml_backend_buffer_type_t paged_buffer_type(ggml_backend_dev_t outer, bool no_alloc) {
+// no_alloc its buffers are sizes only: a model's memory is measured before it is taken. `ahead` is for backends that
+// are made from then on.
+ggml_backend_buffer_type_t paged_buffer_type(ggml_backend_dev_t outer, bool no_alloc, bool ahead) {
     Device &device = device_of(outer);
     device.paged.no_alloc = no_alloc;
+    device.ahead = ahead;
     return device.inner->iface.get_host_buffer_type ? &device.paged : nullptr;
 }
 

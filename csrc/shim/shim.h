@@ -20,6 +20,7 @@ struct Device {
     ggml_backend_device outer{};        // what GGML sees
     ggml_backend_buffer_type paged{};   // K/V in pinned memory
     std::string paged_name;
+    bool ahead = true;                  // there is room on the device for copies ahead of their layer
     void (*free_pinned)(ggml_backend_buffer_t) = nullptr; // of the stock library's pinned buffers
 };
 
@@ -38,10 +39,13 @@ struct Layer {
 
 inline const ggml_tensor *root(const ggml_tensor *tensor) { return tensor->view_src ? tensor->view_src : tensor; }
 
+size_t chunk_cells(); // OLLAMA_PAGED_CHUNK_SIZE; if it is not set, more than there are
+
 // Computes graphs of one backend. Like a backend itself it is used by one thread at a time.
 class Pager {
   public:
-    Pager(const Device &device, ggml_backend_t compute) : device_(device), compute_(compute) {}
+    Pager(const Device &device, ggml_backend_t compute)
+        : device_(device), compute_(compute), chunk_cells_(chunk_cells()) {}
     ~Pager();
     Pager(const Pager &) = delete;
     Pager &operator=(const Pager &) = delete;
@@ -67,6 +71,7 @@ class Pager {
     const ggml_backend_t compute_;                 // the stock backend of this device: the stream that computes
     ggml_backend_t copier_ = nullptr;              // a second one: the stream that copies ahead
     ggml_backend_event_t begun_ = nullptr;         // the stream that computes has come to the graph
+    const size_t chunk_cells_;                     // that are copied at a time
     Slot slots_[2];                                // the second for prefetching only
     size_t k_bytes_ = 0, v_bytes_ = 0;             // largest K and V
     enum { unknown, yes, no } prefetch_ = unknown; // until the first layer in pinned memory

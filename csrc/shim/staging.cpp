@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -21,6 +22,17 @@ ggml_tensor staged(const ggml_tensor *tensor, ggml_backend_buffer_t buffer) {
 
 void wait_for(ggml_backend_t backend) {
     if (backend && backend->iface.synchronize) backend->iface.synchronize(backend);
+}
+
+size_t chunk_cells() {
+    constexpr size_t all = SIZE_MAX;
+    const char *text = std::getenv("OLLAMA_PAGED_CHUNK_SIZE");
+    if (!text || !*text) return all;
+    char *end = nullptr;
+    const unsigned long cells = std::strtoul(text, &end, 10);
+    if (!*end && *text != '-' && cells > 0) return cells;
+    GGML_LOG_WARN("paged attention: OLLAMA_PAGED_CHUNK_SIZE=%s is not a number of cells: all are copied at once\n", text);
+    return all;
 }
 
 Pager::~Pager() {
@@ -69,7 +81,7 @@ void Pager::give_back(Slot &slot) {
 }
 
 size_t Pager::staging_bytes() const {
-    return (prefetch_ == yes && !one_slot_ ? 2 : 1) * (k_bytes_ + v_bytes_);
+    return (prefetch_ == yes && device_.ahead && !one_slot_ ? 2 : 1) * (k_bytes_ + v_bytes_);
 }
 
 void Pager::synchronize() {
@@ -116,8 +128,9 @@ ggml_status Pager::reserve(ggml_cgraph *graph, bool alloc) {
     return compute_->iface.graph_reserve(compute_, &part, alloc);
 }
 
-// Copies ahead need a second stream, and events of both. OLLAMA_PAGED_PREFETCH=0 is for comparisons.
+// Copies ahead need room for the staging of two layers, a second stream, and events of both. OLLAMA_PAGED_PREFETCH=0 is for comparisons.
 bool Pager::may_prefetch() {
+    if (!device_.ahead) return false;
     if (prefetch_ != unknown) return prefetch_ == yes;
     prefetch_ = no;
     const char *wanted = std::getenv("OLLAMA_PAGED_PREFETCH");

@@ -110,7 +110,10 @@ void event_record(ggml_backend_t stream, ggml_backend_event_t event) { say(at(st
 void event_wait(ggml_backend_t stream, ggml_backend_event_t event) { say(at(stream) + "wait" + at(event)); }
 void synchronize(ggml_backend_t stream) { say(at(stream) + "synchronize"); }
 const char *stream_name(ggml_backend_t) { return "REC"; }
-void free_stream(ggml_backend_t stream) { delete stream; }
+void free_stream(ggml_backend_t stream) {
+    streams.of.erase(stream); // something else may come to lie there
+    delete stream;
+}
 void graph_optimize(ggml_backend_t stream, ggml_cgraph *) { say(at(stream) + "optimize"); }
 void stream_reset(ggml_backend_t stream) { say(at(stream) + "reset"); }
 ggml_guid guid = {1};

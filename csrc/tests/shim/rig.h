@@ -41,10 +41,10 @@ bool open(const std::string &folder) {
 
 ggml_backend_dev_t device(size_t index = 0) { return library.reg->iface.get_device(library.reg, index); }
 
-ggml_backend_buffer_type_t paged_type(size_t index = 0, bool no_alloc = false) {
+ggml_backend_buffer_type_t paged_type(size_t index = 0, bool no_alloc = false, bool ahead = true) {
     void *function = library.reg->iface.get_proc_address(library.reg, "kvpaged_buffer_type");
-    using Type = ggml_backend_buffer_type_t (*)(ggml_backend_dev_t, bool);
-    return reinterpret_cast<Type>(function)(device(index), no_alloc);
+    using Type = ggml_backend_buffer_type_t (*)(ggml_backend_dev_t, bool, bool);
+    return reinterpret_cast<Type>(function)(device(index), no_alloc, ahead);
 }
 
 std::string join(const Lines &lines) {

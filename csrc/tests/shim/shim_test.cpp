@@ -115,6 +115,36 @@ TEST(without_events_it_is_sequential) {
     library.recorder->events = true;
 }
 
+TEST(where_the_plan_has_no_room_for_copies_ahead_it_is_sequential) {
+    Model model;
+    for (int i = 0; i < 2; i++) model.layer(i, paged_type());
+    paged_type(0, false, false);
+    Backend backend = new_backend();
+    EXPECT_LINES(warm(model, backend.get()), kSequential);
+    EXPECT(backend->iface.buffer_size(backend.get()) == 1000 + 2 * kCells * kRowBytes, "one layer and stock's own");
+    paged_type(0, false, true);
+}
+
+TEST(rows_are_copied_in_chunks_of_the_size_that_is_set) {
+    Model model;
+    model.layer(0, paged_type()); // 32 cells are seen
+    setenv("OLLAMA_PAGED_CHUNK_SIZE", "10", 1);
+    Backend backend = new_backend("0");
+    EXPECT_LINES(warm(model, backend.get()),
+                 {"S0: graph k0rows k0>pinned v0rows v0>pinned", "S0: copy k0>D0+512 320", "S0: copy k0>D0+832 320",
+                  "S0: copy k0>D0+1152 320", "S0: copy k0>D0+1472 64", "S0: copy v0>D1+512 320",
+                  "S0: copy v0>D1+832 320", "S0: copy v0>D1+1152 320", "S0: copy v0>D1+1472 64", "S0: graph a0<D0"});
+    for (const char *no_number : {"-1", "0", "10x", "many"}) {
+        said.clear();
+        setenv("OLLAMA_PAGED_CHUNK_SIZE", no_number, 1);
+        Backend other = new_backend("0");
+        EXPECT(said.find(no_number) != std::string::npos, "%s", said.c_str());
+        const Lines lines = warm(model, other.get());
+        EXPECT(lines.size() == 4 && lines[1] == "S0: copy k0>D0+512 1024", "%s", join(lines).c_str());
+    }
+    unsetenv("OLLAMA_PAGED_CHUNK_SIZE");
+}
+
 TEST(without_memory_for_a_second_layer_it_is_sequential_and_says_so_once) {
     Model model;
     for (int i = 0; i < 2; i++) model.layer(i, paged_type());

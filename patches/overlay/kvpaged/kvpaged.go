@@ -97,4 +97,15 @@ func Order(sizes []uint64) []int {
 	return layers
 }
 
+// HalfMask returns a mask of 0 and -Inf as f16, as GGML has it in memory.
+func HalfMask(mask []float32) []byte {
+	half := make([]byte, 2*len(mask))
+	for i, value := range mask {
+		if value != 0 {
+			half[2*i+1] = 0xfc // of a little-endian 0xfc00, -Inf
+		}
+	}
+	return half
+}
+
 func value(key string) string { return strings.Trim(strings.TrimSpace(os.Getenv(key)), "\"'") }

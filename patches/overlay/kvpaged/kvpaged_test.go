@@ -1,6 +1,8 @@
 package kvpaged
 
 import (
+	"bytes"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -91,5 +93,12 @@ func TestHotLayers(t *testing.T) {
 		if n, ok := HotLayers(); ok != (want >= 0) || ok && n != want {
 			t.Errorf("OLLAMA_PAGED_HOT_LAYERS=%q: %d, %v", value, n, ok)
 		}
+	}
+}
+
+func TestAHalfMaskHasZerosAndMinusInfinities(t *testing.T) {
+	inf := float32(math.Inf(-1))
+	if got, want := HalfMask([]float32{0, inf, inf, 0}), []byte{0, 0, 0, 0xfc, 0, 0xfc, 0, 0}; !bytes.Equal(got, want) {
+		t.Errorf("% x, not % x", got, want)
 	}
 }

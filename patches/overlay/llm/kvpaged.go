@@ -33,7 +33,7 @@ type paging struct {
 // startPaging begins with nothing paged, unless a number is fixed. While other models might be unloaded instead
 // (requireFull) it stays so.
 func (s *ollamaServer) startPaging(system ml.SystemInfo, gpus []ml.DeviceInfo, requireFull bool) *paging {
-	s.loadRequest.PagedLayers = nil
+	s.loadRequest.PagedParams = ml.PagedParams{}
 	p := &paging{server: s, gpus: gpus}
 	layers := int(s.totalLayers)
 	fewer := s.options.NumGPU >= 0 && s.options.NumGPU < layers // as the user wants it
@@ -97,6 +97,11 @@ func (p *paging) layout(memory *ml.BackendMemory, backoff float32) (ml.GPULayers
 			return layers, nil
 		}
 	}
+	if request := &p.server.loadRequest; len(request.PagedLayers) > 0 && !request.PagedInTurn {
+		request.PagedInTurn = true
+		slog.Info("paged attention: the GPUs have no room for copies of two layers: none is copied ahead of its turn")
+		return request.GPULayers, nil
+	}
 	return p.giveUp(backoff), nil
 }
 
@@ -107,7 +112,7 @@ func (p *paging) giveUp(backoff float32) ml.GPULayersList {
 	if len(p.server.loadRequest.PagedLayers) == 0 {
 		return nil
 	}
-	p.server.loadRequest.PagedLayers = nil
+	p.server.loadRequest.PagedParams = ml.PagedParams{}
 	layers, _ := p.server.buildLayout(p.gpus, p.stock, false, backoff)
 	return layers
 }

@@ -11,6 +11,9 @@ import (
 type PagedParams struct {
 	// PagedLayers are the layers whose K/V lie in pinned system memory, which their device reads in place.
 	PagedLayers []int `json:",omitempty"`
+
+	// PagedInTurn says that no GPU has room for the copies of two layers: none is copied ahead of its turn.
+	PagedInTurn bool `json:",omitempty"`
 }
 
 // PagedMemory is embedded in DeviceMemory, for the CPU's.

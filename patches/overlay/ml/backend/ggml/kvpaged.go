@@ -5,11 +5,11 @@ package ggml
 // #include "ggml.h"
 // #include "ggml-backend.h"
 // // Only libggml-cuda-tiering.so (csrc/shim) knows the name.
-// static ggml_backend_buffer_type_t kvpaged_buffer_type(ggml_backend_dev_t device, bool no_alloc) {
+// static ggml_backend_buffer_type_t kvpaged_buffer_type(ggml_backend_dev_t device, bool no_alloc, bool ahead) {
 //     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
-//     ggml_backend_buffer_type_t (*type)(ggml_backend_dev_t, bool) =
-//         (ggml_backend_buffer_type_t (*)(ggml_backend_dev_t, bool)) ggml_backend_reg_get_proc_address(reg, "kvpaged_buffer_type");
-//     return type ? type(device, no_alloc) : NULL;
+//     typedef ggml_backend_buffer_type_t (*type_t)(ggml_backend_dev_t, bool, bool);
+//     type_t type = (type_t) ggml_backend_reg_get_proc_address(reg, "kvpaged_buffer_type");
+//     return type ? type(device, no_alloc, ahead) : NULL;
 // }
 import "C"
 
@@ -22,21 +22,21 @@ import (
 
 // kvpagedBackend is embedded in Backend.
 type kvpagedBackend struct {
-	pagedLayers []int
+	paged ml.PagedParams
 }
 
 // kvpagedBufferType returns the type of a device's pinned buffers for K/V, nil if it has none. Unless alloc they are sizes
 // only.
-func kvpagedBufferType(d C.ggml_backend_dev_t, alloc bool) C.ggml_backend_buffer_type_t {
+func kvpagedBufferType(d C.ggml_backend_dev_t, alloc bool, params ml.PagedParams) C.ggml_backend_buffer_type_t {
 	if !kvpaged.On() || d == nil {
 		return nil
 	}
-	return C.kvpaged_buffer_type(d, C.bool(!alloc))
+	return C.kvpaged_buffer_type(d, C.bool(!alloc), C.bool(!params.PagedInTurn))
 }
 
 // kvpagedAccount lets a device's pinned buffers be counted as memory of the CPU.
 func kvpagedAccount(d C.ggml_backend_dev_t, params ml.BackendParams, memory *ml.BackendMemory, counted map[C.ggml_backend_buffer_type_t]*ml.DeviceMemory) {
-	bt := kvpagedBufferType(d, params.AllocMemory)
+	bt := kvpagedBufferType(d, params.AllocMemory, params.PagedParams)
 	if bt == nil {
 		return
 	}
@@ -50,10 +50,10 @@ func kvpagedAccount(d C.ggml_backend_dev_t, params ml.BackendParams, memory *ml.
 func (c *Context) KVPagedLayer(i int) ml.Context {
 	ctx := c.Layer(i)
 	layer, ok := c.b.layers[i]
-	if !ok || !slices.Contains(c.b.pagedLayers, i) {
+	if !ok || !slices.Contains(c.b.paged.PagedLayers, i) {
 		return ctx
 	}
-	if bt := kvpagedBufferType(layer.d, c.b.allocMemory); bt != nil {
+	if bt := kvpagedBufferType(layer.d, c.b.allocMemory, c.b.paged); bt != nil {
 		ctx.(*Context).buft = bt
 	}
 	return ctx
