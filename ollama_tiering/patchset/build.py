@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import apply, estimate, gomod, headers, identity, stamp, tools
+from ollama_tiering.patchset import apply, estimate, gomod, headers, identity, shim, stamp, tools
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
@@ -172,6 +172,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             go = prepare(chosen, patchset, cache, report)
             state = stamp.state_of(chosen.options, chosen.kind, chosen.compiler_flags, patchset, go)
             if stamp.is_current(chosen.stamp, chosen.binary, state):
+                _put_shim(chosen, patchset, report)
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
             chosen.stamp.unlink(missing_ok=True)
@@ -180,6 +181,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             build_id = _build_id(chosen, patchset, cache, go)
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
+            _put_shim(chosen, patchset, report)
             _build_go(chosen, patchset, go, build_id, report)
             stamp.write(chosen.stamp, chosen.binary, state, build_id)
     except OSError as error:
@@ -212,6 +214,13 @@ def _build_ggml(plan: Plan, report: Report) -> None:
         with report.stage(f"compiling GGML ({target})") as detail:
             jobs = str(plan.options.jobs or os.cpu_count() or 1)
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
+
+
+def _put_shim(plan: Plan, patchset: Patchset, report: Report) -> None:
+    """Beside the CUDA library of this build: what K/V in pinned memory are read by."""
+    if plan.cuda and not plan.options.stock:
+        sources = shim.default_sources(patchset.root)
+        shim.put_beside(plan.tree / "build/lib/ollama", sources, plan.tree, report)
 
 
 def _forget_other_compilers_work(plan: Plan) -> None:

@@ -7,6 +7,7 @@ libggml-base.so that lies beside the stock library, or above it.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,30 @@ def find_base(folder: Path) -> Path:
         f"{folder}: no {BASE} there or above, and {STOCK} needs one",
         hint="name the folder of libraries of a whole Ollama",
     )
+
+
+def digest(sources: Path) -> str:
+    """Of what the library is compiled from, as hex digits."""
+    seen = hashlib.sha256("\0".join(FLAGS).encode())
+    for file in sorted((*sources.glob("*.cpp"), *sources.glob("*.h"))):
+        seen.update(file.name.encode() + b"\0" + file.read_bytes())
+    return seen.hexdigest()
+
+
+def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:
+    """Compile the library into `folder` if a stock one lies there; False where none does. A file
+    beside it says what it was made of: if that has not changed, nothing is compiled.
+    """
+    if not (folder / STOCK).is_file():
+        return False
+    target, record = folder / LIBRARY, folder / f"{LIBRARY}.sha256"
+    wanted = digest(sources)
+    if not target.is_file() or not record.is_file() or record.read_text("utf-8") != wanted:
+        record.unlink(missing_ok=True)
+        with report.stage(f"compiling {LIBRARY}"):
+            compile_shim(sources, tree, find_base(folder), target, report)
+        record.write_text(wanted, encoding="utf-8")
+    return True
 
 
 def compile_shim(

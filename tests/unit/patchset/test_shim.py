@@ -53,6 +53,36 @@ def test_all_sources_are_compiled_against_the_trees_headers_and_linked_to_its_ba
     assert [file.name for file in libraries.iterdir()] == [shim.LIBRARY]
 
 
+def test_it_is_put_beside_a_stock_library_alone_and_compiled_again_when_its_source_changes(
+    fake_tools: FakeTools,
+    report: Report,
+    monkeypatch: pytest.MonkeyPatch,
+    tree: Path,
+    libraries: Path,
+    tmp_path: Path,
+) -> None:
+    fake_tools.add("counting++", 'for last; do :; done; echo made > "$last"; echo >> "$COUNT"')
+    monkeypatch.setenv("CXX", "counting++")
+    monkeypatch.setenv("COUNT", str(tmp_path / "count"))
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.cpp").write_text("")
+    assert not shim.put_beside(libraries, sources, tree, report)
+    assert not (libraries / shim.LIBRARY).exists()
+    (libraries / shim.STOCK).write_text("")
+
+    def compiled() -> int:
+        assert shim.put_beside(libraries, sources, tree, report)
+        assert (libraries / shim.LIBRARY).read_text() == "made\n"
+        return len((tmp_path / "count").read_text())
+
+    assert (compiled(), compiled()) == (1, 1)
+    (sources / "one.h").write_text("// new")
+    assert (compiled(), compiled()) == (2, 2)
+    (libraries / shim.LIBRARY).unlink()
+    assert compiled() == 3
+
+
 def test_a_compiler_that_fails_is_quoted_and_what_was_there_stays(
     fake_tools: FakeTools,
     report: Report,

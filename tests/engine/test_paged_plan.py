@@ -1,0 +1,147 @@
+"""Which layers' K/V are paged, on GPUs that are not there (tests/fakegpu); and that without
+OLLAMA_PAGED_ATTN nothing of it is there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.patchset import shim
+from tests.engine import paged
+from tests.engine.fake_gpu import MINIMUM_MIB, devices, offloaded
+from tests.engine.harness import Server
+from tests.engine.paged import answers, cpu_answers
+
+CONTEXTS = (4096, 8192, 16384, 32768, 65536)
+ALL = (9, 9)  # layers of the model, and its output
+SMALL = MINIMUM_MIB + 170  # MiB: at 32768 cells K/V alone take 256
+
+
+def _plans(
+    binary: Path, models: Path, folder: Path, model: str, env: dict[str, str]
+) -> dict[int, tuple[int, int]]:
+    """By num_ctx: layers on GPUs, and bytes of pinned K/V. Every answer is checked, too."""
+    kind = {key: env[key] for key in ("OLLAMA_KV_CACHE_TYPE",) if key in env}
+    expected = cpu_answers(binary, models, folder / "cpu", model, "plan", **kind)
+    found = {}
+    with Server(binary, folder / "gpu", models, env=env) as server:
+        for num_ctx in CONTEXTS:
+            got = answers(server, model, "plan", num_ctx=num_ctx)
+            paged.assert_all_same(got, expected, num_ctx)
+            found[num_ctx] = offloaded(server)[0], paged.kv_bytes(server).get("Pinned", 0)
+            server.unload(model)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_no_layer_leaves_its_device_for_a_larger_context(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    """Stock's plan beside it: K/V takes the room of layers."""
+    small = devices(MINIMUM_MIB + 243)
+    stock = _plans(paged_binary, models, tmp_path / "stock", eight, paged.FLASH | small)
+    ours = _plans(paged_binary, models, tmp_path / "paged", eight, paged.ON | small)
+    assert [layers for layers, _ in ours.values()] == [9] * len(CONTEXTS)
+    layers = [layers for layers, _ in stock.values()]
+    assert layers[0] == 9 > layers[-1]
+    assert layers == sorted(layers, reverse=True)
+    pinned = [size for _, size in ours.values()]
+    assert pinned[0] == 0 < pinned[-1]
+    assert pinned == sorted(pinned)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("vram_mib", [700, 1024, 1536, 2048])
+def test_no_layer_leaves_any_device_for_a_larger_context(
+    paged_binary: Path,
+    models: Path,
+    eight: str,
+    tmp_path: Path,
+    vram_mib: int,
+    count: int,
+    cache: str,
+) -> None:
+    env = paged.ON | {"OLLAMA_KV_CACHE_TYPE": cache} | devices(*[vram_mib] * count)
+    plans = _plans(paged_binary, models, tmp_path, eight, env)
+    print(vram_mib, count, cache, plans)
+    assert [layers for layers, _ in plans.values()] == [plans[4096][0]] * len(CONTEXTS)
+    assert plans[4096] == (9, 0)
+
+
+def test_room_for_one_layer_of_staging_is_enough(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    """At 65536 cells one takes 64 MiB, and so does the mask."""
+    expected = cpu_answers(paged_binary, models, tmp_path / "cpu", eight, "turns")
+    env = paged.ON | devices(MINIMUM_MIB + 180)
+    with Server(paged_binary, tmp_path / "gpu", models, env=env) as server:
+        found = answers(server, eight, "turns", num_ctx=65536)
+        assert offloaded(server) == ALL
+        assert "none is copied ahead of its turn" in server.log_text()
+    paged.assert_all_same(found, expected)
+
+
+def test_what_does_not_fit_without_any_k_and_v_is_divided_as_stock_does(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    expected = cpu_answers(paged_binary, models, tmp_path / "cpu", eight, "divided")
+    env = paged.ON | devices(MINIMUM_MIB + 90)
+    with Server(paged_binary, tmp_path / "gpu", models, env=env) as server:
+        found = answers(server, eight, "divided", num_ctx=65536)
+        assert offloaded(server) < ALL
+        assert "the layers are divided as stock does" in server.log_text()
+    paged.assert_all_same(found, expected)
+
+
+def test_more_than_may_be_pinned_is_refused_in_words(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    env = paged.ON | devices(SMALL) | {"OLLAMA_PAGED_HOST_GB": "0.05"}
+    with Server(paged_binary, tmp_path, models, env=env) as server:
+        with pytest.raises(AssertionError, match=r"OLLAMA_PAGED_HOST_GB=0\.05"):
+            server.generate(eight, "a", num_ctx=32768)
+        assert server.generate(eight, "a").tokens
+        assert offloaded(server) == ALL
+
+
+def test_num_ctx_of_the_environment_is_the_context_of_a_model_that_says_none(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    env = paged.ON | devices(SMALL) | {"OLLAMA_NUM_CTX": "32768"}
+    with Server(paged_binary, tmp_path, models, env=env) as server:
+        assert server.generate(eight, "a", num_ctx=None).tokens
+        assert "KvSize:32768" in server.log_text()
+        assert offloaded(server) == ALL
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_without_the_variable_nothing_of_ours_is_loaded(
+    paged_binary: Path, gpu_binary: Path, models: Path, tmp_path: Path, value: str | None
+) -> None:
+    off = {} if value is None else {"OLLAMA_PAGED_ATTN": value}
+    env = paged.FLASH | devices(1024) | off
+    with Server(gpu_binary, tmp_path / "without", models, env=env) as server:
+        expected = answers(server, "g2", "off")
+    with Server(paged_binary, tmp_path / "off", models, env=env) as server:
+        found = answers(server, "g2", "off")
+        pid = server.runner_pid("g2")
+        assert pid is not None
+        loaded = paged.libraries_of(pid)
+        assert set(paged.kv_bytes(server)) == {"CUDA0"}
+    assert shim.STOCK in loaded
+    assert shim.LIBRARY not in loaded
+    paged.assert_all_same(found, expected)
+
+
+def test_without_the_library_the_plan_is_stocks_and_that_is_said(
+    gpu_binary: Path, models: Path, eight: str, tmp_path: Path
+) -> None:
+    with Server(gpu_binary, tmp_path, models, env=paged.ON | devices(SMALL)) as server:
+        assert server.generate(eight, "a", num_ctx=32768).tokens
+        assert offloaded(server) < ALL
+        assert f"is {shim.LIBRARY} beside {shim.STOCK}?" in server.log_text()
