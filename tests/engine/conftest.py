@@ -199,7 +199,7 @@ def eight(gpu_binary: Path, models: Path, tmp_path_factory: pytest.TempPathFacto
     """The name of a model of eight layers: 8 KiB of K/V a token, 15 MiB of weights."""
     folder = tmp_path_factory.mktemp("eight")
     gguf = folder / "eight.gguf"
-    make_model(make_shape("qwen3-tiny", layers=8, kv_heads=4), gguf)
+    make_model(make_shape("qwen3-tiny", layers=8, kv_heads=4, ctx=1 << 17), gguf)
     with Server(gpu_binary, folder, models, env=fake_gpu.NO_DEVICE) as server:
         server.create("eight", gguf)
     return "eight"

@@ -67,7 +67,7 @@ def test_rows_that_are_copied_in_chunks_answer_as_the_cpu_does(
         ("wide", "f16", 1),
         ("latent", "f16", 0),
         ("chunks", "f16", 0),
-        ("granite", "f16", 0),
+        ("olmo", "f16", 0),
     ],
 )
 @pytest.mark.timeout(300)
@@ -150,10 +150,6 @@ FAULTS = {
         COPYING_LATE,
         ("attention.cpp", "compute_->iface.event_wait(compute_, slot.filled);", ""),
     ),
-    "a copy does not wait for what was computed before": (
-        COMPUTING_LATE,
-        ("attention.cpp", "copier_->iface.event_wait(copier_, begun_);", ""),
-    ),
 }
 
 
@@ -162,7 +158,10 @@ FAULTS = {
 def test_without_one_of_its_rules_prefetching_gives_other_answers(
     binary: Path, gpu_binary: Path, models: Path, eight: str, tmp_path: Path, fault: str
 ) -> None:
-    """Else the tests above would prove nothing of it."""
+    """Else the tests above would prove nothing of it. That copies wait for what was computed before
+    their graph no answer can show: GGML's scheduler waits for it, too, before it copies a batch's
+    inputs. That rule's fault is noticed by test_shim_library.py.
+    """
     late, change = FAULTS[fault]
     wrong = paged.install(gpu_binary, binary.parent, tmp_path / "wrong", change)
     expected = cpu_answers(wrong, models, tmp_path / "cpu", eight, "paged")

@@ -30,6 +30,7 @@ def _plans(
         for num_ctx in CONTEXTS:
             got = answers(server, model, "plan", num_ctx=num_ctx)
             paged.assert_all_same(got, expected, num_ctx)
+            assert f"KvSize:{num_ctx} " in server.log_text()
             found[num_ctx] = offloaded(server)[0], paged.kv_bytes(server).get("Pinned", 0)
             server.unload(model)
     return found
@@ -76,7 +77,7 @@ def test_no_layer_leaves_any_device_for_a_larger_context(
 def test_room_for_one_layer_of_staging_is_enough(
     paged_binary: Path, models: Path, eight: str, tmp_path: Path
 ) -> None:
-    """At 65536 cells one takes 64 MiB, and so does the mask."""
+    """At 65536 cells one takes 64 MiB, and so does the mask; weights and the rest take 20."""
     expected = cpu_answers(paged_binary, models, tmp_path / "cpu", eight, "turns")
     env = paged.ON | devices(MINIMUM_MIB + 180)
     with Server(paged_binary, tmp_path / "gpu", models, env=env) as server:
