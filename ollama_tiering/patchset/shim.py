@@ -80,10 +80,12 @@ def compile_shim(
         # GGML's headers are not ours to warn about
         include = [f"-isystem{headers / 'include'}", f"-isystem{headers / 'src'}"]
         # where libggml-base.so lies, from a folder such as lib/ollama/cuda_v13
-        linked = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--no-undefined", base, "-ldl"]
+        linked: list[str | Path] = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--no-undefined", base]
         parts = sorted(sources.glob("*.cpp"))
         compiler = tools.cxx_compiler()
-        done = run(*compiler, *FLAGS, *flags, *include, *parts, *linked, "-o", fresh, report=report)
+        done = run(
+            *compiler, *FLAGS, *flags, *include, *parts, *linked, "-ldl", "-o", fresh, report=report
+        )
         if done.returncode:
             first = next((line for line in done.tail if "error" in line), "no message")
             raise BuildError(f"{compiler[0]}: {LIBRARY}: {first.strip()}")
