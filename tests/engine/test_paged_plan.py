@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.models.make import make_model
+from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.patchset import shim
 from tests.engine import paged
-from tests.engine.fake_gpu import MINIMUM_MIB, devices, offloaded
+from tests.engine.fake_gpu import MINIMUM_MIB, NO_DEVICE, devices, offloaded
 from tests.engine.harness import Server
 from tests.engine.paged import answers, cpu_answers
 
@@ -74,6 +76,25 @@ def test_no_layer_leaves_any_device_for_a_larger_context(
     assert plans[4096] == (9, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_card_of_one_gibibyte_keeps_all_layers_where_stock_is_left_with_none(
+    paged_binary: Path, models: Path, tmp_path: Path
+) -> None:
+    """32 KiB of K/V a token: 2 GiB of them at 65536 cells."""
+    shape = make_shape("qwen3-tiny", layers=8, heads=16, kv_heads=16, ctx=1 << 17)
+    gguf = tmp_path / "large.gguf"
+    make_model(shape, gguf)
+    with Server(paged_binary, tmp_path / "maker", models, env=NO_DEVICE) as server:
+        server.create("large", gguf)
+    card = devices(1024)
+    stock = _plans(paged_binary, models, tmp_path / "stock", "large", paged.FLASH | card)
+    ours = _plans(paged_binary, models, tmp_path / "paged", "large", paged.ON | card)
+    print({"stock": stock, "paged": ours})
+    assert stock[4096][0] == 9 > stock[16384][0] > stock[65536][0] == 0
+    assert {layers for layers, _ in ours.values()} == {9}
+
+
 def test_room_for_one_layer_of_staging_is_enough(
     paged_binary: Path, models: Path, eight: str, tmp_path: Path
 ) -> None:
@@ -121,22 +142,33 @@ def test_num_ctx_of_the_environment_is_the_context_of_a_model_that_says_none(
 
 
 @pytest.mark.parametrize("value", [None, "0"])
-def test_without_the_variable_nothing_of_ours_is_loaded(
-    paged_binary: Path, gpu_binary: Path, models: Path, tmp_path: Path, value: str | None
+@pytest.mark.timeout(300)
+def test_without_the_variable_nothing_of_ours_is_loaded_and_all_is_stocks(
+    paged_binary: Path,
+    stock_binary: Path,
+    models: Path,
+    eight: str,
+    tmp_path: Path,
+    value: str | None,
 ) -> None:
+    """Plans and answers of stock's own program, where all layers fit its device and where not."""
+    stock = paged.with_program(paged_binary, stock_binary, tmp_path / "stock-program")
     off = {} if value is None else {"OLLAMA_PAGED_ATTN": value}
-    env = paged.FLASH | devices(1024) | off
-    with Server(gpu_binary, tmp_path / "without", models, env=env) as server:
-        expected = answers(server, "g2", "off")
-    with Server(paged_binary, tmp_path / "off", models, env=env) as server:
-        found = answers(server, "g2", "off")
-        pid = server.runner_pid("g2")
-        assert pid is not None
-        loaded = paged.libraries_of(pid)
-        assert set(paged.kv_bytes(server)) == {"CUDA0"}
-    assert shim.STOCK in loaded
-    assert shim.LIBRARY not in loaded
-    paged.assert_all_same(found, expected)
+    env = paged.FLASH | devices(SMALL, **paged.BOTH_LATE)
+    for num_ctx in (4096, 32768):
+        with Server(stock, tmp_path / f"stock-{num_ctx}", models, env=env) as server:
+            expected = answers(server, eight, "off", num_ctx=num_ctx)
+            plan = offloaded(server), paged.kv_bytes(server)
+        assert (plan[0] == ALL) == (num_ctx == 4096)
+        with Server(paged_binary, tmp_path / f"off-{num_ctx}", models, env=env | off) as server:
+            found = answers(server, eight, "off", num_ctx=num_ctx)
+            assert (offloaded(server), paged.kv_bytes(server)) == plan
+            pid = server.runner_pid(eight)
+            assert pid is not None
+            loaded = paged.libraries_of(pid)
+        assert shim.STOCK in loaded
+        assert shim.LIBRARY not in loaded
+        paged.assert_all_same(found, expected, num_ctx)
 
 
 def test_without_the_library_the_plan_is_stocks_and_that_is_said(
