@@ -43,7 +43,7 @@ func kvtierSetOrder(kqv *C.struct_ggml_tensor, key, mask ml.Tensor) {
 	for k.view_src != nil {
 		k = k.view_src
 	}
-	if k.buffer != nil && bool(C.ggml_backend_buffer_is_host(k.buffer)) && !(&Tensor{t: k}).KVTierOnDevice() {
+	if k.buffer != nil && bool(C.ggml_backend_buffer_is_host(k.buffer)) {
 		kqv.src[C.KVTIER_ATTN_POSITIONS] = m.positions.t
 	}
 }
