@@ -41,10 +41,11 @@ def find_base(folder: Path) -> Path:
     )
 
 
-def digest(sources: Path) -> str:
-    """Of what the library is compiled from, as hex digits."""
+def digest(sources: Path, tree: Path) -> str:
+    """Of what the library is compiled from, GGML's headers of `tree` included, as hex digits."""
     seen = hashlib.sha256("\0".join(FLAGS).encode())
-    for file in sorted((*sources.glob("*.cpp"), *sources.glob("*.h"))):
+    own = (*sources.glob("*.cpp"), *sources.glob("*.h"))
+    for file in (*sorted(own), *sorted((tree / GGML).glob("*/ggml*.h"))):
         seen.update(file.name.encode() + b"\0" + file.read_bytes())
     return seen.hexdigest()
 
@@ -56,7 +57,7 @@ def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:
     if not (folder / STOCK).is_file():
         return False
     target, record = folder / LIBRARY, folder / f"{LIBRARY}.sha256"
-    wanted = digest(sources)
+    wanted = digest(sources, tree)
     if not target.is_file() or not record.is_file() or record.read_text("utf-8") != wanted:
         record.unlink(missing_ok=True)
         with report.stage(f"compiling {LIBRARY}"):

@@ -24,7 +24,6 @@ from ollama_tiering.patchset.run import run
 TOOLS_LOCK = Path(__file__).with_name("tools.lock")
 MIN_GO = (1, 24, 1)
 MIN_CMAKE = (3, 21)
-CXX_COMPILERS = ("c++", "g++", "clang++")
 
 _COMPILER_INSTALL = {
     "apt-get": "sudo apt-get install build-essential",
@@ -72,11 +71,14 @@ def find_cmake(report: Report) -> Path:
     return installed("cmake", report) / "cmake" / "data" / "bin" / "cmake"
 
 
+_CXX_COMPILERS = ("c++", "g++", "clang++")
+
+
 def require_compiler() -> None:
     """Go's cgo and CMake both need a C and a C++ compiler; CC and CXX count."""
     for language, variable, names in (
         ("C", "CC", ("cc", "gcc", "clang")),
-        ("C++", "CXX", CXX_COMPILERS),
+        ("C++", "CXX", _CXX_COMPILERS),
     ):
         named = os.environ.get(variable, "").split()
         if not any(shutil.which(name) for name in (named[:1] or names)):
@@ -88,7 +90,7 @@ def cxx_compiler() -> list[str]:
     """CXX, with the options that may stand in it, else the first C++ compiler on PATH."""
     require_compiler()
     named = os.environ.get("CXX", "").split()
-    return named or [next(name for name in CXX_COMPILERS if shutil.which(name))]
+    return named or [next(name for name in _CXX_COMPILERS if shutil.which(name))]
 
 
 def require_make() -> None:

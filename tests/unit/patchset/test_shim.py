@@ -53,7 +53,7 @@ def test_all_sources_are_compiled_against_the_trees_headers_and_linked_to_its_ba
     assert [file.name for file in libraries.iterdir()] == [shim.LIBRARY]
 
 
-def test_it_is_put_beside_a_stock_library_alone_and_compiled_again_when_its_source_changes(
+def test_it_is_put_beside_a_stock_library_alone_and_compiled_when_something_changed(
     fake_tools: FakeTools,
     report: Report,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,8 +79,10 @@ def test_it_is_put_beside_a_stock_library_alone_and_compiled_again_when_its_sour
     assert (compiled(), compiled()) == (1, 1)
     (sources / "one.h").write_text("// new")
     assert (compiled(), compiled()) == (2, 2)
+    (tree / shim.GGML / "src/ggml-backend-impl.h").write_text("// of another version")
+    assert (compiled(), compiled()) == (3, 3)
     (libraries / shim.LIBRARY).unlink()
-    assert compiled() == 3
+    assert compiled() == 4
 
 
 def test_a_compiler_that_fails_is_quoted_and_what_was_there_stays(
