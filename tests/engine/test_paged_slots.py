@@ -4,16 +4,14 @@ there (tests/fakegpu), whose streams are late by chance.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.engine import paged
 from tests.engine.fake_gpu import devices
-from tests.engine.harness import BLOCK_TOKENS, Server, Sidecar, assert_same, in_memory, text
+from tests.engine.harness import Server, Sidecar, assert_same, text
 from tests.engine.paged import BOTH_LATE, PROMPT_TOKENS
 from tests.engine.test_alternate import differing_in_turn
 from tests.engine.test_replay import assert_nothing_wrong, environment, make_prompts, replay, storm
@@ -110,41 +108,3 @@ def test_rows_that_are_paged_are_not_stored_before_the_device_has_written_them(
     extras = [json.loads(file.read_text(encoding="utf-8"))["extra"] for file in names]
     assert len(extras) == 1
     assert "rows=0000" in extras[0]
-
-
-@pytest.mark.parametrize("hot", [4, 0])
-@pytest.mark.timeout(300)
-def test_a_prompt_that_was_given_up_is_stored_as_the_device_wrote_it(
-    paged_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, hot: int
-) -> None:
-    """Its last batch had no outputs: it returned before the device computed it."""
-    env = paged.hot(hot) | devices(1024, DELAY_US=300000, SEED=7)
-    options = {"num_batch": 128}
-
-    def check(attempt: int) -> None:
-        prompt, folder = text(1500, ("given up", hot, attempt)), tmp_path / str(attempt)
-        with Server(paged_binary, folder, models, socket=sidecar.socket, env=env) as server:
-            server.generate("g2", "loads the model", predict=1, **options)
-            body = server.body("g2", prompt, **options)
-            with (
-                contextlib.suppress(httpx.ReadTimeout),
-                httpx.Client(timeout=3, trust_env=False) as leaving,
-            ):
-                leaving.post(server.url + "/api/generate", json=body)
-            pid = server.runner_pid("g2")
-            assert pid is not None
-            server.requests_of[pid] += 1
-            sidecar.settle(server, "g2")
-            server.restart()
-            pauses = server.pauses()
-            answer = server.generate("g2", prompt, predict=4, **options)
-            restored = sum(restore.tokens for restore in server.restores())
-            if restored == 0 and server.pauses() > pauses:
-                raise LookupTooSlow
-            assert BLOCK_TOKENS <= restored < len(prompt) - 1
-        cpu = tmp_path / f"cpu-{attempt}"
-        with Server(paged_binary, cpu, models, env=paged.CPU) as reference:
-            expected = in_memory(reference, "g2", prompt, restored, predict=4, **options)
-        assert_same(answer, expected)
-
-    until_heard(check)
