@@ -123,6 +123,7 @@ func TestPagedLayersAreAsFewAsItTakes(t *testing.T) {
 		{"staging does not", pagedRunner{weights: 10, cache: 200, graph: 20, able: true}, []int{300}, 1, 0},
 		{"no library", pagedRunner{weights: 10, cache: 40, graph: 20}, []int{300}, 5, 0},
 		{"a state stays", pagedRunner{weights: 10, cache: 40, graph: 20, able: true, state: 20}, []int{300}, 9, 5},
+		{"a large state stays", pagedRunner{weights: 10, cache: 40, graph: 20, able: true, state: 60}, []int{300}, 9, 7},
 		{"two GPUs hold it", pagedRunner{weights: 10, cache: 40, graph: 20, able: true}, []int{300, 300}, 9, 0},
 		{"two GPUs do not", pagedRunner{weights: 10, cache: 80, graph: 20, able: true}, []int{300, 300}, 9, 7},
 		{"of two GPUs one is small", pagedRunner{weights: 10, cache: 40, graph: 20, able: true}, []int{300, 60}, 9, 6},
@@ -215,11 +216,13 @@ func TestPagedMoreThanMayBePinnedIsRefusedInWords(t *testing.T) {
 func TestPagedAFixedNumberStays(t *testing.T) {
 	t.Setenv("OLLAMA_PAGED_ATTN", "1")
 	t.Setenv("OLLAMA_PAGED_HOT_LAYERS", "5")
-	s := pagedServer()
-	runner := pagedRunner{weights: 10 * pagedMiB, cache: 10 * pagedMiB, graph: 20 * pagedMiB, able: true}
-	layout, _, err := pagedLoad(t, s, runner, pagedGPUs(300))
-	if err != nil || layout.Sum() != 9 || !slices.Equal(s.loadRequest.PagedLayers, []int{3, 5, 7}) {
-		t.Errorf("%d layers on the GPU, %v paged, %v", layout.Sum(), s.loadRequest.PagedLayers, err)
+	for cache, fits := range map[uint64]bool{10: true, 40: false} {
+		s := pagedServer()
+		runner := pagedRunner{weights: 10 * pagedMiB, cache: cache * pagedMiB, graph: 20 * pagedMiB, able: true}
+		layout, _, err := pagedLoad(t, s, runner, pagedGPUs(300))
+		if err != nil || (layout.Sum() == 9) != fits || !slices.Equal(s.loadRequest.PagedLayers, []int{3, 5, 7}) {
+			t.Errorf("%d MiB a layer: %d layers on the GPU, %v paged, %v", cache, layout.Sum(), s.loadRequest.PagedLayers, err)
+		}
 	}
 }
 
