@@ -28,6 +28,7 @@ from ollama_tiering.patchset import (
     gpu_libraries,
     headers,
     identity,
+    shim,
     stamp,
     stock,
     tools,
@@ -118,6 +119,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
                 gpu.state() if gpu else None,
             )
             if stamp.is_current(chosen.stamp, chosen.binary, state):
+                _put_shim(chosen, patchset, report)
                 _put_gpu_libraries(chosen, gpu, report)
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
@@ -127,6 +129,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             build_id = _build_id(chosen, patchset, cache, go, gpu)
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
+            _put_shim(chosen, patchset, report)
             _put_gpu_libraries(chosen, gpu, report)
             _build_go(chosen, patchset, go, build_id, report)
             stamp.write(chosen.stamp, chosen.binary, state, build_id)
@@ -180,6 +183,13 @@ def _build_ggml(plan: BuildPlan, report: Report) -> None:
         with report.stage(f"compiling GGML ({target})") as detail:
             jobs = str(plan.options.jobs or os.cpu_count() or 1)
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
+
+
+def _put_shim(plan: BuildPlan, patchset: Patchset, report: Report) -> None:
+    """Beside the CUDA library of this build: what reads K/V in pinned memory."""
+    if plan.cuda and not plan.options.stock:
+        sources = shim.default_sources(patchset.root)
+        shim.put_beside(plan.tree / "build/lib/ollama", sources, plan.tree, report)
 
 
 def _forget_other_compilers_work(plan: BuildPlan) -> None:

@@ -74,16 +74,26 @@ def find_cmake(report: Report) -> Path:
     return installed("cmake", report) / "cmake" / "data" / "bin" / "cmake"
 
 
+_CXX_COMPILERS = ("c++", "g++", "clang++")
+
+
 def require_compiler() -> None:
     """Go's cgo and CMake both need a C and a C++ compiler; CC and CXX count."""
     for language, variable, names in (
         ("C", "CC", ("cc", "gcc", "clang")),
-        ("C++", "CXX", ("c++", "g++", "clang++")),
+        ("C++", "CXX", _CXX_COMPILERS),
     ):
         named = os.environ.get(variable, "").split()
         if not any(shutil.which(name) for name in (named[:1] or names)):
             what = f"{language} compiler: {named[0] if named else ', '.join(names)} not found"
             raise MissingTool(what, hint=f"install one: {_compiler_install()}")
+
+
+def cxx_compiler() -> list[str]:
+    """CXX, with the options that may stand in it, else the first C++ compiler on PATH."""
+    require_compiler()
+    named = os.environ.get("CXX", "").split()
+    return named or [next(name for name in _CXX_COMPILERS if shutil.which(name))]
 
 
 def require_make() -> None:

@@ -27,7 +27,7 @@ from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.patchset import build, manifest
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.engine import fake_gpu
+from tests.engine import fake_gpu, paged
 from tests.engine.harness import Server, Sidecar
 from tests.places import short_directory
 
@@ -186,6 +186,23 @@ def models(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             server.create(name, gguf, parameters=PARAMETERS.get(name, {}))
             gguf.unlink()
     return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def paged_binary(binary: Path, gpu_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the shim (csrc/shim) beside the fake GPU's library."""
+    return paged.install(gpu_binary, binary.parent, tmp_path_factory.mktemp("paged") / "ollama")
+
+
+@pytest.fixture(scope="session")
+def eight(gpu_binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a model of eight layers: 8 KiB of K/V a token, 15 MiB of weights."""
+    folder = tmp_path_factory.mktemp("eight")
+    gguf = folder / "eight.gguf"
+    make_model(make_shape("qwen3-tiny", layers=8, kv_heads=4, ctx=1 << 17), gguf)
+    with Server(gpu_binary, folder, models, env=fake_gpu.NO_DEVICE) as server:
+        server.create("eight", gguf)
+    return "eight"
 
 
 @pytest.fixture(scope="module")

@@ -13,26 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.models.make import make_model
-from ollama_tiering.models.shapes import make_shape
 from tests.engine.fake_gpu import MINIMUM_MIB, NO_DEVICE, computed, devices, offloaded
 from tests.engine.harness import Result, Server, Sidecar, assert_same, text, wait_until
 
 PROMPT_TOKENS = 700  # two batches
-EIGHT = make_shape("qwen3-tiny", layers=8, kv_heads=4)  # 8 KiB of K/V a token, 15 MiB of weights
 FLASH = {"OLLAMA_FLASH_ATTENTION": "1"}
 LATE = {"DELAY_US": 3000, "SEED": 5}
-
-
-@pytest.fixture(scope="session")
-def eight(gpu_binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of a model of eight layers."""
-    folder = tmp_path_factory.mktemp("eight")
-    gguf = folder / "eight.gguf"
-    make_model(EIGHT, gguf)
-    with Server(gpu_binary, folder, models, env=NO_DEVICE) as server:
-        server.create("eight", gguf)
-    return "eight"
 
 
 @pytest.fixture

@@ -1,0 +1,119 @@
+// libggml-cuda-tiering.so lies beside the stock libggml-cuda.so, which stays as it is. GGML's loader prefers a
+// libggml-cuda-*.so whose score is above 0; ours is 0 unless OLLAMA_PAGED_ATTN=1. It opens the stock library, forwards
+// all through the public backend interface (ggml-backend-impl.h), and adds for every device
+//   - a buffer type CUDA<i>_Paged: the stock backend's pinned memory, which the device reads and writes in place,
+//   - attention (FLASH_ATTN_EXT) over K/V that lie there: the stock kernel, over copies in staging memory.
+// Buffers, buffer types and events are the stock library's own objects; only its devices and backends are wrapped.
+#pragma once
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace shim {
+
+struct Device {
+    ggml_backend_dev_t inner = nullptr; // of the stock library
+    ggml_backend_device outer{};        // what GGML sees
+    ggml_backend_buffer_type paged{};   // K/V in pinned memory
+    std::string paged_name;
+    bool ahead = true;                  // there is room on the device for copies ahead of their layer
+    void (*free_pinned)(ggml_backend_buffer_t) = nullptr; // of the stock library's pinned buffers
+};
+
+// Staging memory for K and V of one layer, as large as the tensors themselves, so that every row has its place.
+struct Slot {
+    ggml_backend_buffer_t k = nullptr, v = nullptr;
+    ggml_backend_event_t filled = nullptr, drained = nullptr; // the copy has come; the attention has read it
+};
+
+// An attention node over K/V in pinned memory, and the nodes that write them.
+struct Layer {
+    int attention = 0;
+    std::vector<int> writes; // SET_ROWS between the layer before and the attention
+    bool ahead = true;       // nothing else writes them in this graph: they may be copied before it has come here
+};
+
+inline const ggml_tensor *root(const ggml_tensor *tensor) { return tensor->view_src ? tensor->view_src : tensor; }
+
+size_t chunk_cells(); // OLLAMA_PAGED_CHUNK_SIZE; if it is not set, more than there are
+
+// Computes graphs of one backend. Like a backend itself it is used by one thread at a time.
+class Pager {
+  public:
+    Pager(const Device &device, ggml_backend_t compute)
+        : device_(device), compute_(compute), chunk_cells_(chunk_cells()) {}
+    ~Pager();
+    Pager(const Pager &) = delete;
+    Pager &operator=(const Pager &) = delete;
+
+    ggml_status compute(ggml_cgraph *graph, int batch_size);
+    ggml_status reserve(ggml_cgraph *graph, bool alloc); // notes the staging that the graph needs, takes it with alloc
+    size_t staging_bytes() const;                        // as noted by reserve, or by a larger graph since
+    void synchronize();
+    void reset(); // gives the staging back
+
+  private:
+    ggml_status sequential(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size);
+    ggml_status prefetching(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size);
+    ggml_status attend(const Slot &slot, const ggml_cgraph *graph, const ggml_tensor *node, int batch_size);
+    ggml_status write_again(const Slot &slot, const ggml_cgraph *graph, const Layer &layer, int write, int batch_size);
+    void fill(const Slot &slot, const ggml_tensor *node, ggml_backend_t stream);
+    void note(const ggml_cgraph *graph, const std::vector<Layer> &layers);
+    bool provide(Slot &slot);
+    void give_back(Slot &slot);
+    bool may_prefetch();
+
+    const Device &device_;
+    const ggml_backend_t compute_;                 // the stock backend of this device: the stream that computes
+    ggml_backend_t copier_ = nullptr;              // a second one: the stream that copies ahead
+    ggml_backend_event_t begun_ = nullptr;         // the stream that computes has come to the graph
+    const size_t chunk_cells_;                     // that are copied at a time
+    Slot slots_[2];                                // the second for prefetching only
+    size_t k_bytes_ = 0, v_bytes_ = 0;             // largest K and V
+    enum { unknown, yes, no } prefetch_ = unknown; // until the first layer in pinned memory
+    bool one_slot_ = false;                        // there was no memory for the second
+};
+
+// attention.cpp
+std::vector<Layer> layers_of(const ggml_cgraph *graph);
+
+// staging.cpp
+// `tensor`, or the part of it that a view shows, at the same place of a staging buffer.
+ggml_tensor staged(const ggml_tensor *tensor, ggml_backend_buffer_t buffer);
+void wait_for(ggml_backend_t backend);
+
+// pinned.cpp
+void make_paged_type(Device &device);
+bool lies_paged(const ggml_tensor *tensor); // false for nullptr
+int paged_buffers();                        // that exist, of all devices
+// Whether an operation that reads or writes paged rows is one that a device is to do; all others are.
+bool serves(const ggml_tensor *op);
+
+// device.cpp
+std::unique_ptr<Device> wrap_device(ggml_backend_dev_t inner, ggml_backend_reg_t reg);
+Device &device_of(ggml_backend_dev_t outer);
+
+// backend.cpp
+ggml_backend_t wrap_backend(Device &device, ggml_backend_t inner);
+ggml_backend_t inner_of(ggml_backend_t backend); // the same if it is not ours
+ggml_backend_dev_t inner_of(ggml_backend_dev_t outer);
+
+// Forward<&interface::member>::call is that member of the wrapped object.
+template <auto member, typename Type = decltype(member)> struct Forward;
+template <auto member, typename Interface, typename Result, typename Object, typename... Args>
+struct Forward<member, Result (*Interface::*)(Object, Args...)> {
+    static Result call(Object object, Args... args) {
+        Object inner = inner_of(object);
+        return (inner->iface.*member)(inner, args...);
+    }
+};
+// Sets a member to the forwarding function, if the wrapped object has that member: most are optional.
+template <auto member, typename Interface> void forward(Interface &outer, const Interface &inner) {
+    if (inner.*member) outer.*member = Forward<member>::call;
+}
+
+} // namespace shim

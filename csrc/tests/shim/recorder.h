@@ -1,0 +1,23 @@
+// A backend library of GGML in the place of libggml-cuda.so that computes nothing and records what it is told to do.
+//   s0: graph a b c        stream 0 is given a graph of these nodes; views are left out
+//   s0: graph k1>pinned    SET_ROWS, and where it writes
+//   s0: graph a1<device2   FLASH_ATTN_EXT, and where its K lies: the third buffer of device memory that there was
+//   s1: copy k1>device0+64 9   a copy of 9 bytes from the host, and where to
+//   s1: record e0, s0: wait e0, s0: reserve ..., device 1: reset
+#pragma once
+#include "ggml-backend-impl.h"
+
+#include <string>
+#include <vector>
+
+struct Recorder {
+    std::vector<std::string> lines;
+    bool events = true;  // false: event_new returns nullptr
+    bool pinned = true;  // false: "pinned" memory is the CPU's
+    int failing = -1;    // this allocation of device memory fails, counted from 0
+    int allocations = 0; // of device memory, since the program began
+    int live = 0;        // buffers of device memory
+};
+
+// Exported by the library as `recorder`.
+typedef Recorder *(*recorder_t)(void);

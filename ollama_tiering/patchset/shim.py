@@ -1,0 +1,93 @@
+"""libggml-cuda-tiering.so: paged attention, to lie beside a stock libggml-cuda.so (csrc/shim).
+
+It is compiled against GGML's backend interface, from the source tree of any accepted version of
+Ollama: those headers are the same in all of them. No CUDA is needed, only a C++ compiler, and the
+libggml-base.so that lies beside the stock library, or above it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from ollama_tiering.errors import BuildError, UnsupportedUpstream
+from ollama_tiering.patchset import tools
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.run import run
+
+LIBRARY = "libggml-cuda-tiering.so"
+STOCK = "libggml-cuda.so"
+BASE = "libggml-base.so"
+GGML = Path("ml/backend/ggml/ggml")
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror")
+
+
+def default_sources(root: Path) -> Path:
+    """`csrc/shim` beside `patches/` of a checkout, or the copy an installed package carries."""
+    checkout = root.parent / "csrc/shim"
+    return checkout if checkout.is_dir() else root.parent / "_csrc/shim"
+
+
+def find_base(folder: Path) -> Path:
+    """GGML's base for the stock library in `folder`. UnsupportedUpstream where there is none."""
+    for place in (folder, folder.parent):
+        if found := sorted(place.glob(f"{BASE}*")):
+            return found[0]
+    raise UnsupportedUpstream(
+        f"{folder}: no {BASE} there or above, and {STOCK} needs one",
+        hint="name the folder of libraries of a whole Ollama",
+    )
+
+
+def digest(sources: Path, tree: Path) -> str:
+    """Of what the library is compiled from, GGML's headers of `tree` included, as hex digits."""
+    seen = hashlib.sha256("\0".join(FLAGS).encode())
+    own = (*sources.glob("*.cpp"), *sources.glob("*.h"))
+    for file in (*sorted(own), *sorted((tree / GGML).glob("*/ggml*.h"))):
+        seen.update(file.name.encode() + b"\0" + file.read_bytes())
+    return seen.hexdigest()
+
+
+def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:
+    """Compile the library into `folder` if a stock one lies there; False where none does. A file
+    beside it says what it was made of: if that has not changed, nothing is compiled.
+    """
+    if not (folder / STOCK).is_file():
+        return False
+    target, record = folder / LIBRARY, folder / f"{LIBRARY}.sha256"
+    wanted = digest(sources, tree)
+    if not target.is_file() or not record.is_file() or record.read_text("utf-8") != wanted:
+        record.unlink(missing_ok=True)
+        with report.stage(f"compiling {LIBRARY}"):
+            compile_shim(sources, tree, find_base(folder), target, report)
+        record.write_text(wanted, encoding="utf-8")
+    return True
+
+
+def compile_shim(
+    sources: Path, tree: Path, base: Path, target: Path, report: Report, flags: tuple[str, ...] = ()
+) -> None:
+    """Write the library to `target`, whole or not at all. `tree` is a source tree of Ollama, stock
+    or patched. BuildError has the compiler's first error.
+    """
+    headers = tree / GGML
+    if not (headers / "src/ggml-backend-impl.h").is_file():
+        raise UnsupportedUpstream(f"{tree}: no headers of GGML there", hint="run `tiering fetch`")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as work:
+        fresh = Path(work, LIBRARY)
+        # GGML's headers are not ours to warn about
+        include = [f"-isystem{headers / 'include'}", f"-isystem{headers / 'src'}"]
+        # where libggml-base.so lies, from a folder such as lib/ollama/cuda_v13
+        linked: list[str | Path] = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--no-undefined", base]
+        parts = sorted(sources.glob("*.cpp"))
+        compiler = tools.cxx_compiler()
+        done = run(
+            *compiler, *FLAGS, *flags, *include, *parts, *linked, "-ldl", "-o", fresh, report=report
+        )
+        if done.returncode:
+            first = next((line for line in done.tail if "error" in line), "no message")
+            raise BuildError(f"{compiler[0]}: {LIBRARY}: {first.strip()}")
+        fresh.replace(target)

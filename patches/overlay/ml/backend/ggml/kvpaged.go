@@ -1,0 +1,60 @@
+package ggml
+
+// #include <stdbool.h>
+// #include <stdlib.h>
+// #include "ggml.h"
+// #include "ggml-backend.h"
+// // Only libggml-cuda-tiering.so (csrc/shim) knows the name.
+// static ggml_backend_buffer_type_t kvpaged_buffer_type(ggml_backend_dev_t device, bool no_alloc, bool ahead) {
+//     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+//     typedef ggml_backend_buffer_type_t (*type_t)(ggml_backend_dev_t, bool, bool);
+//     type_t type = (type_t) ggml_backend_reg_get_proc_address(reg, "kvpaged_buffer_type");
+//     return type ? type(device, no_alloc, ahead) : NULL;
+// }
+import "C"
+
+import (
+	"slices"
+
+	"github.com/ollama/ollama/kvpaged"
+	"github.com/ollama/ollama/ml"
+)
+
+// kvpagedBackend is embedded in Backend.
+type kvpagedBackend struct {
+	paged ml.PagedParams
+}
+
+// kvpagedBufferType returns the type of a device's pinned buffers for K/V, nil if it has none. Unless alloc they are sizes
+// only.
+func kvpagedBufferType(d C.ggml_backend_dev_t, alloc bool, params ml.PagedParams) C.ggml_backend_buffer_type_t {
+	if !kvpaged.On() || d == nil {
+		return nil
+	}
+	return C.kvpaged_buffer_type(d, C.bool(!alloc), C.bool(!params.PagedInTurn))
+}
+
+// kvpagedAccount lets a device's pinned buffers be counted as memory of the CPU.
+func kvpagedAccount(d C.ggml_backend_dev_t, params ml.BackendParams, memory *ml.BackendMemory, counted map[C.ggml_backend_buffer_type_t]*ml.DeviceMemory) {
+	bt := kvpagedBufferType(d, params.AllocMemory, params.PagedParams)
+	if bt == nil {
+		return
+	}
+	if memory.CPU.Pinned == nil {
+		memory.CPU.Pinned = make([]uint64, len(memory.CPU.Cache))
+	}
+	counted[bt] = &ml.DeviceMemory{Cache: memory.CPU.Pinned}
+}
+
+// KVPagedLayer is Layer for what a cache allocates: in pinned memory, if that is where the layer's K/V shall lie.
+func (c *Context) KVPagedLayer(i int) ml.Context {
+	ctx := c.Layer(i)
+	layer, ok := c.b.layers[i]
+	if !ok || !slices.Contains(c.b.paged.PagedLayers, i) {
+		return ctx
+	}
+	if bt := kvpagedBufferType(layer.d, c.b.allocMemory, c.b.paged); bt != nil {
+		ctx.(*Context).buft = bt
+	}
+	return ctx
+}

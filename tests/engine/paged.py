@@ -1,0 +1,89 @@
+"""The shim (csrc/shim) beside the fake GPU: Ollama with K/V in pinned memory, and no GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ollama_tiering.patchset import manifest, shim
+from ollama_tiering.patchset.report import Report
+from tests.engine.fake_gpu import NO_DEVICE
+from tests.engine.harness import Result, Server, assert_same, text
+
+SOURCES = shim.default_sources(manifest.load().root)
+PROMPT_TOKENS = 700  # two batches
+FLASH = {"OLLAMA_FLASH_ATTENTION": "1"}
+CPU = FLASH | NO_DEVICE
+ON = FLASH | {"OLLAMA_PAGED_ATTN": "1"}
+COMPUTING_LATE = {"DELAY_US": "20000,0", "SEED": 5}  # so that copies come too early, if they can
+COPYING_LATE = {"DELAY_US": "0,20000", "SEED": 5}
+BOTH_LATE = {"DELAY_US": 3000, "SEED": 5}
+
+_KV_CACHE = re.compile(r'msg="kv cache" device=(\S+) size="([\d.]+) (\w+)"')
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def install(binary: Path, tree: Path, folder: Path, *changes: tuple[str, str, str]) -> Path:
+    """A copy in `folder` of an installed Ollama with a fake GPU (`fake_gpu.install`), with the shim
+    beside its library. Each change (file, old, new) makes a shim that is wrong.
+    """
+    shutil.copytree(binary.parents[1], folder, symlinks=True)
+    sources = folder / "shim"
+    shutil.copytree(SOURCES, sources)
+    for name, old, new in changes:
+        text = (sources / name).read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{name} has not this once: {old}"
+        (sources / name).write_text(text.replace(old, new), encoding="utf-8")
+    libraries = folder / "lib/ollama/cuda_fake"
+    base = shim.find_base(libraries)
+    shim.compile_shim(sources, tree, base, libraries / shim.LIBRARY, Report(), shim.WARNINGS)
+    return folder / "bin/ollama"
+
+
+def with_program(binary: Path, program: Path, folder: Path) -> Path:
+    """The installed Ollama with another program, in `folder`."""
+    shutil.copytree(binary.parents[1], folder, symlinks=True)
+    return shutil.copy2(program, folder / "bin/ollama")
+
+
+def kv_bytes(server: Server) -> dict[str, int]:
+    """K/V of the model that was loaded last, by where they lie: CUDA0, Pinned, CPU."""
+    last = server.log_text().rpartition('msg="loading model"')[2]
+    infos = [line for line in last.splitlines() if "level=INFO" in line]
+    found = _KV_CACHE.findall("\n".join(infos))
+    return {place: round(float(size) * _UNITS[unit]) for place, size, unit in found}
+
+
+def libraries_of(pid: int) -> Sequence[str]:
+    """The names of the shared libraries that a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    return sorted({line.rpartition("/")[2] for line in maps.splitlines() if ".so" in line})
+
+
+def hot(layers: int) -> dict[str, str]:
+    """The environment in which so many layers keep their K/V on the device."""
+    return ON | {"OLLAMA_PAGED_HOT_LAYERS": str(layers)}
+
+
+def answers(server: Server, model: str, seed: object, **options: object) -> list[Result]:
+    """Cold, from memory, and gone on with."""
+    prompt = text(PROMPT_TOKENS, seed)
+    cold = server.generate(model, prompt, **options)
+    hit = server.generate(model, prompt, **options)
+    longer = prompt + hit.text + text(30, ("more", seed))
+    return [cold, hit, server.generate(model, longer, **options)]
+
+
+def cpu_answers(
+    binary: Path, models: Path, folder: Path, model: str, seed: object, **env: str
+) -> list[Result]:
+    with Server(binary, folder, models, env=CPU | env) as server:
+        return answers(server, model, seed)
+
+
+def assert_all_same(mine: list[Result], theirs: list[Result], what: object = "") -> None:
+    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        assert one.tokens
+        assert_same(one, other, (what, number))
