@@ -1,0 +1,204 @@
+"""One connection of an engine: hello, then requests and answers in turn, until either side hangs up.
+
+However it ends, what it has leased and reserved is given back. What makes no sense is answered with
+FAILED and the connection is closed: the bytes of a stranger are never fatal, nor is its silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from typing import Final
+
+from ollama_tiering.errors import TieringError
+from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.protocol.engine.messages import Failure, Kind
+from ollama_tiering.protocol.engine.wire import (
+    HEAD,
+    MAX_BODY_BYTES,
+    MAX_HELLO_BYTES,
+    VERSION,
+    Malformed,
+    frame,
+    frame_head,
+)
+from ollama_tiering.sidecar.engine.heads import Heads
+from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, caches, identity_of
+from ollama_tiering.sidecar.engine.lookups import LookUps
+from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
+from ollama_tiering.sidecar.engine.writes import Writes
+from ollama_tiering.store import TieredStore
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
+from ollama_tiering.system.quiet_log import QuietLog
+
+log = logging.getLogger(__name__)
+seldom = QuietLog(log)
+
+FRAME_SECONDS: Final = 10.0  # from a frame's first byte to its last, and for the reading of answers
+_RECEIVE_BYTES: Final = 256 << 10
+_CODES: Final = (
+    (Malformed, Failure.MALFORMED),
+    (NoRoom, Failure.NO_ROOM),
+    (InvalidBlock, Failure.REFUSED),
+    (CorruptBlock, Failure.UNAVAILABLE),
+    (ValueError, Failure.REFUSED),
+    (OSError, Failure.UNAVAILABLE),
+)
+_GO_ON: Final = (Failure.NO_ROOM, Failure.UNAVAILABLE)
+
+
+class HungUp(Exception):
+    """The engine has gone, or keeps the sidecar waiting in the middle of a message."""
+
+
+class Engines:
+    """What the connections share."""
+
+    def __init__(
+        self, store: TieredStore, runners: EngineRunners, *, min_tokens: int, lease_seconds: float
+    ) -> None:
+        self.store = store
+        self.runners = runners
+        self.min_tokens = min_tokens
+        self.lease_seconds = lease_seconds
+        self.heads = Heads()
+
+
+class Connection:
+    """`run` takes the thread that calls it. `client` is closed by the caller."""
+
+    def __init__(
+        self, client: socket.socket, pid: int, engines: Engines, frame_seconds: float = FRAME_SECONDS
+    ) -> None:
+        self._client = client
+        self._pid = pid
+        self._engines = engines
+        self._frame_seconds = frame_seconds
+        self._look_ups: LookUps | None = None
+        self._writes: Writes | None = None
+        self._runner: EngineRunner | None = None
+
+    def run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except (HungUp, OSError):
+            pass
+        finally:
+            self._close()
+
+    def _turn(self) -> bool:
+        """One request and its answer; whether there may be another."""
+        failure: m.Failed | None = None
+        try:
+            kind, body = self._receive()
+            answer, reply = self._answer(kind, body)
+        except HungUp:
+            raise
+        except Exception as error:
+            failure = _failure(error)
+            answer, reply = Kind.FAILED, failure.pack()
+        self._client.settimeout(self._frame_seconds)
+        self._client.sendall(frame(answer, reply))
+        return failure is None or failure.code in _GO_ON
+
+    def _receive(self) -> tuple[int, bytes]:
+        self._client.settimeout(None)  # an engine may be silent between two requests
+        first = self._client.recv(HEAD.size)
+        if not first:
+            raise HungUp
+        self._client.settimeout(self._frame_seconds)
+        head = first + self._take(HEAD.size - len(first))
+        most = MAX_BODY_BYTES if self._look_ups is not None else MAX_HELLO_BYTES
+        body_bytes, kind = frame_head(head, most)
+        return kind, self._take(body_bytes)
+
+    def _take(self, count: int) -> bytes:
+        """Memory grows with what has come, not with what was announced."""
+        parts = []
+        while count:
+            part = self._client.recv(min(count, _RECEIVE_BYTES))
+            if not part:
+                raise HungUp
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _answer(self, kind: int, body: bytes) -> tuple[Kind, bytes]:
+        if self._look_ups is None or self._writes is None or self._runner is None:
+            if kind != Kind.HELLO:
+                raise InvalidBlock("a connection begins with a hello")
+            return self._hello(m.Hello.unpack(body))
+        if kind == Kind.MATCH:
+            return Kind.MATCHED, self._look_ups.match(m.Match.unpack(body)).pack()
+        if kind == Kind.WAIT:
+            return Kind.MATCHED, self._look_ups.wait(m.Lease.unpack(body).lease_id).pack()
+        if kind == Kind.PLAN:
+            return Kind.PLANNED, self._writes.plan(m.Plan.unpack(body)).pack()
+        if kind == Kind.COMMIT:
+            return Kind.COMMITTED, self._writes.commit(m.Commit.unpack(body)).pack()
+        if kind == Kind.RELEASE:
+            self._look_ups.release(m.Lease.unpack(body).lease_id)
+        elif kind == Kind.DAMAGED:
+            self._look_ups.damaged(m.Damaged.unpack(body))
+        elif kind == Kind.FINISHED:
+            expected = self._look_ups.expected_seconds
+            finished = self._runner.finished(m.Finished.unpack(body), expected)
+            self._engines.runners.report(finished)
+        else:
+            raise Malformed(f"{kind} is no kind of request")
+        return Kind.DONE, b""
+
+    def _hello(self, hello: m.Hello) -> tuple[Kind, bytes]:
+        if hello.version != VERSION:
+            said = f"version {hello.version} is not spoken here, but {VERSION}"
+            raise WrongVersion(said)
+        engines = self._engines
+        if hello.unsupported:
+            fields = dict(hello.fields)
+            named = fields.get("engine", ""), fields.get("model", "")
+            engines.runners.unsupported(self._pid, *named, hello.unsupported, caches(hello))
+            raise InvalidBlock("an engine that is not tiered has nothing to ask for")
+        identity = identity_of(hello)
+        min_tokens = hello.min_tokens or engines.min_tokens
+        store = engines.store
+        store.learn_model(identity.namespace, identity.model)
+        self._runner = engines.runners.runner(self._pid, identity, min_tokens)
+        self._look_ups = LookUps(
+            store, engines.heads, hello, identity, self._runner, min_tokens
+        )
+        self._writes = Writes(store, engines.heads, identity, self._look_ups)
+        welcome = m.Welcome(
+            namespace=identity.namespace,
+            block_tokens=BLOCK_TOKENS,
+            min_tokens=min_tokens,
+            lease_ms=round(engines.lease_seconds * 1000),
+            reserve_ms=round(store.reserve_seconds * 1000),
+        )
+        return Kind.WELCOME, welcome.pack()
+
+    def _close(self) -> None:
+        for part in (self._look_ups, self._writes):
+            if part is not None:
+                with contextlib.suppress(OSError):
+                    part.close()
+
+
+class WrongVersion(Exception):
+    """The engine speaks another version of the protocol."""
+
+
+def _failure(error: Exception) -> m.Failed:
+    """What the engine is told. A fault of the sidecar is logged whole."""
+    message = error.message if isinstance(error, TieringError) else str(error)
+    message = message[:500]
+    if isinstance(error, WrongVersion):
+        return m.Failed(Failure.VERSION, message)
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            said = "engine refused: reason=%s message=%.200s"
+            seldom.warning(f"refused {code}", said, code.name.lower(), message)
+            return m.Failed(code, message)
+    log.error("request of an engine failed", exc_info=error)
+    return m.Failed(Failure.INTERNAL, f"{type(error).__name__}: {message}")

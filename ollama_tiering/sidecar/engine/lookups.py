@@ -1,0 +1,300 @@
+"""Look-ups of one connection: what of a prompt can be restored, whether that pays, which files.
+
+Blocks that an engine can read at once are named in the answer. Where some must first be copied or
+decoded, or a file on a disk must be opened to know what is in it, the answer is `pending` and comes
+to WAIT, for which an engine has more patience: a look-up itself waits for no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ollama_tiering.protocol.engine.messages import (
+    Damaged,
+    Extra,
+    File,
+    GateMode,
+    Hello,
+    Match,
+    Matched,
+)
+from ollama_tiering.sidecar.engine import states
+from ollama_tiering.sidecar.engine.heads import Heads, read_head
+from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
+from ollama_tiering.sidecar.engine.runner import EngineRunner
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    LeasedBlock,
+    Leasing,
+    MatchedBlock,
+    TieredStore,
+    TierKind,
+    prefix_chain,
+)
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
+
+MAX_LEASES: Final = 64  # of one connection
+_MOST_MS: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A block or a state that is to be named."""
+
+    key: BlockKey
+    first_position: int
+    used: int  # rows; of a state 0
+    bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Lease:
+    wanted: Sequence[_Wanted]
+    leasing: Leasing
+    rows: int
+    start: int
+    reason: int
+    at: int
+    expected_seconds: float
+    states: bool
+    keys: tuple[BlockKey, ...] = ()  # of the files that were named
+
+
+class LookUps:
+    """Used by one thread at a time. `close` releases everything."""
+
+    def __init__(
+        self,
+        store: TieredStore,
+        heads: Heads,
+        hello: Hello,
+        identity: Identity,
+        runner: EngineRunner,
+        min_tokens: int,
+    ) -> None:
+        self._store = store
+        self._heads = heads
+        self._identity = identity
+        self._runner = runner
+        self._gate = hello.gate
+        self._states = hello.states
+        self._min_tokens = min_tokens
+        self._leases: dict[int, _Lease] = {}
+        self._keys: tuple[bytes, list[BlockKey]] = b"", []  # of the last prompt
+        self.expected_seconds = 0.0  # of the last files that were named
+
+    def match(self, request: Match) -> Matched:
+        """InvalidBlock, NoRoom."""
+        tokens = request.tokens
+        count = len(tokens) // TOKEN_BYTES
+        if not request.start <= request.have <= count:
+            raise InvalidBlock("start, have and the number of tokens are not in this order")
+        most = max(count - 1, 0)  # the last token is always computed: sampling needs its logits
+        if most - request.have < self._min_tokens:
+            return _nothing(pb.SHORTFALL_TOO_SHORT)
+        if self._gate is GateMode.RECOMPUTE:
+            return _nothing(pb.SHORTFALL_RECOMPUTE)
+        keys = self.chain(tokens, request.extras)
+        found = self._store.match(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
+        found = until_extras(found, keys, request.extras)
+        rows, reason, at = _end(found, most)
+        if rows - request.have < self._min_tokens:
+            return _nothing(reason, at)
+        wanted = _planned(found, request.start, rows)
+        if self._states:
+            state = states.last_state(self._identity, tokens, found, request.have, rows)
+            if state is None or state[0] - request.have < self._min_tokens:
+                return _nothing(pb.SHORTFALL_STATE_MISSING, request.have)
+            if state[0] < rows:
+                rows, reason, at = state[0], pb.SHORTFALL_STATE_MISSING, state[0]
+            one = state[1]
+            wanted = _planned(found, request.start, rows)
+            wanted.append(_Wanted(one.key, rows, 0, one.raw_bytes, one.expected_seconds))
+        seconds = sum(one.seconds for one in wanted)
+        size = sum(one.bytes for one in wanted)
+        if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
+            return _nothing(pb.SHORTFALL_GATE)
+        return self._leased(wanted, rows, request, reason, at, seconds)
+
+    def chain(self, tokens: bytes, extras: Sequence[Extra]) -> list[BlockKey]:
+        """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
+        namespace = self._identity.namespace
+        if extras:
+            extra = [BlockExtra(one.position, one.digest) for one in extras]
+            return prefix_chain(namespace, tokens, BLOCK_TOKENS, extra)
+        keys = extend_chain(namespace, *self._keys, tokens)
+        self._keys = tokens, keys
+        return list(keys)
+
+    def wait(self, lease_id: int) -> Matched:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise InvalidBlock("no such lease")
+        blocks = lease.leasing.wait().blocks
+        return self._named(lease_id, lease, blocks)
+
+    def release(self, lease_id: int) -> None:
+        """One that is over, or never was, is fine."""
+        if self._leases.pop(lease_id, None) is not None:
+            self._store.release(lease_id)
+
+    def damaged(self, report: Damaged) -> None:
+        """The store checks for itself."""
+        lease = self._leases.get(report.lease_id)
+        if lease is None or report.file >= len(lease.keys):
+            raise InvalidBlock("no such file")
+        key = lease.keys[report.file]
+        self._heads.forget(key)
+        self._store.report_corrupt(self._identity.namespace, key)
+
+    def close(self) -> None:
+        for lease_id, lease in self._leases.items():
+            lease.leasing.give_up()
+            self._store.release(lease_id)
+        self._leases.clear()
+
+    def _leased(
+        self,
+        wanted: Sequence[_Wanted],
+        rows: int,
+        request: Match,
+        reason: int,
+        at: int,
+        seconds: float,
+    ) -> Matched:
+        if len(self._leases) >= MAX_LEASES:
+            raise NoRoom(f"{MAX_LEASES} leases of this connection are open already")
+        keys = [one.key for one in wanted]
+        leasing = self._store.begin_lease(self._identity.namespace, keys)
+        lease = _Lease(
+            *(wanted, leasing, rows, request.start, reason, at, seconds, self._states),
+        )
+        self._leases[leasing.lease_id] = lease
+        self.expected_seconds = seconds
+        ready = [one for one in leasing.blocks if isinstance(one, LeasedBlock)]
+        if len(ready) == len(leasing.blocks) and all(map(self._known, ready)):
+            return self._named(leasing.lease_id, lease, ready)
+        expected_ms = min(round(seconds * 1000), _MOST_MS)
+        return Matched(rows, leasing.lease_id, True, expected_ms, reason, at)
+
+    def _known(self, block: LeasedBlock) -> bool:
+        return block.tier is TierKind.RAM or self._heads.get(block.key) is not None
+
+    def _named(self, lease_id: int, lease: _Lease, blocks: Sequence[LeasedBlock]) -> Matched:
+        """The leading run of files that can be used. Of states: all of them or none."""
+        files: list[File] = []
+        rows, reason, at = lease.rows, lease.reason, lease.at
+        for one, block in zip(lease.wanted, blocks, strict=False):
+            try:
+                files.append(self._file(one, block))
+            except (CorruptBlock, UnsupportedFormat) as error:
+                damaged = isinstance(error, CorruptBlock)
+                reason = pb.SHORTFALL_DAMAGED if damaged else pb.SHORTFALL_UNREADABLE
+                if damaged:
+                    self._store.report_corrupt(self._identity.namespace, one.key)
+                break
+            except OSError:
+                reason = pb.SHORTFALL_UNREADABLE
+                break
+        if len(files) < len(lease.wanted):
+            if reason == lease.reason:
+                reason = pb.SHORTFALL_BLOCKS_GONE
+            at = 0
+            last = lease.wanted[len(files) - 1] if files else None
+            rows = last.first_position + last.used if last else 0
+            if lease.states or rows <= lease.start:
+                self.release(lease_id)
+                return _nothing(reason)
+        lease.keys = tuple(one.key for one in lease.wanted[: len(files)])
+        expected_ms = min(round(lease.expected_seconds * 1000), _MOST_MS)
+        return Matched(rows, lease_id, False, expected_ms, reason, at, tuple(files))
+
+    def _file(self, one: _Wanted, block: LeasedBlock) -> File:
+        head = self._heads.get(block.key)
+        if head is None:
+            head = read_head(self._identity, block)
+            self._heads.put(block.key, head)
+        state = not one.used
+        return File(
+            path=str(block.path),
+            file_bytes=block.file_bytes,
+            payload_offset=head.payload_offset,
+            first_position=one.first_position,
+            rows=0 if state else head.rows,
+            used=head.used if state else one.used,
+            tier=int(block.tier),
+            crcs=head.crcs,
+        )
+
+
+def until_extras(
+    found: Sequence[MatchedBlock], keys: Sequence[BlockKey], extras: Sequence[Extra]
+) -> list[MatchedBlock]:
+    """Where a block was matched by tokens alone, only what comes before the prompt's next extra:
+    what stands there besides a token is not in them.
+    """
+    if not extras:
+        return list(found)
+    kept: list[MatchedBlock] = []
+    first = 0
+    for index, block in enumerate(found):
+        if index >= len(keys) or block.key != keys[index]:
+            beyond = [extra.position - first for extra in extras if extra.position >= first]
+            rows = min([block.rows, *beyond])
+            if rows > 0:
+                kept.append(block._replace(rows=rows))
+            break
+        kept.append(block)
+        first += block.rows
+    return kept
+
+
+def extend_chain(
+    namespace: bytes, before: bytes, keys: Sequence[BlockKey], tokens: bytes
+) -> list[BlockKey]:
+    """The chain of `tokens`, of which `keys` is that of `before`."""
+    step = BLOCK_TOKENS * TOKEN_BYTES
+    shared = 0
+    while shared < len(keys) and (
+        tokens[shared * step : (shared + 1) * step] == before[shared * step : (shared + 1) * step]
+    ):
+        shared += 1
+    parent = keys[shared - 1] if shared else namespace
+    more = prefix_chain(parent, tokens[shared * step :], BLOCK_TOKENS)  # type: ignore[arg-type]
+    return [*keys[:shared], *more]
+
+
+def _planned(found: Sequence[MatchedBlock], start: int, rows: int) -> list[_Wanted]:
+    """The blocks that hold positions `start` to rows - 1."""
+    wanted = []
+    first = 0
+    for block in found:
+        used = min(block.rows, rows - first)
+        if used <= 0:
+            break
+        if first + BLOCK_TOKENS > start:
+            size = max(block.stored_bytes, block.raw_bytes)
+            wanted.append(_Wanted(block.key, first, used, size, block.expected_seconds))
+        first += block.rows
+    return wanted
+
+
+def _end(found: Sequence[MatchedBlock], most: int) -> tuple[int, int, int]:
+    """Rows that can be restored, and why not more: a reason and where."""
+    rows = min(sum(block.rows for block in found), most)
+    if rows >= most:
+        return rows, pb.SHORTFALL_UNSPECIFIED, 0
+    if not rows:
+        return 0, pb.SHORTFALL_NOTHING_STORED, 0
+    differs = found[-1].rows < found[-1].block_rows
+    return rows, pb.SHORTFALL_DIFFERS if differs else pb.SHORTFALL_ENDS, rows
+
+
+def _nothing(reason: int, at: int = 0) -> Matched:
+    return Matched(0, 0, False, 0, reason, at)
