@@ -21,7 +21,9 @@ class EngineRefused(ServiceError):
     """The sidecar answered FAILED; `code` says why."""
 
     def __init__(self, failed: m.Failed) -> None:
-        super().__init__(failed.message, hint="the engine socket's protocol is in the documentation")
+        super().__init__(
+            failed.message, hint="the engine socket's protocol is in the documentation"
+        )
         self.code = failed.code
 
 

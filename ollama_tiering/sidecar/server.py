@@ -31,6 +31,9 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
+from ollama_tiering.sidecar.engine.connection import Engines
+from ollama_tiering.sidecar.engine.listener import EngineSocket, place
+from ollama_tiering.sidecar.engine.runner import EngineRunners
 from ollama_tiering.sidecar.gate import Gate
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
@@ -77,7 +80,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()
     _allow_open_files()
-    with claim_socket(config.socket_path):
+    with claim_socket(config.socket_path), _claimed(place(config)):
         config = ram_place.settled(asked := config)
         book = RuleBook(config)
         store = open_store(config, book.decide)
@@ -156,7 +159,8 @@ async def _serve(
     )
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
-    with _pool() as pool, Endpoint(pages, config.metrics_port):
+    engines = _engines(config, store, uses, runners)
+    with _pool() as pool, Endpoint(pages, config.metrics_port), engines:
         rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses, runners), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, gate)
@@ -186,6 +190,34 @@ async def _serve(
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
         await ledger_file.end(pool)
+
+
+def _claimed(engine_socket: Path | None) -> contextlib.AbstractContextManager[None]:
+    if engine_socket is None:
+        log.warning("no engine socket: its path would be too long; name one: sidecar.engine_socket")
+        return contextlib.nullcontext()
+    return claim_socket(engine_socket)
+
+
+def _engines(
+    config: SidecarConfig, store: TieredStore, uses: ModelBook, runners: RunnerTable
+) -> contextlib.AbstractContextManager[object]:
+    """The engine socket. What engines do is counted where runners report theirs."""
+    path = place(config)
+    if path is None:
+        return contextlib.nullcontext()
+
+    def report(message: pb.RunnerReport) -> None:
+        runners.put(message)
+        if uses.book(message):
+            uses.refresh()
+
+    engines = Engines(
+        *(store, EngineRunners(report)),
+        min_tokens=config.min_tokens,
+        lease_seconds=config.lease_seconds,
+    )
+    return EngineSocket(path, engines)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,11 @@ class Connection:
     """`run` takes the thread that calls it. `client` is closed by the caller."""
 
     def __init__(
-        self, client: socket.socket, pid: int, engines: Engines, frame_seconds: float = FRAME_SECONDS
+        self,
+        client: socket.socket,
+        pid: int,
+        engines: Engines,
+        frame_seconds: float = FRAME_SECONDS,
     ) -> None:
         self._client = client
         self._pid = pid
@@ -165,9 +169,7 @@ class Connection:
         store = engines.store
         store.learn_model(identity.namespace, identity.model)
         self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-        self._look_ups = LookUps(
-            store, engines.heads, hello, identity, self._runner, min_tokens
-        )
+        self._look_ups = LookUps(store, engines.heads, hello, identity, self._runner, min_tokens)
         self._writes = Writes(store, engines.heads, identity, self._look_ups)
         welcome = m.Welcome(
             namespace=identity.namespace,

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from ollama_tiering.config import SOCKET_PATH_MAX_BYTES, SidecarConfig
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.engine.connection import Connection, Engines
 from ollama_tiering.system.quiet_log import QuietLog
@@ -26,9 +27,18 @@ log = logging.getLogger(__name__)
 seldom = QuietLog(log)
 
 MAX_CONNECTIONS: Final = 32
+_SUFFIX: Final = ".engine"
 _STOP_SECONDS: Final = 2.0
 _NO_DESCRIPTORS_SECONDS: Final = 1.0  # until the next try to accept
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+def place(config: SidecarConfig) -> Path | None:
+    """Of the engine socket. None: beside the first one, where its name would be too long."""
+    if config.engine_socket is not None:
+        return config.engine_socket
+    path = config.socket_path.with_name(config.socket_path.name + _SUFFIX)
+    return path if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES else None
 
 
 class EngineSocket:

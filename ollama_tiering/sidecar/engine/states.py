@@ -103,5 +103,3 @@ def check_state(identity: Identity, meta: BlockMeta) -> int:
 def _token(tokens: bytes, n_tokens: int) -> bytes:
     """The last one before a checkpoint."""
     return tokens[(n_tokens - 1) * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
-
-

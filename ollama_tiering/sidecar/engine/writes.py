@@ -51,7 +51,9 @@ class _Part:
 
     @property
     def claim(self) -> Claim:
-        return Claim(self.plan.key, self.parent, self.plan.file_bytes, self.plan.rows < BLOCK_TOKENS)
+        return Claim(
+            self.plan.key, self.parent, self.plan.file_bytes, self.plan.rows < BLOCK_TOKENS
+        )
 
 
 class Writes:
