@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from ollama_tiering.protocol.engine.wire import MAGIC, VERSION, Malformed, Reader, Writer
 
@@ -202,8 +202,7 @@ class Match:
         return cls(tokens, have, start, extras)
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):  # made by the hundred in every look-up, so no dataclass
     """A file that the sidecar names, with what is in it: rows of a block, or a state."""
 
     path: str
@@ -216,20 +215,14 @@ class File:
     crcs: bytes  # CRC-32C of every segment, u32 each
 
     def pack(self, out: Writer) -> None:
-        out.path(self.path)
-        out.raw(
-            _FILE.pack(
-                *(self.file_bytes, self.payload_offset, self.first_position, self.rows),
-                *(self.used, self.tier, len(self.crcs) // 4),
-            )
-        )
-        out.raw(self.crcs)
+        path, *numbers, crcs = self
+        out.path(path).raw(_FILE.pack(*numbers, len(crcs) // 4)).raw(crcs)
 
     @classmethod
     def unpack(cls, body: Reader) -> Self:
         path = body.path()
         *numbers, crcs = _FILE.unpack(body.take(_FILE.size))
-        return cls(path, *numbers, body.take(4 * crcs))
+        return cls._make((path, *numbers, body.take(4 * crcs)))
 
 
 @dataclass(frozen=True, slots=True)

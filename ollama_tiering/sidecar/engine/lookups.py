@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ollama_tiering.protocol.engine.messages import (
     Damaged,
@@ -42,8 +42,7 @@ MAX_LEASES: Final = 64  # of one connection
 _MOST_MS: Final = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):  # made by the hundred, as File
     """A block or a state that is to be named."""
 
     key: BlockKey

@@ -101,7 +101,7 @@ class EngineRunner:
         )
         if computed > 1:
             same = (one for one in report.shortfalls if one.reason == request.reason)
-            one = next(same, None) or report.shortfalls.add(reason=request.reason)  # type: ignore[arg-type]
+            one = next(same, None) or report.shortfalls.add(reason=request.reason)
             one.requests += 1
             one.tokens += computed
 
