@@ -28,20 +28,23 @@ class EngineRefused(ServiceError):
 
 
 class EngineClient:
-    """Connects and says hello. ServiceError where nobody answers, or the answer is a refusal."""
+    """Connects and says hello. ServiceError where nobody answers, or the answer is a refusal. Of an
+    engine that is not tiered the sidecar hears why; it has nothing to ask for.
+    """
 
     def __init__(self, path: Path | str, hello: m.Hello, *, timeout_seconds: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(timeout_seconds)
         try:
             self._socket.connect(str(path))
-            self.welcome = m.Welcome.unpack(self._ask(Kind.HELLO, hello.pack(), Kind.WELCOME))
+            wanted = Kind.DONE if hello.unsupported else Kind.WELCOME
+            answer = self._ask(Kind.HELLO, hello.pack(), wanted)
+            self.welcome = None if hello.unsupported else m.Welcome.unpack(answer)
         except BaseException:
             self._socket.close()
             raise
 
     def match(self, request: m.Match) -> m.Matched:
-        """With `wait`: what is pending is waited for by the caller."""
         return m.Matched.unpack(self._ask(Kind.MATCH, request.pack(), Kind.MATCHED))
 
     def wait(self, lease_id: int) -> m.Matched:

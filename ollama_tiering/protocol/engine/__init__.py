@@ -1,1 +1,1 @@
-"""The engine socket's protocol (docs/engine-protocol.md): frames and messages, for both ends. Pure."""
+"""The engine socket's protocol, for both ends: frames and messages (docs/engine-protocol.md)."""

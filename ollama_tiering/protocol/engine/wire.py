@@ -7,7 +7,6 @@ before anything is made of it.
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Final
 
@@ -65,23 +64,18 @@ class Reader:
             raise Malformed(f"a text is not UTF-8: {error}") from None
 
     def path(self) -> str:
-        """A text that may have any bytes but a zero."""
-        return os.fsdecode(self.take(self.u16()))
+        """A text of any bytes: UTF-8 where it is, and the rest as Python has it in paths."""
+        return self.take(self.u16()).decode(errors="surrogateescape")
 
-    def count(self, entry_bytes: int) -> int:
+    def count(self, entry_bytes: int, most: int = 0xFFFFFFFF) -> int:
         """How many entries a list has, each of at least so many bytes."""
         count = self.u32()
-        if count * entry_bytes > len(self._body) - self._at:
-            raise Malformed(f"a list of {count} entries does not fit into what is left")
+        if count > most or count * entry_bytes > len(self._body) - self._at:
+            raise Malformed(f"a list of {count} entries is too long, or longer than what is left")
         return count
 
-    def numbers(self) -> tuple[int, ...]:
-        """A list of u32."""
-        count = self.count(4)
-        return struct.unpack(f"<{count}I", self.take(4 * count))
-
-    def tokens(self) -> bytes:
-        """A list of int32, as its bytes."""
+    def numbers(self) -> bytes:
+        """A list of u32 or int32, as its bytes."""
         return self.take(4 * self.count(4))
 
     def end(self) -> None:
@@ -119,17 +113,15 @@ class Writer:
         return self._counted(value.encode())
 
     def path(self, value: str) -> Writer:
-        return self._counted(os.fsencode(value))
+        return self._counted(value.encode(errors="surrogateescape"))
 
     def _counted(self, data: bytes) -> Writer:
         if len(data) > 0xFFFF:
             raise ValueError(f"a text of {len(data)} bytes is too long")
         return self.u16(len(data)).raw(data)
 
-    def numbers(self, values: tuple[int, ...]) -> Writer:
-        return self.raw(struct.pack(f"<{1 + len(values)}I", len(values), *values))
-
-    def tokens(self, data: bytes) -> Writer:
+    def numbers(self, data: bytes) -> Writer:
+        """A list of u32 or int32, from its bytes."""
         return self.u32(len(data) // 4).raw(data)
 
     def body(self) -> bytes:

@@ -1,4 +1,4 @@
-"""One connection of an engine: hello, then requests and answers in turn, until either side hangs up.
+"""One connection of an engine: hello, then requests and answers, until either side hangs up.
 
 However it ends, what it has leased and reserved is given back. What makes no sense is answered with
 FAILED and the connection is closed: the bytes of a stranger are never fatal, nor is its silence.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from typing import Final
 
 from ollama_tiering.errors import TieringError
@@ -24,18 +25,24 @@ from ollama_tiering.protocol.engine.wire import (
     frame_head,
 )
 from ollama_tiering.sidecar.engine.heads import Heads
-from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, caches, identity_of
+from ollama_tiering.sidecar.engine.identity import (
+    BLOCK_TOKENS,
+    caches,
+    checked_fields,
+    identity_of,
+)
 from ollama_tiering.sidecar.engine.lookups import LookUps
 from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
 from ollama_tiering.sidecar.engine.writes import Writes
 from ollama_tiering.store import TieredStore
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
 seldom = QuietLog(log)
 
-FRAME_SECONDS: Final = 10.0  # from a frame's first byte to its last, and for the reading of answers
+FRAME_SECONDS: Final = 10.0  # from a frame's first byte to its last, and to take an answer
 _RECEIVE_BYTES: Final = 256 << 10
 _CODES: Final = (
     (Malformed, Failure.MALFORMED),
@@ -82,6 +89,7 @@ class Connection:
         self._look_ups: LookUps | None = None
         self._writes: Writes | None = None
         self._runner: EngineRunner | None = None
+        self._deadline: float | None = None  # of the frame that is received
 
     def run(self) -> None:
         try:
@@ -108,11 +116,10 @@ class Connection:
         return failure is None or failure.code in _GO_ON
 
     def _receive(self) -> tuple[int, bytes]:
-        self._client.settimeout(None)  # an engine may be silent between two requests
-        first = self._client.recv(HEAD.size)
-        if not first:
-            raise HungUp
-        self._client.settimeout(self._frame_seconds)
+        """HungUp, Malformed."""
+        self._deadline = None  # an engine may be silent between two requests
+        first = self._some(HEAD.size)
+        self._deadline = time.monotonic() + self._frame_seconds
         head = first + self._take(HEAD.size - len(first))
         most = MAX_BODY_BYTES if self._look_ups is not None else MAX_HELLO_BYTES
         body_bytes, kind = frame_head(head, most)
@@ -122,12 +129,22 @@ class Connection:
         """Memory grows with what has come, not with what was announced."""
         parts = []
         while count:
-            part = self._client.recv(min(count, _RECEIVE_BYTES))
-            if not part:
-                raise HungUp
-            parts.append(part)
-            count -= len(part)
+            parts.append(self._some(min(count, _RECEIVE_BYTES)))
+            count -= len(parts[-1])
         return b"".join(parts)
+
+    def _some(self, most: int) -> bytes:
+        seconds = None if self._deadline is None else self._deadline - time.monotonic()
+        if seconds is not None and seconds <= 0:
+            raise HungUp
+        try:
+            self._client.settimeout(seconds)
+            part = self._client.recv(most)
+        except OSError:
+            raise HungUp from None
+        if not part:
+            raise HungUp
+        return part
 
     def _answer(self, kind: int, body: bytes) -> tuple[Kind, bytes]:
         if self._look_ups is None or self._writes is None or self._runner is None:
@@ -160,10 +177,8 @@ class Connection:
             raise WrongVersion(said)
         engines = self._engines
         if hello.unsupported:
-            fields = dict(hello.fields)
-            named = fields.get("engine", ""), fields.get("model", "")
-            engines.runners.unsupported(self._pid, *named, hello.unsupported, caches(hello))
-            raise InvalidBlock("an engine that is not tiered has nothing to ask for")
+            engines.runners.report(self._not_tiered(hello))
+            return Kind.DONE, b""
         identity = identity_of(hello)
         min_tokens = hello.min_tokens or engines.min_tokens
         store = engines.store
@@ -180,6 +195,16 @@ class Connection:
         )
         return Kind.WELCOME, welcome.pack()
 
+    def _not_tiered(self, hello: m.Hello) -> pb.RunnerReport:
+        fields = checked_fields(hello)
+        return pb.RunnerReport(
+            pid=self._pid,
+            engine=fields["engine"],
+            model=fields["model"],
+            reason=hello.unsupported,
+            caches=caches(hello),
+        )
+
     def _close(self) -> None:
         for part in (self._look_ups, self._writes):
             if part is not None:
@@ -194,7 +219,7 @@ class WrongVersion(Exception):
 def _failure(error: Exception) -> m.Failed:
     """What the engine is told. A fault of the sidecar is logged whole."""
     message = error.message if isinstance(error, TieringError) else str(error)
-    message = message[:500]
+    message = message[:500].encode(errors="replace").decode()  # it may have a path in it
     if isinstance(error, WrongVersion):
         return m.Failed(Failure.VERSION, message)
     for kind, code in _CODES:

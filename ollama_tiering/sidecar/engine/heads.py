@@ -13,6 +13,7 @@ import stat
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,12 +47,13 @@ class Heads:
         self._max_bytes = max_bytes
         self._bytes = 0
 
-    def get(self, key: BlockKey) -> Head | None:
+    def get_all(self, keys: Sequence[BlockKey]) -> list[Head | None]:
         with self._lock:
-            head = self._heads.get(key)
-            if head is not None:
-                self._heads.move_to_end(key)
-            return head
+            found = [self._heads.get(key) for key in keys]
+            for key, head in zip(keys, found, strict=True):
+                if head is not None:
+                    self._heads.move_to_end(key)
+            return found
 
     def put(self, key: BlockKey, head: Head) -> None:
         with self._lock:
@@ -81,11 +83,8 @@ def read_head(identity: Identity, block: LeasedBlock) -> Head:
         used = states.check_state(identity, meta)
     else:
         _check_rows(identity, meta)
-    return head_of(meta.payload_offset, meta.rows, used, [s.crc32c for s in meta.segments])
-
-
-def head_of(payload_offset: int, rows: int, used: int, crcs: list[int]) -> Head:
-    return Head(payload_offset, rows, used, struct.pack(f"<{len(crcs)}I", *crcs))
+    crcs = [segment.crc32c for segment in meta.segments]
+    return Head(meta.payload_offset, meta.rows, used, struct.pack(f"<{len(crcs)}I", *crcs))
 
 
 def _meta(block: LeasedBlock) -> BlockMeta:

@@ -8,7 +8,7 @@ to WAIT, for which an engine has more patience: a look-up itself waits for no di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ollama_tiering.protocol.engine.messages import (
@@ -20,8 +20,9 @@ from ollama_tiering.protocol.engine.messages import (
     Match,
     Matched,
 )
+from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
 from ollama_tiering.sidecar.engine import states
-from ollama_tiering.sidecar.engine.heads import Heads, read_head
+from ollama_tiering.sidecar.engine.heads import Head, Heads, read_head
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.store import (
@@ -40,9 +41,11 @@ from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, Unsu
 
 MAX_LEASES: Final = 64  # of one connection
 _MOST_MS: Final = (1 << 32) - 1
+_FILE_BYTES: Final = 512  # of an answer for one file, beside its checksums: more than a path takes
+_MOST_UNKNOWN: Final = 16  # files in RAM whose headers are read at once: a few milliseconds
 
 
-class _Wanted(NamedTuple):  # made by the hundred, as File
+class _Wanted(NamedTuple):  # made by the hundred, as File is
     """A block or a state that is to be named."""
 
     key: BlockKey
@@ -56,12 +59,8 @@ class _Wanted(NamedTuple):  # made by the hundred, as File
 class _Lease:
     wanted: Sequence[_Wanted]
     leasing: Leasing
-    rows: int
-    start: int
-    reason: int
-    at: int
-    expected_seconds: float
-    states: bool
+    have: int
+    answer: Matched  # as long as all files are there
     keys: tuple[BlockKey, ...] = ()  # of the files that were named
 
 
@@ -85,8 +84,9 @@ class LookUps:
         self._states = hello.states
         self._min_tokens = min_tokens
         self._leases: dict[int, _Lease] = {}
-        self._keys: tuple[bytes, list[BlockKey]] = b"", []  # of the last prompt
-        self.expected_seconds = 0.0  # of the last files that were named
+        self._last: tuple[bytes, list[BlockKey]] = b"", []  # the last prompt, and its chain
+        self._most_files = MAX_REPLY_BYTES // (_FILE_BYTES + 4 * len(identity.shapes))
+        self.expected_seconds = 0.0  # of the last files that were leased
 
     def match(self, request: Match) -> Matched:
         """InvalidBlock, NoRoom."""
@@ -103,23 +103,28 @@ class LookUps:
         found = self._store.match(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
         found = until_extras(found, keys, request.extras)
         rows, reason, at = _end(found, most)
+        rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
             return _nothing(reason, at)
-        wanted = _planned(found, request.start, rows)
+        state = None
         if self._states:
-            state = states.last_state(self._identity, tokens, found, request.have, rows)
-            if state is None or state[0] - request.have < self._min_tokens:
+            above = request.have + self._min_tokens - 1
+            state = states.last_state(self._identity, tokens, found, above, rows)
+            if state is None:
                 return _nothing(pb.SHORTFALL_STATE_MISSING, request.have)
             if state[0] < rows:
                 rows, reason, at = state[0], pb.SHORTFALL_STATE_MISSING, state[0]
+        wanted = _planned(found, request.start, rows)
+        if state is not None:
             one = state[1]
-            wanted = _planned(found, request.start, rows)
             wanted.append(_Wanted(one.key, rows, 0, one.raw_bytes, one.expected_seconds))
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
         if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
             return _nothing(pb.SHORTFALL_GATE)
-        return self._leased(wanted, rows, request, reason, at, seconds)
+        expected_ms = min(round(seconds * 1000), _MOST_MS)
+        self.expected_seconds = seconds
+        return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
 
     def chain(self, tokens: bytes, extras: Sequence[Extra]) -> list[BlockKey]:
         """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
@@ -127,24 +132,26 @@ class LookUps:
         if extras:
             extra = [BlockExtra(one.position, one.digest) for one in extras]
             return prefix_chain(namespace, tokens, BLOCK_TOKENS, extra)
-        keys = extend_chain(namespace, *self._keys, tokens)
-        self._keys = tokens, keys
+        keys = extend_chain(namespace, *self._last, tokens)
+        self._last = tokens, keys
         return list(keys)
 
     def wait(self, lease_id: int) -> Matched:
+        """What a pending answer lacks. InvalidBlock."""
         lease = self._leases.get(lease_id)
         if lease is None:
             raise InvalidBlock("no such lease")
-        blocks = lease.leasing.wait().blocks
-        return self._named(lease_id, lease, blocks)
+        return self._named(lease, lease.leasing.wait().blocks)
 
     def release(self, lease_id: int) -> None:
         """One that is over, or never was, is fine."""
-        if self._leases.pop(lease_id, None) is not None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            lease.leasing.give_up()
             self._store.release(lease_id)
 
     def damaged(self, report: Damaged) -> None:
-        """The store checks for itself."""
+        """The store checks for itself. InvalidBlock."""
         lease = self._leases.get(report.lease_id)
         if lease is None or report.file >= len(lease.keys):
             raise InvalidBlock("no such file")
@@ -153,83 +160,67 @@ class LookUps:
         self._store.report_corrupt(self._identity.namespace, key)
 
     def close(self) -> None:
-        for lease_id, lease in self._leases.items():
-            lease.leasing.give_up()
-            self._store.release(lease_id)
-        self._leases.clear()
+        for lease_id in list(self._leases):
+            self.release(lease_id)
 
-    def _leased(
-        self,
-        wanted: Sequence[_Wanted],
-        rows: int,
-        request: Match,
-        reason: int,
-        at: int,
-        seconds: float,
-    ) -> Matched:
+    def _leased(self, wanted: Sequence[_Wanted], have: int, answer: Matched) -> Matched:
         if len(self._leases) >= MAX_LEASES:
             raise NoRoom(f"{MAX_LEASES} leases of this connection are open already")
         keys = [one.key for one in wanted]
         leasing = self._store.begin_lease(self._identity.namespace, keys)
-        lease = _Lease(
-            *(wanted, leasing, rows, request.start, reason, at, seconds, self._states),
-        )
+        lease = _Lease(wanted, leasing, have, replace(answer, lease_id=leasing.lease_id))
         self._leases[leasing.lease_id] = lease
-        self.expected_seconds = seconds
         ready = [one for one in leasing.blocks if isinstance(one, LeasedBlock)]
-        if len(ready) == len(leasing.blocks) and all(map(self._known, ready)):
-            return self._named(leasing.lease_id, lease, ready)
-        expected_ms = min(round(seconds * 1000), _MOST_MS)
-        return Matched(rows, leasing.lease_id, True, expected_ms, reason, at)
+        if len(ready) < len(leasing.blocks) or not self._at_hand(ready):
+            return lease.answer
+        return self._named(lease, ready)
 
-    def _known(self, block: LeasedBlock) -> bool:
-        return block.tier is TierKind.RAM or self._heads.get(block.key) is not None
+    def _at_hand(self, blocks: Sequence[LeasedBlock]) -> bool:
+        """Whether naming these waits for no disk, and takes no time to speak of."""
+        heads = self._heads.get_all([block.key for block in blocks])
+        unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
+        return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
 
-    def _named(self, lease_id: int, lease: _Lease, blocks: Sequence[LeasedBlock]) -> Matched:
-        """The leading run of files that can be used. Of states: all of them or none."""
+    def _named(self, lease: _Lease, blocks: Sequence[LeasedBlock]) -> Matched:
+        """The leading run of files that can be used. With a state: all of them or none."""
+        answer = lease.answer
         files: list[File] = []
-        rows, reason, at = lease.rows, lease.reason, lease.at
-        for one, block in zip(lease.wanted, blocks, strict=False):
-            try:
-                files.append(self._file(one, block))
-            except (CorruptBlock, UnsupportedFormat) as error:
-                damaged = isinstance(error, CorruptBlock)
-                reason = pb.SHORTFALL_DAMAGED if damaged else pb.SHORTFALL_UNREADABLE
-                if damaged:
-                    self._store.report_corrupt(self._identity.namespace, one.key)
-                break
-            except OSError:
-                reason = pb.SHORTFALL_UNREADABLE
-                break
+        lacking: int = pb.SHORTFALL_BLOCKS_GONE
+        heads = self._heads.get_all([block.key for block in blocks])
+        for one, block, head in zip(lease.wanted, blocks, heads, strict=False):
+            if head is None:
+                known, lacking = self._read(block)
+                if known is None:
+                    break
+                head = known
+            rows, used = (head.rows, one.used) if one.used else (0, head.used)
+            files.append(
+                File(
+                    *(str(block.path), block.file_bytes, head.payload_offset),
+                    *(one.first_position, rows, used, int(block.tier), head.crcs),
+                )
+            )
+        rows, reason, at = answer.rows, answer.reason, answer.at
         if len(files) < len(lease.wanted):
-            if reason == lease.reason:
-                reason = pb.SHORTFALL_BLOCKS_GONE
-            at = 0
-            last = lease.wanted[len(files) - 1] if files else None
-            rows = last.first_position + last.used if last else 0
-            if lease.states or rows <= lease.start:
-                self.release(lease_id)
+            last = lease.wanted[len(files) - 1] if files and not self._states else None
+            rows, reason, at = (last.first_position + last.used if last else 0), lacking, 0
+            if rows - lease.have < self._min_tokens:
+                self.release(answer.lease_id)
                 return _nothing(reason)
         lease.keys = tuple(one.key for one in lease.wanted[: len(files)])
-        expected_ms = min(round(lease.expected_seconds * 1000), _MOST_MS)
-        return Matched(rows, lease_id, False, expected_ms, reason, at, tuple(files))
+        return replace(answer, rows=rows, reason=reason, at=at, pending=False, files=tuple(files))
 
-    def _file(self, one: _Wanted, block: LeasedBlock) -> File:
-        head = self._heads.get(block.key)
-        if head is None:
+    def _read(self, block: LeasedBlock) -> tuple[Head | None, int]:
+        """What the file says of itself; None and why it cannot be used."""
+        try:
             head = read_head(self._identity, block)
-            self._heads.put(block.key, head)
-        state = not one.used
-        return File(
-            path=str(block.path),
-            file_bytes=block.file_bytes,
-            payload_offset=head.payload_offset,
-            first_position=one.first_position,
-            rows=0 if state else head.rows,
-            used=head.used if state else one.used,
-            tier=int(block.tier),
-            crcs=head.crcs,
-        )
+        except CorruptBlock:
+            self._store.report_corrupt(self._identity.namespace, block.key)
+            return None, pb.SHORTFALL_DAMAGED
+        except (UnsupportedFormat, OSError):
+            return None, pb.SHORTFALL_UNREADABLE
+        self._heads.put(block.key, head)
+        return head, pb.SHORTFALL_BLOCKS_GONE
 
 
 def until_extras(

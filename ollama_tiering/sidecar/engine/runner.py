@@ -58,6 +58,10 @@ class EngineRunner:
             self._copy_rate = rate + max(DEFAULT_COPY_RATE - rate, 0) / 16
             return False
 
+    def stored(self, blocks: int) -> None:
+        with self._lock:
+            self._report.snapshot_blocks += blocks
+
     def finished(self, request: Finished, expected_seconds: float) -> pb.RunnerReport:
         """Counts a request; what there is to report now. `expected_seconds`: what the tier was
         expected to take, which the gate adds by itself. InvalidBlock for what adds up to nothing.
@@ -89,7 +93,7 @@ class EngineRunner:
         report.memory_tokens += request.memory_tokens
         report.restored_tokens += request.restored_tokens
         report.recomputed_tokens += computed
-        report.snapshot_blocks += request.stored_blocks
+        report.failures = request.failures
         report.last_request.CopyFrom(
             pb.LastRequest(
                 prompt_tokens=request.prompt_tokens,
@@ -143,10 +147,10 @@ class EngineRunners:
     MOST: Final = 256
 
     def __init__(self, report: Callable[[pb.RunnerReport], None]) -> None:
-        """`report`: where a runner's report goes. May block."""
+        """`report`: where a runner's report goes. May block; ValueError for one that is refused."""
+        self.report = report
         self._lock = threading.Lock()
         self._runners: dict[tuple[int, bytes], EngineRunner] = {}
-        self._report = report
 
     def runner(self, pid: int, identity: Identity, min_tokens: int) -> EngineRunner:
         with self._lock:
@@ -158,14 +162,5 @@ class EngineRunners:
             if len(self._runners) > self.MOST:
                 del self._runners[next(iter(self._runners))]
         if fresh:
-            self._report(runner.report())
+            self.report(runner.report())
         return runner
-
-    def report(self, report: pb.RunnerReport) -> None:
-        self._report(report)
-
-    def unsupported(self, pid: int, engine: str, model: str, reason: str, caches: str) -> None:
-        """An engine whose model is not tiered says so, once."""
-        self._report(
-            pb.RunnerReport(pid=pid, engine=engine, model=model, reason=reason, caches=caches)
-        )

@@ -9,6 +9,7 @@ blocks are. Its bytes are cut into parts of at most 16 MiB, a segment each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from ollama_tiering.protocol.engine.messages import StateOffer
@@ -37,7 +38,7 @@ Found = tuple[int, AttachedBlock]  # how many tokens were computed, and the wind
 
 def plan_state(
     identity: Identity, tokens: bytes, offer: StateOffer, keys: Sequence[BlockKey]
-) -> tuple[BlockPlan, BlockKey]:
+) -> tuple[BlockPlan, bytes]:
     """Where the bytes of a state will lie, and the block that it hangs on. `keys`: of all blocks of
     the tokens, the tail's too. InvalidBlock where it hangs on none, or is too long.
     """
@@ -68,12 +69,8 @@ def last_state(
     identity: Identity, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
 ) -> Found | None:
     """The state of most tokens, more than `above` and at most `most`, on the matched blocks."""
-    firsts = []
-    first = 0
-    for block in found:
-        firsts.append(first)
-        first += block.rows
-    for block, first in zip(reversed(found), reversed(firsts), strict=True):
+    firsts = accumulate((block.rows for block in found), initial=0)
+    for block, first in reversed(list(zip(found, firsts, strict=False))):
         if first + block.rows <= above:
             return None
         by_key = {one.key: one for one in block.attached}

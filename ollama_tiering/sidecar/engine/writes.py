@@ -7,16 +7,20 @@ cannot name a block otherwise than its tokens do.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.protocol.engine.messages import Commit, Committed, Outcome, Plan, Planned
 from ollama_tiering.protocol.engine.messages import Reserved as ReservedFile
-from ollama_tiering.sidecar.engine.heads import Heads, head_of
+from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.lookups import LookUps
+from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state
 from ollama_tiering.store import (
     PIECE_BLOCKS,
@@ -27,6 +31,7 @@ from ollama_tiering.store import (
     Claim,
     TieredStore,
     WriteSession,
+    block_key,
     plan_block,
 )
 from ollama_tiering.store import Outcome as Answer
@@ -34,8 +39,8 @@ from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.system.files import write_all
 
 MAX_FILES: Final = 256  # in one answer
-MAX_STATES: Final = 64  # in one plan
-_BATCH_BYTES: Final = 256 << 20  # reserved at a time
+BATCH_BYTES: Final = 256 << 20  # reserved in one answer, but at least one file
+_STEP_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 _FLAGS: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -51,49 +56,56 @@ class _Part:
 
     @property
     def claim(self) -> Claim:
-        return Claim(
-            self.plan.key, self.parent, self.plan.file_bytes, self.plan.rows < BLOCK_TOKENS
-        )
+        tail = self.plan.rows < BLOCK_TOKENS
+        return Claim(self.plan.key, self.parent, self.plan.file_bytes, tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    part: _Part
+    path: Path
+    until: float  # by the monotonic clock
 
 
 class Writes:
     """Used by one thread at a time. `close` gives back what was reserved and not committed."""
 
     def __init__(
-        self, store: TieredStore, heads: Heads, identity: Identity, look_ups: LookUps
+        self,
+        store: TieredStore,
+        heads: Heads,
+        identity: Identity,
+        look_ups: LookUps,
+        runner: EngineRunner,
     ) -> None:
         self._store = store
         self._heads = heads
         self._identity = identity
         self._look_ups = look_ups
+        self._runner = runner
         self._session: WriteSession | None = None
-        self._reserved: dict[int, tuple[_Part, Path]] = {}
+        self._reserved: dict[int, _Reserved] = {}
 
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
-        if len(request.states) > MAX_STATES:
-            raise InvalidBlock(f"{len(request.states)} states are more than {MAX_STATES}")
-        parts = self._missing(request)
         most = min(request.most_files or MAX_FILES, MAX_FILES)
-        batch, size = 0, 0
-        while batch < min(len(parts), most) and (not batch or size < _BATCH_BYTES):
-            size += parts[batch].plan.file_bytes
-            batch += 1
-        outcome = Outcome.MORE if batch < len(parts) else Outcome.ALL
-        if not batch:
+        parts, more = _batch(self._missing(request), most)
+        outcome = Outcome.MORE if more else Outcome.ALL
+        if not parts:
             return Planned(outcome, "")
-        answers = self._opened().reserve([part.claim for part in parts[:batch]])
+        now = time.monotonic()
+        self._forget_expired(now)
+        answers = self._opened().reserve([part.claim for part in parts])
         files: list[ReservedFile] = []
-        reason = ""
-        for part, answer in zip(parts, answers, strict=False):
+        for part, answer in zip(parts, answers, strict=True):
             if answer.outcome is Answer.PRESENT:
                 continue
             if answer.outcome is not Answer.RESERVED or answer.path is None:
                 full = answer.outcome is Answer.NO_ROOM
                 outcome = Outcome.NO_ROOM if full else Outcome.REFUSED
-                reason = answer.reason
-                break
-            self._reserved[answer.reservation_id] = part, answer.path
+                return Planned(outcome, answer.reason, tuple(files))
+            until = now + self._store.reserve_seconds
+            self._reserved[answer.reservation_id] = _Reserved(part, answer.path, until)
             files.append(
                 ReservedFile(
                     reservation_id=answer.reservation_id,
@@ -104,33 +116,36 @@ class Writes:
                     rows=part.rows,
                 )
             )
-        return Planned(outcome, reason, tuple(files))
+        return Planned(outcome, "", tuple(files))
 
     def commit(self, request: Commit) -> Committed:
         """InvalidBlock, OSError. What was not reserved, or is over, has a reason."""
-        session = self._opened()
         reasons: list[str] = []
-        ready: list[tuple[int, int]] = []  # place in the answer, reservation
+        ready: list[tuple[int, int, _Part]] = []  # place in the answer, reservation
         for place, filled in enumerate(request.files):
-            reserved = self._reserved.get(filled.reservation_id)
+            reserved = self._reserved.pop(filled.reservation_id, None)
             if reserved is None:
                 reasons.append("no such reservation")
                 continue
-            part, path = reserved
-            if len(filled.crcs) != len(part.plan.spans):
-                raise InvalidBlock(f"{len(filled.crcs)} checksums are not one for each segment")
-            reasons.append(_seal(path, part.plan.head(filled.crcs)))
-            if not reasons[-1]:
-                ready.append((place, filled.reservation_id))
-        results = session.commit([reservation_id for _, reservation_id in ready])
-        for (place, reservation_id), result in zip(ready, results, strict=True):
-            part, _ = self._reserved.pop(reservation_id)
-            if result.stored:
-                crcs = list(request.files[place].crcs)
-                head = head_of(part.plan.payload_offset, part.plan.rows, part.state_bytes, crcs)
-                self._heads.put(part.plan.key, head)
-            else:
-                reasons[place] = result.reason or "not stored"
+            part = reserved.part
+            if len(filled.crcs) != 4 * len(part.plan.spans):
+                raise InvalidBlock("there is not one checksum for each segment")
+            crcs = struct.unpack(f"<{len(part.plan.spans)}I", filled.crcs)
+            reasons.append(_seal(reserved.path, part.plan.head(crcs)))
+            ready.append((place, filled.reservation_id, part))
+        results = self._opened().commit([reservation_id for _, reservation_id, _ in ready])
+        stored = 0
+        for (place, _, part), result in zip(ready, results, strict=True):
+            if not result.stored:
+                reasons[place] = reasons[place] or result.reason or "not stored"
+                continue
+            stored += 1
+            head = Head(
+                *(part.plan.payload_offset, part.plan.rows, part.state_bytes),
+                request.files[place].crcs,
+            )
+            self._heads.put(part.plan.key, head)
+        self._runner.stored(stored)
         return Committed(tuple(reasons))
 
     def close(self) -> None:
@@ -148,53 +163,92 @@ class Writes:
             )
         return self._session
 
-    def _missing(self, request: Plan) -> list[_Part]:
-        """What of the tokens, and of the states, is not stored: a chain's blocks in their order."""
-        tokens = request.tokens
-        step = BLOCK_TOKENS * TOKEN_BYTES
-        keys = self._look_ups.chain(tokens, request.extras)
-        stored = self._stored(keys, tokens)
-        parts = []
-        parent: bytes = keys[stored - 1] if stored else self._identity.namespace
-        for index in range(stored, -(-len(tokens) // step)):
-            inside = tokens[index * step : (index + 1) * step]
-            first = index * BLOCK_TOKENS
-            rows = len(inside) // TOKEN_BYTES
-            plan = plan_block(
-                namespace=self._identity.namespace,
-                parent=parent,
-                tokens=inside,
-                first_position=first,
-                shapes=self._identity.shapes,
-                extras=[
-                    BlockExtra(extra.position - first, extra.digest)
-                    for extra in request.extras
-                    if first <= extra.position < first + rows
-                ],
-            )
-            parts.append(_Part(plan, parent, first, rows))
-            parent = plan.key
-        all_keys = [*keys[:stored], *(part.plan.key for part in parts)]
-        for offer in request.states:
-            state, on = plan_state(self._identity, tokens, offer, all_keys)
-            parts.append(_Part(state, on, offer.n_tokens, 0, offer.state_bytes))
-        return parts
-
-    def _stored(self, keys: Sequence[BlockKey], tokens: bytes) -> int:
-        """How many of the leading whole blocks are stored. Asking is no use of them: the pieces in
-        which a look-up marks them are not taken.
+    def _missing(self, request: Plan) -> Iterator[_Part]:
+        """What of the tokens and the states is not known to be stored: the blocks of the chain in
+        their order, then states.
         """
-        stored = 0
+        tokens = request.tokens
+        keys = self._look_ups.chain(tokens, request.extras)
+        held = self._held(keys, tokens, covering=not request.extras)
+        extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
+        if len(tokens) % _STEP_BYTES:
+            parent: bytes = keys[-1] if keys else self._identity.namespace
+            rest = tokens[len(keys) * _STEP_BYTES :]
+            inside = _extras_of(extras, len(keys))
+            keys = [*keys, block_key(parent, rest, inside)]
+        missing = range(len(held), len(keys))
+        blocks = (self._block(keys, index, tokens, extras) for index in missing)
+        keys = [*held, *keys[len(held) :]]
+        states = (
+            _Part(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0, one.state_bytes)
+            for one in request.states
+        )
+        return chain(blocks, states)
+
+    def _block(
+        self, keys: Sequence[BlockKey], index: int, tokens: bytes, extras: Sequence[BlockExtra]
+    ) -> _Part:
+        parent: bytes = keys[index - 1] if index else self._identity.namespace
+        first = index * BLOCK_TOKENS
+        plan = plan_block(
+            namespace=self._identity.namespace,
+            parent=parent,
+            tokens=tokens[index * _STEP_BYTES : (index + 1) * _STEP_BYTES],
+            first_position=first,
+            shapes=self._identity.shapes,
+            extras=_extras_of(extras, index),
+        )
+        return _Part(plan, parent, first, plan.rows)
+
+    def _held(self, keys: Sequence[BlockKey], tokens: bytes, *, covering: bool) -> list[BlockKey]:
+        """The stored blocks that hold the leading tokens: whole ones, and with `covering` one that
+        begins with all tokens that follow them. Asking is no use of them: the pieces in which a
+        look-up marks them are not taken.
+        """
+        held: list[BlockKey] = []
+        count = len(tokens) // TOKEN_BYTES
         pieces = self._store.match_in_pieces(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
         for piece in pieces:
-            stored += sum(block.key == keys[stored + at] for at, block in enumerate(piece))
-            if len(piece) < PIECE_BLOCKS or stored >= len(keys):
+            for block in piece:
+                at = len(held)
+                if at < len(keys) and block.key == keys[at]:
+                    held.append(block.key)
+                elif covering and at == len(keys) and block.rows == count - at * BLOCK_TOKENS:
+                    return [*held, block.key]
+                else:
+                    return held
+            if len(piece) < PIECE_BLOCKS or len(held) >= len(keys):
                 break
-        return stored
+        return held
+
+    def _forget_expired(self, now: float) -> None:
+        """What the store has given up. It bounds how many others there may be."""
+        over = [number for number, one in self._reserved.items() if one.until <= now]
+        for number in over:
+            del self._reserved[number]
+
+
+def _batch(parts: Iterable[_Part], most: int) -> tuple[list[_Part], bool]:
+    """The first of the parts, and whether there are more."""
+    batch: list[_Part] = []
+    size = 0
+    for part in parts:
+        size += part.plan.file_bytes
+        if len(batch) >= most or (batch and size > BATCH_BYTES):
+            return batch, True
+        batch.append(part)
+    return batch, False
+
+
+def _extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
+    """Those of one block, by their rows in it."""
+    first = index * BLOCK_TOKENS
+    inside = [e for e in extras if first <= e.row < first + BLOCK_TOKENS]
+    return [BlockExtra(e.row - first, e.digest) for e in sorted(inside, key=lambda e: e.row)]
 
 
 def _seal(path: Path, head: bytes) -> str:
-    """Writes what comes before the payload; why it could not."""
+    """Writes what comes before the payload; why it could not. A file without it is refused."""
     try:
         fd = os.open(path, _FLAGS)
         try:
