@@ -80,7 +80,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()
     _allow_open_files()
-    with claim_socket(config.socket_path), _claimed(place(config)):
+    with claim_socket(config.socket_path):
         config = ram_place.settled(asked := config)
         book = RuleBook(config)
         store = open_store(config, book.decide)
@@ -159,7 +159,7 @@ async def _serve(
     )
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
-    engines = _engines(config, store, uses, runners)
+    engines = _engine_socket(config, store, uses, runners)
     with _pool() as pool, Endpoint(pages, config.metrics_port), engines:
         rpc.add_BlockStoreServicer_to_server(BlockStoreService(store, pool, uses, runners), gate)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -192,20 +192,16 @@ async def _serve(
         await ledger_file.end(pool)
 
 
-def _claimed(engine_socket: Path | None) -> contextlib.AbstractContextManager[None]:
-    if engine_socket is None:
-        log.warning("no engine socket: its path would be too long; name one: sidecar.engine_socket")
-        return contextlib.nullcontext()
-    return claim_socket(engine_socket)
-
-
-def _engines(
+@contextlib.contextmanager
+def _engine_socket(
     config: SidecarConfig, store: TieredStore, uses: ModelBook, runners: RunnerTable
-) -> contextlib.AbstractContextManager[object]:
-    """The engine socket. What engines do is counted where runners report theirs."""
+) -> Iterator[None]:
+    """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
     if path is None:
-        return contextlib.nullcontext()
+        log.warning("no engine socket: its path would be too long; name one: sidecar.engine_socket")
+        yield
+        return
 
     def report(message: pb.RunnerReport) -> None:
         runners.put(message)
@@ -217,7 +213,8 @@ def _engines(
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )
-    return EngineSocket(path, engines)
+    with claim_socket(path), EngineSocket(path, engines):
+        yield
 
 
 @contextlib.contextmanager
