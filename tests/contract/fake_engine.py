@@ -17,6 +17,7 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.store.block.blockfile import align
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 ROW_BYTES = 16
 STATE_PART_BYTES = 16 << 20
@@ -153,3 +154,8 @@ class FakeEngine:
 def parts(state_bytes: int) -> list[int]:
     whole, rest = divmod(state_bytes, STATE_PART_BYTES)
     return [STATE_PART_BYTES] * whole + ([rest] if rest else [])
+
+
+def nothing_is_held(stat: pb.StatResponse) -> bool:
+    """No lease, and nothing reserved: what becomes of a connection that has ended."""
+    return not stat.open_leases and not any(tier.reserved_bytes for tier in stat.tiers)

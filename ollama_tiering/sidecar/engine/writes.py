@@ -119,7 +119,9 @@ class Writes:
         return Planned(outcome, "", tuple(files))
 
     def commit(self, request: Commit) -> Committed:
-        """InvalidBlock, OSError. What was not reserved, or is over, has a reason."""
+        """InvalidBlock, OSError. What was not reserved, or is over, has a reason. A file whose
+        header cannot be written stays reserved until the reservation is over.
+        """
         reasons: list[str] = []
         ready: list[tuple[int, int, _Part]] = []  # place in the answer, reservation
         for place, filled in enumerate(request.files):
@@ -132,12 +134,13 @@ class Writes:
                 raise InvalidBlock("there is not one checksum for each segment")
             crcs = struct.unpack(f"<{len(part.plan.spans)}I", filled.crcs)
             reasons.append(_seal(reserved.path, part.plan.head(crcs)))
-            ready.append((place, filled.reservation_id, part))
+            if not reasons[-1]:
+                ready.append((place, filled.reservation_id, part))
         results = self._opened().commit([reservation_id for _, reservation_id, _ in ready])
         stored = 0
         for (place, _, part), result in zip(ready, results, strict=True):
             if not result.stored:
-                reasons[place] = reasons[place] or result.reason or "not stored"
+                reasons[place] = result.reason or "not stored"
                 continue
             stored += 1
             head = Head(
@@ -248,7 +251,7 @@ def _extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
 
 
 def _seal(path: Path, head: bytes) -> str:
-    """Writes what comes before the payload; why it could not. A file without it is refused."""
+    """Writes what comes before the payload; why it could not."""
     try:
         fd = os.open(path, _FLAGS)
         try:
