@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Measures look-ups on the engine socket beside the same look-up through gRPC, in turns.
+
+One sidecar, one chain of made-up rows in its RAM tier. On the engine socket one MATCH names all
+files with the place and the checksums of their segments, and the sidecar computes the keys; a
+RELEASE follows. Through gRPC that is a Has and a Get (which name the same files, without their
+checksums; the keys were computed before) and a Release. Each figure is a median with its quartiles.
+
+    scripts/bench_engine_socket.py [--tokens 2048,8192,32768] [--layers 32] [--rounds 50]
+                                   [--out docs/measurements/engine-socket.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shlex
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ollama_tiering.bench.machine import begin, this_machine
+from ollama_tiering.bench.tiers.own_sidecar import sidecar
+from ollama_tiering.client.engine_client import EngineClient
+from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store import BlockKey, align, as_namespace, crc32c, prefix_chain
+from ollama_tiering.store import block_store_pb2 as pb
+
+ROW_BYTES = 16  # of each plane: what lies in the files does not matter here
+BLOCK_TOKENS = 64
+BOUND_MS = 10.0
+
+
+def hello(layers: int) -> m.Hello:
+    fields = (("model", "bench"), ("engine", "bench/1+0"), ("flash_attention", "on"))
+    geometry = [m.Layer(0, i, 0, 0, 1, 8, 8, ROW_BYTES, ROW_BYTES) for i in range(layers)]
+    return m.Hello(fields, tuple(geometry), min_tokens=1, gate=m.GateMode.RESTORE)
+
+
+def store(engine: EngineClient, tokens: bytes, planes: int) -> None:
+    while True:
+        planned = engine.plan(m.Plan(tokens))
+        filled = tuple(fill(file, planes) for file in planned.files)
+        if filled and any(engine.commit(m.Commit(filled)).reasons):
+            raise RuntimeError("a block was not stored")
+        if planned.outcome is m.Outcome.ALL:
+            return
+        if planned.outcome is not m.Outcome.MORE:
+            raise RuntimeError(f"{planned.outcome.name} {planned.reason}")
+
+
+def fill(file: m.Reserved, planes: int) -> m.Filled:
+    segment = os.urandom(file.rows * ROW_BYTES)
+    fd = os.open(file.path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        for plane in range(planes):
+            os.pwrite(fd, segment, file.payload_offset + plane * align(len(segment)))
+    finally:
+        os.close(fd)
+    return m.Filled(file.reservation_id, struct.pack(f"<{planes}I", *[crc32c(segment)] * planes))
+
+
+def by_engine(engine: EngineClient, tokens: bytes) -> Callable[[], int]:
+    def call() -> int:
+        found = engine.match(m.Match(tokens))
+        if found.pending:
+            found = engine.wait(found.lease_id)
+        engine.release(found.lease_id)
+        return len(found.files)
+
+    return call
+
+
+def by_grpc(stub: Any, namespace: bytes, tokens: bytes) -> Callable[[], int]:
+    keys: list[BlockKey] = prefix_chain(as_namespace(namespace), tokens, BLOCK_TOKENS)
+    has = pb.HasRequest(namespace=namespace, keys=keys, tokens=tokens, block_tokens=BLOCK_TOKENS)
+
+    def call() -> int:
+        found = [block.key for block in stub.Has(has, timeout=30).blocks]
+        get = pb.GetRequest(namespace=namespace, keys=found, batch=True)
+        answers = [one for batch in stub.Get(get, timeout=30) for one in (batch, *batch.more)]
+        stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=30)
+        return sum(answer.found for answer in answers)
+
+    return call
+
+
+def in_turns(calls: list[Callable[[], int]], rounds: int, files: int) -> list[list[float]]:
+    """Milliseconds of each call, whose order changes in every round."""
+    milliseconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        order = list(range(len(calls)))
+        random.shuffle(order)
+        for which in order:
+            start = time.perf_counter()
+            found = calls[which]()
+            milliseconds[which].append(1e3 * (time.perf_counter() - start))
+            if found != files:
+                raise RuntimeError(f"{found} files were named, of {files}")
+    return milliseconds
+
+
+@contextmanager
+def both(socket: str, layers: int) -> Iterator[tuple[EngineClient, Any]]:
+    options = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+    with (
+        EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60) as engine,
+        grpc.insecure_channel(f"unix:{socket}", options=options) as channel,
+    ):
+        yield engine, rpc.BlockStoreStub(channel)
+
+
+def row(socket: str, layers: int, tokens: int, rounds: int) -> str:
+    data = struct.pack(f"<{tokens}i", *(random.randrange(1 << 17) for _ in range(tokens)))
+    files = -(-tokens // BLOCK_TOKENS)
+    with both(socket, layers) as (engine, stub):
+        store(engine, data, 2 * layers)
+        assert engine.welcome is not None
+        through = by_grpc(stub, engine.welcome.namespace, data)
+
+        def first() -> int:
+            """By a connection of its own: nothing of the chain is known."""
+            with EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60) as other:
+                return by_engine(other, data)()
+
+        calls = [by_engine(engine, data), first, through]
+        for call in calls:
+            call()
+        again, new, grpc_ms = in_turns(calls, rounds, files)
+    ratio = statistics.median(new) / statistics.median(grpc_ms)
+    shown = " | ".join(spread(one) for one in (again, new, grpc_ms))
+    bound = f"{statistics.median(new) / BOUND_MS:.2f}" if tokens == 32_768 else ""
+    return f"| {tokens:,} | {files} | {shown} | {ratio:.2f} | {bound} |"
+
+
+def spread(milliseconds: list[float]) -> str:
+    low, middle, high = statistics.quantiles(milliseconds, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", default="2048,8192,32768")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    began = begin()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as ram, tempfile.TemporaryDirectory() as local:
+        options = ["--ram-dir", f"{ram}/r", "--ram-gb", "2", "--local", f"{local}/l"]
+        with sidecar([*options, "--local-gb", "0"]) as (_, _, socket):
+            counts = [int(count) for count in given.tokens.split(",")]
+            rows = [row(socket, given.layers, count, given.rounds) for count in counts]
+    lines = [
+        "# Look-ups on the engine socket",
+        "",
+        *this_machine(began).lines(f"grpcio {grpc.__version__}"),
+        f"- Command: `{shlex.join(['scripts/bench_engine_socket.py', *sys.argv[1:]])}`",
+        "",
+        f"A chain in the RAM tier, {given.layers} layers, {given.rounds} rounds in turns; median "
+        "and quartiles in milliseconds, as the client sees them, in Python on both sides. Engine "
+        "socket: MATCH and RELEASE; files are named with their checksums, and the sidecar "
+        "computes the keys: of all blocks on a new connection, whose making and hello count, too; "
+        "of none if the connection asked for the prompt before. gRPC: Has, Get and Release, which "
+        "name the same files without checksums, and take keys that were computed before.",
+        "",
+        f"| tokens | files | engine socket, asked before | engine socket, new connection | gRPC | "
+        f"new connection ÷ gRPC | ÷ bound of {BOUND_MS:.0f} ms |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
