@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 from ollama_tiering.protocol.engine.wire import Reader, Writer
 
 EXTRA_BYTES: Final = 32
-MAX_EXTRAS: Final = 1 << 16
+MAX_EXTRAS: Final = 1024
 _FILE: Final = struct.Struct("<QIIIQBI")  # a look-up names hundreds: packed at once
 _PATH: Final = struct.Struct("<H")
 

@@ -184,8 +184,9 @@ class Connection:
         store = engines.store
         store.learn_model(identity.namespace, identity.model)
         self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-        self._look_ups = LookUps(store, engines.heads, hello, identity, self._runner, min_tokens)
-        self._writes = Writes(store, engines.heads, identity, self._look_ups)
+        heads = engines.heads
+        self._look_ups = LookUps(store, heads, hello, identity, self._runner, min_tokens)
+        self._writes = Writes(store, heads, identity, self._look_ups, self._runner)
         welcome = m.Welcome(
             namespace=identity.namespace,
             block_tokens=BLOCK_TOKENS,
@@ -206,10 +207,10 @@ class Connection:
         )
 
     def _close(self) -> None:
-        for part in (self._look_ups, self._writes):
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.close()
+        with contextlib.ExitStack() as closing:  # all of it, whatever one of them raises
+            for part in (self._look_ups, self._writes):
+                if part is not None:
+                    closing.callback(part.close)
 
 
 class WrongVersion(Exception):

@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ollama_tiering.sidecar.engine import states
@@ -88,7 +87,9 @@ def read_head(identity: Identity, block: LeasedBlock) -> Head:
 
 
 def _meta(block: LeasedBlock) -> BlockMeta:
-    fd = os.open(block.path or Path(), _FLAGS)
+    if block.path is None:
+        raise UnsupportedFormat("the block lies in no file")
+    fd = os.open(block.path, _FLAGS)
     try:
         info = os.fstat(fd)
         require_ours(info, str(block.path))

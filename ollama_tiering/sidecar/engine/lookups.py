@@ -141,7 +141,8 @@ class LookUps:
         lease = self._leases.get(lease_id)
         if lease is None:
             raise InvalidBlock("no such lease")
-        return self._named(lease, lease.leasing.wait().blocks)
+        blocks = lease.leasing.wait().blocks
+        return self._named(lease, blocks, self._heads.get_all([block.key for block in blocks]))
 
     def release(self, lease_id: int) -> None:
         """One that is over, or never was, is fine."""
@@ -171,22 +172,18 @@ class LookUps:
         lease = _Lease(wanted, leasing, have, replace(answer, lease_id=leasing.lease_id))
         self._leases[leasing.lease_id] = lease
         ready = [one for one in leasing.blocks if isinstance(one, LeasedBlock)]
-        if len(ready) < len(leasing.blocks) or not self._at_hand(ready):
+        heads = self._heads.get_all([block.key for block in ready])
+        if len(ready) < len(leasing.blocks) or not _at_hand(ready, heads):
             return lease.answer
-        return self._named(lease, ready)
+        return self._named(lease, ready, heads)
 
-    def _at_hand(self, blocks: Sequence[LeasedBlock]) -> bool:
-        """Whether naming these waits for no disk, and takes no time to speak of."""
-        heads = self._heads.get_all([block.key for block in blocks])
-        unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
-        return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
-
-    def _named(self, lease: _Lease, blocks: Sequence[LeasedBlock]) -> Matched:
+    def _named(
+        self, lease: _Lease, blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]
+    ) -> Matched:
         """The leading run of files that can be used. With a state: all of them or none."""
         answer = lease.answer
         files: list[File] = []
         lacking: int = pb.SHORTFALL_BLOCKS_GONE
-        heads = self._heads.get_all([block.key for block in blocks])
         for one, block, head in zip(lease.wanted, blocks, heads, strict=False):
             if head is None:
                 known, lacking = self._read(block)
@@ -221,6 +218,12 @@ class LookUps:
             return None, pb.SHORTFALL_UNREADABLE
         self._heads.put(block.key, head)
         return head, pb.SHORTFALL_BLOCKS_GONE
+
+
+def _at_hand(blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]) -> bool:
+    """Whether naming these waits for no disk, and takes no time to speak of."""
+    unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
+    return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
 
 
 def until_extras(

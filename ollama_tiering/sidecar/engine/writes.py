@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -89,12 +89,19 @@ class Writes:
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
         most = min(request.most_files or MAX_FILES, MAX_FILES)
-        parts, more = _batch(self._missing(request), most)
+        self._forget_expired()
+        batch, rest = _batch(self._missing(request), most)
+        while batch:
+            planned = self._reserve(batch, more=rest is not None)
+            if planned.files or rest is None or planned.outcome is not Outcome.MORE:
+                return planned
+            # Others are writing all of these: the engine would ask for the same again and again.
+            batch, rest = _batch(rest, most)
+        return Planned(Outcome.ALL, "")
+
+    def _reserve(self, parts: Sequence[_Part], *, more: bool) -> Planned:
         outcome = Outcome.MORE if more else Outcome.ALL
-        if not parts:
-            return Planned(outcome, "")
-        now = time.monotonic()
-        self._forget_expired(now)
+        until = time.monotonic() + self._store.reserve_seconds
         answers = self._opened().reserve([part.claim for part in parts])
         files: list[ReservedFile] = []
         for part, answer in zip(parts, answers, strict=True):
@@ -104,7 +111,6 @@ class Writes:
                 full = answer.outcome is Answer.NO_ROOM
                 outcome = Outcome.NO_ROOM if full else Outcome.REFUSED
                 return Planned(outcome, answer.reason, tuple(files))
-            until = now + self._store.reserve_seconds
             self._reserved[answer.reservation_id] = _Reserved(part, answer.path, until)
             files.append(
                 ReservedFile(
@@ -136,7 +142,8 @@ class Writes:
             reasons.append(_seal(reserved.path, part.plan.head(crcs)))
             if not reasons[-1]:
                 ready.append((place, filled.reservation_id, part))
-        results = self._opened().commit([reservation_id for _, reservation_id, _ in ready])
+        ids = [reservation_id for _, reservation_id, _ in ready]
+        results = self._opened().commit(ids) if ids else []
         stored = 0
         for (place, _, part), result in zip(ready, results, strict=True):
             if not result.stored:
@@ -224,23 +231,24 @@ class Writes:
                 break
         return held
 
-    def _forget_expired(self, now: float) -> None:
+    def _forget_expired(self) -> None:
         """What the store has given up. It bounds how many others there may be."""
+        now = time.monotonic()
         over = [number for number, one in self._reserved.items() if one.until <= now]
         for number in over:
             del self._reserved[number]
 
 
-def _batch(parts: Iterable[_Part], most: int) -> tuple[list[_Part], bool]:
-    """The first of the parts, and whether there are more."""
+def _batch(parts: Iterator[_Part], most: int) -> tuple[list[_Part], Iterator[_Part] | None]:
+    """The first of the parts, and the others; None when there are none."""
     batch: list[_Part] = []
     size = 0
     for part in parts:
         size += part.plan.file_bytes
         if len(batch) >= most or (batch and size > BATCH_BYTES):
-            return batch, True
+            return batch, chain((part,), parts)
         batch.append(part)
-    return batch, False
+    return batch, None
 
 
 def _extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
