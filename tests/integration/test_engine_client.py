@@ -5,6 +5,8 @@ against one that says whatever it likes.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 import shutil
 import signal
@@ -270,6 +272,32 @@ def test_no_answer_does_harm(program: Path, tmp_path: Path) -> None:
             assert talk.say("up", 20_000) == "up"
     assert "broken" in seen
     assert seen <= {"ok", "broken", "late", "refused", "down"}
+
+
+@pytest.mark.parametrize("what", ["link", "writable", "short", "directory", "pipe"])
+def test_a_file_that_is_not_what_was_named_is_not_read(
+    program: Path, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "file"
+    wanted = "not a file of 8192 bytes"
+    if what in ("directory", "pipe"):
+        path.mkdir() if what == "directory" else os.mkfifo(path)
+    else:
+        path.write_bytes(bytes(8192 if what != "short" else 8191))
+        path.chmod(0o600)
+    if what == "writable":
+        path.chmod(0o620)
+        wanted = "others may write it"
+    elif what == "link":
+        path = path.rename(tmp_path / "target")
+        path = tmp_path / "file"
+        path.symlink_to(tmp_path / "target")
+        wanted = os.strerror(errno.ELOOP)
+    file = m.File(str(path), 8192, 4096, 0, 64, 64, 1, bytes(24))
+    answer = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 2, 64, (file,)).pack())
+    with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s") as talk:
+        assert talk.greeting == "up"
+        assert talk.say("restore", 0, 100) == f"{path}: {wanted}"
 
 
 def test_reasons_are_numbers_of_the_protocol() -> None:

@@ -241,6 +241,22 @@ def test_one_connection_cannot_touch_what_another_holds(daemon: Daemon) -> None:
             second.client.wait(lease)
 
 
+def test_a_plan_goes_on_behind_what_another_engine_is_writing(daemon: Daemon) -> None:
+    tokens = prompt(35_000, 64 * 6)
+    request = m.Plan(tokens_to_bytes(tokens), most_files=2)
+    with FakeEngine(daemon.socket) as first, FakeEngine(daemon.socket) as second:
+        ours = first.client.plan(request)
+        assert ours.outcome is m.Outcome.MORE
+        assert [file.first_position for file in ours.files] == [0, 64]
+        theirs = second.client.plan(request)
+        assert theirs.outcome is m.Outcome.MORE
+        assert [file.first_position for file in theirs.files] == [128, 192]
+        for engine, planned in ((second, theirs), (first, ours)):
+            filled = tuple(engine.fill(file, tokens, {}) for file in planned.files)
+            assert engine.client.commit(m.Commit(filled)).reasons == ("", "")
+        assert first.look_up(tokens).rows == 256
+
+
 def test_engines_of_two_namespaces_do_not_see_each_other(daemon: Daemon) -> None:
     tokens = prompt(34_000, 100)
     with (
