@@ -113,7 +113,12 @@ class EngineSocket:
             if len(self._open) >= MAX_CONNECTIONS or self._stopping.is_set():
                 return False
             self._open[thread] = client
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads
+            with self._lock:
+                del self._open[thread]
+            return False
         return True
 
     def _serve(self, client: socket.socket, pid: int) -> None:
@@ -128,16 +133,13 @@ class EngineSocket:
 
 
 def bind_privately(listening: socket.socket, path: Path) -> None:
-    """Never open to others, not even between bind and chmod. ServiceError."""
-    mask = os.umask(0o177)
+    """Never open to others: nobody can connect before it listens. ServiceError."""
     try:
         listening.bind(str(path))
     except OSError as error:
         raise ServiceError(
             f"cannot listen on {path}: {error}", hint="name another socket: sidecar.engine_socket"
         ) from None
-    finally:
-        os.umask(mask)
     path.chmod(0o600)
     listening.listen(MAX_CONNECTIONS)
 
