@@ -27,9 +27,23 @@ from ollama_tiering.protocol.engine.messages import Failure, Kind
 from ollama_tiering.protocol.engine.wire import HEAD, frame, frame_head
 from ollama_tiering.sidecar.engine.connection import Connection
 from ollama_tiering.sidecar.engine.listener import MAX_CONNECTIONS, place
+from ollama_tiering.store.block.blockfile import (
+    SegmentShape,
+    buffer_reader,
+    encode_block,
+    plan_block,
+    read_meta,
+)
 from ollama_tiering.store.block.key import tokens_to_bytes
 from tests.contract.daemon import Daemon
-from tests.contract.fake_engine import Damage, FakeEngine, engine_socket, hello, nothing_is_held
+from tests.contract.fake_engine import (
+    ROW_BYTES,
+    Damage,
+    FakeEngine,
+    engine_socket,
+    hello,
+    nothing_is_held,
+)
 
 SECONDS = 20.0
 NOBODY = 65534
@@ -81,6 +95,36 @@ def test_a_sound_file_that_is_called_damaged_stays(engine: FakeEngine) -> None:
     assert engine.restore(tokens) == 199
     with pytest.raises(EngineRefused, match="no such file"):
         engine.client.damaged(m.Damaged(found.lease_id, 99))
+
+
+def other_rows(data: bytes) -> bytes:
+    """A sound file of the same block, with other rows: as another machine may have stored it."""
+    meta = read_meta(buffer_reader(data), len(data))
+    shapes = [SegmentShape(s.child, s.layer, s.kind, s.dtype, s.row_bytes) for s in meta.segments]
+    plan = plan_block(
+        namespace=meta.namespace,
+        parent=meta.parent,
+        tokens=meta.tokens,
+        first_position=meta.first_position,
+        shapes=shapes,
+    )
+    return encode_block(plan, [bytes(segment.raw_bytes) for segment in meta.segments])
+
+
+def test_a_file_that_another_one_has_replaced_is_read_anew(engine: FakeEngine) -> None:
+    tokens = prompt(42_000, 64)
+    engine.store(tokens)
+    found = engine.look_up([*tokens, 1])
+    path = Path(found.files[0].path)
+    data = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(other_rows(data))
+    path.chmod(0o400)
+    with pytest.raises(Damage):  # the checksums are still those of the first one
+        engine.read(0, found.files[0])
+    engine.client.damaged(m.Damaged(found.lease_id, 0))
+    again = engine.look_up([*tokens, 1])
+    assert engine.read(0, again.files[0]) == [bytes(64 * ROW_BYTES)] * 4
 
 
 # --- ends of connections --------------------------------------------------------------------------
