@@ -22,7 +22,11 @@ from ollama_tiering.store.errors import InvalidBlock
 RATE_TOKENS: Final = 32  # computed: the time of fewer says nothing of the speed of prefill
 FULL_BATCH: Final = 512  # ... so many say all about it: small batches leave a device idle
 DEFAULT_COPY_RATE: Final = 2e9  # bytes/s of checksum and copy, until the first restore measured it
-_MOST: Final = 1 << 40  # tokens, bytes or seconds of one request: what is more is no count
+_MOST: Final = 1 << 40  # bytes or seconds of one request: what is more is no count
+_MOST_REASONS: Final = (
+    48  # numbers below it are counted, known here or not (protocol/shortfalls.py)
+)
+_LEAST_SECONDS: Final = 1e-6  # shorter than any clock tells: nothing is measured by it
 
 
 class EngineRunner:
@@ -71,9 +75,10 @@ class EngineRunner:
             *(request.prefill_seconds, request.lookup_seconds),
             *(request.fetch_seconds, request.copy_seconds),
         )
-        if computed < 0 or not all(math.isfinite(s) and 0 <= s < _MOST for s in seconds):
-            raise InvalidBlock("the request's counts make no sense")
-        if request.restored_bytes >= _MOST:
+        sound = all(math.isfinite(s) and 0 <= s < _MOST for s in seconds)
+        if computed < 0 or request.restored_bytes >= _MOST or request.reason >= _MOST_REASONS:
+            sound = False
+        if not sound:
             raise InvalidBlock("the request's counts make no sense")
         with self._lock:
             self._count(request, computed)
@@ -111,7 +116,7 @@ class EngineRunner:
 
     def _measure(self, request: Finished, computed: int, expected_seconds: float) -> None:
         report = self._report
-        if computed >= RATE_TOKENS and request.prefill_seconds > 0:
+        if computed >= RATE_TOKENS and request.prefill_seconds >= _LEAST_SECONDS:
             rate = computed / request.prefill_seconds
             if not self._prefill_rate:
                 self._prefill_rate = rate
@@ -136,7 +141,7 @@ class EngineRunner:
             )
         )
         own = max(request.fetch_seconds - expected_seconds, 0.0) + request.copy_seconds
-        if own > 0 and request.restored_bytes:
+        if own >= _LEAST_SECONDS and request.restored_bytes:
             rate = request.restored_bytes / own
             self._copy_rate += (rate - self._copy_rate) / (4 if self._copy_rate else 1)
 

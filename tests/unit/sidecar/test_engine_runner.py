@@ -57,6 +57,16 @@ def test_what_is_never_tried_is_tried_again_some_day() -> None:
     assert tries
 
 
+def test_times_that_no_clock_tells_measure_nothing() -> None:
+    one = runner()
+    one.finished(replace(COMPUTED, prefill_seconds=5e-324), 0.0)
+    one.finished(COMPUTED, 0.0)
+    one.finished(replace(RESTORED, fetch_seconds=0.0, copy_seconds=5e-324), 0.0)
+    assert one.report().prefill_tokens_per_second == 1000.0
+    assert one.restore_pays(GateMode.MEASURED, 1000, int(DEFAULT_COPY_RATE / 2), 0.4)
+    assert not one.restore_pays(GateMode.MEASURED, 1000, int(DEFAULT_COPY_RATE / 2), 0.6)
+
+
 def test_counts_add_up_and_are_sound_for_the_ledger() -> None:
     one = runner()
     one.finished(COMPUTED, 0.0)
@@ -91,6 +101,8 @@ def test_a_request_that_was_all_there_has_no_reason() -> None:
         {"prefill_seconds": float("inf")},
         {"copy_seconds": -1.0},
         {"restored_bytes": 1 << 62},
+        {"reason": 48},
+        {"reason": (1 << 32) - 1},
     ],
     ids=str,
 )
