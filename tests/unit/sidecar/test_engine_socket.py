@@ -86,6 +86,16 @@ def test_a_sequence_that_goes_on_is_stored_from_where_it_ended(engine: FakeEngin
     assert reasons == []
 
 
+def test_asking_what_is_missing_is_no_look_up(daemon: Daemon, engine: FakeEngine) -> None:
+    tokens = prompt(13_500, 700 * 64)  # in more than one piece
+    engine.store(tokens)
+    before = daemon.stat().has_calls
+    assert engine.store(tokens) == ([], [])
+    assert daemon.stat().has_calls == before
+    engine.look_up(tokens)
+    assert daemon.stat().has_calls == before + 1
+
+
 def test_an_image_separates_what_has_the_same_tokens(engine: FakeEngine) -> None:
     tokens = prompt(14_000, 130)
     seen, other = (m.Extra(70, bytes([number]) * 32) for number in (1, 2))
