@@ -99,7 +99,7 @@ def commit(rng: random.Random, ids: list[int]) -> tuple[Kind, bytes]:
 def finished(rng: random.Random, _: list[int]) -> tuple[Kind, bytes]:
     counts = [number(rng, 1000) for _ in range(7)]
     seconds = [rng.choice(SECONDS) for _ in range(4)]
-    message = m.Finished(*counts, rng.choice(LONG_NUMBERS), *seconds)  # type: ignore[arg-type]
+    message = m.Finished(*counts, rng.choice(LONG_NUMBERS), *seconds)  # type: ignore[call-arg]
     return Kind.FINISHED, message.pack()
 
 

@@ -191,12 +191,8 @@ class LookUps:
                     break
                 head = known
             rows, used = (head.rows, one.used) if one.used else (0, head.used)
-            files.append(
-                File(
-                    *(str(block.path), block.file_bytes, head.payload_offset),
-                    *(one.first_position, rows, used, int(block.tier), head.crcs),
-                )
-            )
+            place = str(block.path), block.file_bytes, head.payload_offset
+            files.append(File(*place, one.first_position, rows, used, int(block.tier), head.crcs))
         rows, reason, at = answer.rows, answer.reason, answer.at
         if len(files) < len(lease.wanted):
             last = lease.wanted[len(files) - 1] if files and not self._states else None
