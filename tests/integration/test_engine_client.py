@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -93,6 +94,14 @@ class Talk:
         assert killed or self.process.returncode == 0  # sanitizers found nothing
 
 
+def wait_stopped(pid: int) -> None:
+    """A signal takes its time on a busy machine."""
+    deadline = time.monotonic() + SECONDS
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def milliseconds(answer: str) -> int:
     return int(answer.split()[-2])
 
@@ -152,6 +161,7 @@ def test_a_sidecar_that_hangs_costs_one_timeout_in_all(program: Path, tmp_path: 
         talk.say("store", 0, 200)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
+            wait_stopped(daemon.process.pid)
             first = talk.say("match", 0, 200)
             assert first.startswith("late")
             assert LATE_MS <= milliseconds(first) < LATE_MS + 400
