@@ -5,6 +5,7 @@ its connection, nothing is left behind.
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,8 @@ import pytest
 
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.sidecar.engine.lookups import extend_chain
+from ollama_tiering.store.block.key import as_namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.daemon import Daemon
 from tests.contract.fake_engine import FakeEngine, hello, nothing_is_held
@@ -86,6 +88,28 @@ def test_a_sequence_that_goes_on_is_stored_from_where_it_ended(engine: FakeEngin
     assert reasons == []
 
 
+def test_prompts_of_one_connection_do_not_mix(daemon: Daemon, engine: FakeEngine) -> None:
+    shared = prompt(13_100, 100)
+    prompts = [[*shared, *prompt(first, 200)] for first in (13_200, 13_300)]
+    prompts += [prompt(13_400, 300), [1, *shared]]
+    for tokens in prompts:
+        assert engine.store(tokens)[1] == []
+    with FakeEngine(daemon.socket) as other:
+        for tokens in prompts:  # a chain that nothing of this connection came before
+            assert other.restore([*tokens, 1]) == len(tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_chain_that_goes_on_from_the_last_one_is_that_of_its_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    namespace = as_namespace(bytes(32))
+    before = tokens_to_bytes([rng.randrange(3) for _ in range(rng.randrange(400))])
+    shared = 4 * rng.randrange(len(before) // 4 + 1)
+    after = before[:shared] + rng.randbytes(4 * rng.randrange(300))
+    keys = prefix_chain(namespace, before, 64)
+    assert extend_chain(namespace, before, keys, after) == prefix_chain(namespace, after, 64)
+
+
 def test_asking_what_is_missing_is_no_look_up(daemon: Daemon, engine: FakeEngine) -> None:
     tokens = prompt(13_500, 700 * 64)  # in more than one piece
     engine.store(tokens)
@@ -105,6 +129,9 @@ def test_an_image_separates_what_has_the_same_tokens(engine: FakeEngine) -> None
     assert engine.restore([*tokens, 1], extras=(seen,)) == 130
     assert engine.restore([*tokens, 1], extras=(other,)) == 70
     assert engine.restore([*tokens, 1]) == 70
+    plain = prompt(14_500, 130)
+    engine.store(plain)
+    assert engine.restore([*plain, 1], extras=(seen,)) == 70
 
 
 @pytest.mark.parametrize(
@@ -160,7 +187,9 @@ def test_a_match_ends_where_a_state_does(stateful: FakeEngine) -> None:
     assert b"".join(stateful.read(3, state)) == states[150]
     assert stateful.restore([*tokens[:149], 9]) == 70
     assert stateful.restore([*tokens, 1], have=100) == 150
-    assert stateful.look_up([*tokens, 1], have=150).reason == pb.SHORTFALL_STATE_MISSING
+    assert stateful.restore(tokens[:150]) == 70  # its last token is computed
+    again = stateful.look_up([*tokens, 1], have=150)
+    assert (again.rows, again.reason) == (0, pb.SHORTFALL_STATE_MISSING)
     assert stateful.store(tokens, states) == ([], [])
 
 
