@@ -2,9 +2,10 @@
 """Measures look-ups on the engine socket beside the same look-up through gRPC, in turns.
 
 One sidecar, one chain of made-up rows in its RAM tier. On the engine socket one MATCH names all
-files with the place and the checksums of their segments, and the sidecar computes the keys; a
-RELEASE follows. Through gRPC that is a Has and a Get (which name the same files, without their
-checksums; the keys were computed before) and a Release. Each figure is a median with its quartiles.
+files with the place and the checksums of their segments, and the sidecar computes the keys. Through
+gRPC that is a Has and a Get, which name the same files without their checksums; the keys were
+computed before. Leases are released outside of what is measured. Each figure is a median with its
+quartiles.
 
     scripts/bench_engine_socket.py [--tokens 2048,8192,32768] [--layers 32] [--rounds 50]
                                    [--out docs/measurements/engine-socket.md]
@@ -71,33 +72,35 @@ def fill(file: m.Reserved, planes: int) -> m.Filled:
     return m.Filled(file.reservation_id, struct.pack(f"<{planes}I", *[crc32c(segment)] * planes))
 
 
-def by_engine(engine: EngineClient, tokens: bytes) -> Callable[[], int]:
-    def call() -> int:
+Call = Callable[[], tuple[int, Callable[[], object]]]  # files that were named, and their release
+
+
+def by_engine(engine: EngineClient, tokens: bytes) -> Call:
+    def call() -> tuple[int, Callable[[], object]]:
         found = engine.match(m.Match(tokens))
         if found.pending:
             found = engine.wait(found.lease_id)
-        engine.release(found.lease_id)
-        return len(found.files)
+        return len(found.files), lambda: engine.release(found.lease_id)
 
     return call
 
 
-def by_grpc(stub: Any, namespace: bytes, tokens: bytes) -> Callable[[], int]:
+def by_grpc(stub: Any, namespace: bytes, tokens: bytes) -> Call:
     keys: list[BlockKey] = prefix_chain(as_namespace(namespace), tokens, BLOCK_TOKENS)
     has = pb.HasRequest(namespace=namespace, keys=keys, tokens=tokens, block_tokens=BLOCK_TOKENS)
 
-    def call() -> int:
+    def call() -> tuple[int, Callable[[], object]]:
         found = [block.key for block in stub.Has(has, timeout=30).blocks]
         get = pb.GetRequest(namespace=namespace, keys=found, batch=True)
         answers = [one for batch in stub.Get(get, timeout=30) for one in (batch, *batch.more)]
-        stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=30)
-        return sum(answer.found for answer in answers)
+        lease = pb.ReleaseRequest(lease_id=answers[0].lease_id)
+        return sum(answer.found for answer in answers), lambda: stub.Release(lease, timeout=30)
 
     return call
 
 
 def in_turns(
-    calls: list[Callable[[], int]], rounds: int, files: int, pid: int
+    calls: list[Call], rounds: int, files: int, pid: int
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Milliseconds of each call, whose order changes in every round: those that pass, and those of
     the sidecar's processor time.
@@ -110,9 +113,10 @@ def in_turns(
         random.shuffle(order)
         for which in order:
             start, before = time.perf_counter(), time.clock_gettime(clock)
-            found = calls[which]()
+            found, release = calls[which]()
             passed[which].append(1e3 * (time.perf_counter() - start))
             worked[which].append(1e3 * (time.clock_gettime(clock) - before))
+            release()
             if found != files:
                 raise RuntimeError(f"{found} files were named, of {files}")
     return passed, worked
@@ -139,14 +143,14 @@ def row(socket: str, pid: int, layers: int, tokens: int, rounds: int) -> list[st
         assert engine.welcome is not None
         through = by_grpc(stub, engine.welcome.namespace, data)
 
-        def first() -> int:
+        def first() -> tuple[int, Callable[[], object]]:
             """By a connection of its own: nothing of the chain is known."""
-            with EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60) as other:
-                return by_engine(other, data)()
+            other = EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60)
+            return by_engine(other, data)()[0], other.close
 
         calls = [by_engine(engine, data), first, through]
         for call in calls:
-            call()
+            call()[1]()
         measured = in_turns(calls, rounds, files, pid)
     names = "as the client waits", "processor time of the sidecar"
     return [
@@ -190,9 +194,9 @@ def main() -> None:
         "and quartiles in milliseconds, with clients in Python. The bound is for 32,768 tokens on "
         "a machine that does nothing else; processor time is the part that does not depend on "
         "what else it does. Engine "
-        "socket: MATCH and RELEASE; files are named with their checksums, and the sidecar "
+        "socket: MATCH; files are named with their checksums, and the sidecar "
         "computes the keys: of all blocks on a new connection, whose making and hello count, too; "
-        "of none if the connection asked for the prompt before. gRPC: Has, Get and Release, which "
+        "of none if the connection asked for the prompt before. gRPC: Has and Get, which "
         "name the same files without checksums, and take keys that were computed before.",
         "",
         f"| tokens | files | milliseconds | engine socket, asked before | engine socket, new "
