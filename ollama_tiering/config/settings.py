@@ -13,6 +13,7 @@ from typing import Any
 
 from ollama_tiering.config.environment import (
     ENV_CPU_ATTENTION,
+    ENV_ENGINE_SOCKET,
     ENV_LOCAL,
     ENV_LOCAL_ENCODING,
     ENV_LOCAL_GB,
@@ -46,6 +47,7 @@ class SidecarConfig:
     ram_budget_bytes: int
     local_dir: Path
     local_budget_bytes: int
+    engine_socket: Path | None = None  # None: beside the first socket
     remote_dir: Path | None = None  # shared with other sidecars, as on NFS; None: no remote tier
     remote_budget_bytes: int = 256 * GIB  # of the whole directory, whoever wrote it
     remote_deadline_seconds: float = 5.0  # of every operation on it
@@ -199,6 +201,7 @@ class Setting:
 
 SETTINGS = (
     Setting("sidecar.socket", "socket_path", _socket, ENV_SOCKET),
+    Setting("sidecar.engine_socket", "engine_socket", _socket, ENV_ENGINE_SOCKET),
     Setting("sidecar.ram_dir", "ram_dir", _path, ENV_RAM_DIR),
     Setting(
         "sidecar.ram_budget", "ram_budget_bytes", parse_size, ENV_RAM_GB, _gigabytes, "--ram-gb"

@@ -25,6 +25,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
 # Defaults that depend on the machine or the user.
 _DEFAULTS: Final = {
     "sidecar.socket": "sidecar.sock in the runtime directory",
+    "sidecar.engine_socket": "the sidecar's socket with `.engine` after its name",
     "sidecar.ram_dir": "a directory on tmpfs that no other user can take first",
     "sidecar.ram_budget": "a quarter of the memory, at most 8 GiB",
     "sidecar.local_dir": "blocks in the data directory",
@@ -35,6 +36,8 @@ _DEFAULTS: Final = {
 
 MEANINGS: Final = {
     "sidecar.socket": "Unix socket of the sidecar. The patched server reads the variable",
+    "sidecar.engine_socket": "a second Unix socket, for engines that speak no gRPC "
+    "(docs/engine-protocol.md)",
     "sidecar.ram_dir": "directory of the RAM tier, on tmpfs",
     "sidecar.ram_budget": "budget of the RAM tier, in physical bytes; 0: no RAM tier",
     "sidecar.local_dir": "directory of the local tier",

@@ -32,6 +32,9 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
+from ollama_tiering.sidecar.engine.connection import Engines
+from ollama_tiering.sidecar.engine.listener import EngineSocket, place
+from ollama_tiering.sidecar.engine.runner import EngineRunners
 from ollama_tiering.sidecar.entrance import Entrance
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
@@ -158,7 +161,8 @@ async def _serve(
     )
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
-    with _pool() as pool, Endpoint(pages, config.metrics_port):
+    engines = _engine_socket(config, store, uses, runners)
+    with _pool() as pool, Endpoint(pages, config.metrics_port), engines:
         rpc.add_BlockStoreServicer_to_server(
             BlockStoreService(store, pool, uses, runners), entrance
         )
@@ -190,6 +194,31 @@ async def _serve(
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
         await ledger_file.end(pool)
+
+
+@contextlib.contextmanager
+def _engine_socket(
+    config: SidecarConfig, store: TieredStore, uses: ModelBook, runners: RunnerTable
+) -> Iterator[None]:
+    """For engines that speak no gRPC; what they do is counted where runners report theirs."""
+    path = place(config)
+    if path is None:
+        log.warning("no engine socket: its path would be too long; name one: sidecar.engine_socket")
+        yield
+        return
+
+    def report(message: pb.RunnerReport) -> None:
+        runners.put(message)
+        if uses.book(message):
+            uses.refresh()
+
+    engines = Engines(
+        *(store, EngineRunners(report)),
+        min_tokens=config.min_tokens,
+        lease_seconds=config.lease_seconds,
+    )
+    with hold_socket(path), EngineSocket(path, engines):
+        yield
 
 
 @contextlib.contextmanager

@@ -25,10 +25,11 @@ ONLY = os.environ.get("TIERING_FUZZ_ONLY")
 
 # Of the inputs, by what they are; the rest of the design is that the quick ones are the many.
 SHARES = {
-    "block files": 0.70,
+    "block files": 0.68,
     "stored files": 0.04,
     "messages": 0.12,
     "streams": 0.02,
+    "engines": 0.02,
     "config": 0.10,
     "names": 0.02,
 }

@@ -1,0 +1,350 @@
+#include "kvt_client.h"
+
+#include "kvt_socket.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace kvt {
+
+namespace {
+
+constexpr char magic[] = { 'K', 'V', 'T', 'E', 'N', 'G', '\r', '\n' };
+constexpr uint32_t version = 1;
+constexpr milliseconds probe_timeout { 1000 };
+constexpr milliseconds probe_least { 200 };
+constexpr milliseconds probe_most { 5000 };
+constexpr uint16_t goes_on[] = { 4, 5 }; // failures after which the sidecar keeps the connection
+
+writer packed(const hello & said) {
+    writer out;
+    out.raw(magic, sizeof magic);
+    out.u32(version);
+    out.u8(said.gate);
+    out.u8(said.states ? 1 : 0);
+    out.u32(said.min_tokens);
+    out.text(said.unsupported);
+    out.text(said.k_dtype);
+    out.text(said.v_dtype);
+    out.u32((uint32_t) said.fields.size());
+    for (const auto & field : said.fields) {
+        out.text(field.first);
+        out.text(field.second);
+    }
+    out.u32((uint32_t) said.layers.size());
+    for (const auto & one : said.layers) {
+        out.u16(one.child);
+        out.u16(one.index);
+        out.u8(one.kind);
+        for (uint32_t value : { one.window, one.kv_heads, one.k_head_dim, one.v_head_dim, one.k_row_bytes, one.v_row_bytes }) {
+            out.u32(value);
+        }
+    }
+    return out;
+}
+
+void pack_tokens(writer & out, const int32_t * tokens, size_t count) {
+    out.u32((uint32_t) count);
+    for (size_t i = 0; i < count; ++i) {
+        out.u32((uint32_t) tokens[i]);
+    }
+}
+
+void pack_extras(writer & out, const std::vector<extra> & extras) {
+    out.u32((uint32_t) extras.size());
+    for (const auto & one : extras) {
+        out.u32(one.position);
+        out.raw(one.digest.data(), one.digest.size());
+    }
+}
+
+bool unpack(const std::string & body, welcome & answer) {
+    reader in(body.data(), body.size());
+    const uint32_t spoken = in.u32();
+    for (auto & byte : answer.name_space) {
+        byte = in.u8();
+    }
+    answer.block_tokens = in.u32();
+    answer.min_tokens = in.u32();
+    answer.lease_ms = in.u32();
+    answer.reserve_ms = in.u32();
+    return in.whole() && spoken == version;
+}
+
+bool unpack(const std::string & body, matched & answer) {
+    reader in(body.data(), body.size());
+    answer = {};
+    answer.rows = in.u32();
+    answer.lease_id = in.u64();
+    answer.pending = in.u8() != 0;
+    answer.expected_ms = in.u32();
+    answer.reason = in.u32();
+    answer.at = in.u32();
+    answer.files.resize(in.count(35));
+    for (auto & one : answer.files) {
+        one.path = in.text();
+        one.file_bytes = in.u64();
+        one.payload_offset = in.u32();
+        one.first_position = in.u32();
+        one.rows = in.u32();
+        one.used = in.u64();
+        one.tier = in.u8();
+        one.crcs = in.numbers();
+    }
+    return in.whole();
+}
+
+bool unpack(const std::string & body, planned & answer) {
+    reader in(body.data(), body.size());
+    answer = {};
+    answer.outcome = in.u8();
+    answer.reason = in.text();
+    answer.files.resize(in.count(30));
+    for (auto & one : answer.files) {
+        one.id = in.u64();
+        one.path = in.text();
+        one.file_bytes = in.u64();
+        one.payload_offset = in.u32();
+        one.first_position = in.u32();
+        one.rows = in.u32();
+    }
+    return in.whole();
+}
+
+} // namespace
+
+client::client(std::string path, hello said) : path_(std::move(path)), said_(std::move(said)) {
+    prober_ = std::thread([this] { keep_connected(); });
+}
+
+client::~client() {
+    {
+        std::lock_guard<std::mutex> lock(state_);
+        ending_ = true;
+    }
+    changed_.notify_all();
+    prober_.join();
+    std::lock_guard<std::mutex> lock(io_);
+    lose();
+}
+
+void client::wait_first(milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(state_);
+    changed_.wait_for(lock, timeout, [this] { return tried_; });
+}
+
+welcome client::greeting() const {
+    std::lock_guard<std::mutex> lock(state_);
+    return greeting_;
+}
+
+std::string client::last_error() const {
+    std::lock_guard<std::mutex> lock(state_);
+    return error_;
+}
+
+status client::match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
+                     milliseconds timeout, matched & answer) {
+    writer out;
+    out.u32(have);
+    out.u32(start);
+    pack_tokens(out, tokens, count);
+    pack_extras(out, extras);
+    return ask_matched(frame_kind::match, out, timeout, answer);
+}
+
+status client::wait(uint64_t lease_id, milliseconds timeout, matched & answer) {
+    writer out;
+    out.u64(lease_id);
+    return ask_matched(frame_kind::wait, out, timeout, answer);
+}
+
+status client::release(uint64_t lease_id, milliseconds timeout) {
+    writer out;
+    out.u64(lease_id);
+    std::string answer;
+    return ask(frame_kind::release, out, timeout, frame_kind::done, answer);
+}
+
+status client::plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
+                    const std::vector<state_offer> & states, milliseconds timeout, planned & answer) {
+    writer out;
+    out.u32(most_files);
+    pack_tokens(out, tokens, count);
+    pack_extras(out, extras);
+    out.u32((uint32_t) states.size());
+    for (const auto & one : states) {
+        out.u32(one.n_tokens);
+        out.u64(one.bytes);
+    }
+    std::string body;
+    const status got = ask(frame_kind::plan, out, timeout, frame_kind::planned, body);
+    return got == status::ok && !unpack(body, answer) ? garbled() : got;
+}
+
+status client::commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons) {
+    writer out;
+    out.u32((uint32_t) files.size());
+    for (const auto & one : files) {
+        out.u64(one.id);
+        out.u32((uint32_t) one.crcs.size());
+        for (uint32_t crc : one.crcs) {
+            out.u32(crc);
+        }
+    }
+    std::string body;
+    const status got = ask(frame_kind::commit, out, timeout, frame_kind::committed, body);
+    if (got != status::ok) {
+        return got;
+    }
+    reader in(body.data(), body.size());
+    reasons.assign(in.count(2), {});
+    for (auto & reason : reasons) {
+        reason = in.text();
+    }
+    return in.whole() && reasons.size() == files.size() ? status::ok : garbled();
+}
+
+status client::damaged(uint64_t lease_id, uint32_t number, milliseconds timeout) {
+    writer out;
+    out.u64(lease_id);
+    out.u32(number);
+    std::string answer;
+    return ask(frame_kind::damaged, out, timeout, frame_kind::done, answer);
+}
+
+status client::finish(const finished & request, milliseconds timeout) {
+    writer out;
+    for (uint32_t count : { request.prompt_tokens, request.memory_tokens, request.restored_tokens, request.reason, request.at,
+                            request.beside_tokens, failures() }) {
+        out.u32(count);
+    }
+    out.u64(request.restored_bytes);
+    for (double seconds : { request.prefill_seconds, request.lookup_seconds, request.fetch_seconds, request.copy_seconds }) {
+        out.f64(seconds);
+    }
+    std::string answer;
+    return ask(frame_kind::finished, out, timeout, frame_kind::done, answer);
+}
+
+status client::ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer) {
+    std::string got_body;
+    const status got = ask(request, body, timeout, frame_kind::matched, got_body);
+    return got == status::ok && !unpack(got_body, answer) ? garbled() : got;
+}
+
+status client::ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer) {
+    if (!up()) {
+        return status::down;
+    }
+    const auto until = clock::now() + timeout;
+    std::lock_guard<std::mutex> lock(io_);
+    if (fd_ < 0) {
+        return status::down; // another call has just found out
+    }
+    const status got = exchange(fd_, request, body.body(), until, wanted, answer);
+    if (got != status::ok) {
+        failures_.fetch_add(1);
+    }
+    if (got == status::late || got == status::broken) {
+        lose();
+    }
+    return got;
+}
+
+status client::garbled() {
+    std::lock_guard<std::mutex> lock(io_);
+    say("an answer of the sidecar makes no sense");
+    failures_.fetch_add(1);
+    lose();
+    return status::broken;
+}
+
+// broken also where the sidecar refuses and closes the connection.
+status client::exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+                        std::string & answer) {
+    uint16_t got = 0;
+    const transfer result = send_and_receive(fd, (uint16_t) request, body, until, got, answer);
+    if (result != transfer::done) {
+        say(result == transfer::late ? "the sidecar did not answer in time" : "the connection to the sidecar broke");
+        return result == transfer::late ? status::late : status::broken;
+    }
+    if (got == (uint16_t) wanted) {
+        return status::ok;
+    }
+    reader in(answer.data(), answer.size());
+    const uint16_t code = in.u16();
+    const std::string message = in.text();
+    if (got != (uint16_t) frame_kind::failed || !in.whole()) {
+        say("the sidecar gave an answer to something else");
+        return status::broken;
+    }
+    say(message);
+    return std::find(std::begin(goes_on), std::end(goes_on), code) != std::end(goes_on) ? status::refused : status::broken;
+}
+
+void client::lose() {
+    close_socket(fd_);
+    fd_ = -1;
+    up_.store(false);
+    {
+        std::lock_guard<std::mutex> lock(state_); // or the prober could miss it between looking and waiting
+    }
+    changed_.notify_all();
+}
+
+void client::keep_connected() {
+    milliseconds pause = probe_least;
+    for (;;) {
+        const bool connected = connect_once();
+        std::unique_lock<std::mutex> lock(state_);
+        tried_ = true;
+        changed_.notify_all();
+        if (connected) {
+            pause = probe_least;
+            changed_.wait(lock, [this] { return ending_ || !up(); });
+        }
+        if (ending_ || told_) {
+            return;
+        }
+        changed_.wait_for(lock, pause, [this] { return ending_; });
+        if (ending_) {
+            return;
+        }
+        pause = std::min(2*pause, probe_most);
+    }
+}
+
+bool client::connect_once() {
+    const int fd = connect_socket(path_);
+    if (fd < 0) {
+        say("no sidecar listens on " + path_);
+        return false;
+    }
+    const frame_kind wanted = said_.unsupported.empty() ? frame_kind::welcome : frame_kind::done;
+    std::string answer;
+    welcome greeted;
+    const status got = exchange(fd, frame_kind::hello, packed(said_).body(), clock::now() + probe_timeout, wanted, answer);
+    if (got != status::ok || wanted == frame_kind::done || !unpack(answer, greeted)) {
+        close_socket(fd);
+        std::lock_guard<std::mutex> lock(state_);
+        told_ = got == status::ok && wanted == frame_kind::done;
+        return false;
+    }
+    {
+        std::lock_guard<std::mutex> lock(state_);
+        greeting_ = greeted;
+    }
+    std::lock_guard<std::mutex> lock(io_);
+    fd_ = fd;
+    up_.store(true);
+    return true;
+}
+
+void client::say(const std::string & error) {
+    std::lock_guard<std::mutex> lock(state_);
+    error_ = error;
+}
+
+} // namespace kvt

@@ -1,0 +1,97 @@
+// An engine's connection to the sidecar. No call takes longer than its timeout, and none throws.
+//
+// A call that fails closes the connection: what was leased and reserved over it is given back by the sidecar. From then
+// on every call fails at once, until a thread of the client has connected again. So a sidecar that is dead or hangs
+// costs one timeout in all, as with the Go client of the same project.
+//
+// Calls of one client wait for each other. An engine that looks up in one thread and stores in another has two clients.
+#pragma once
+
+#include "kvt_messages.h"
+#include "kvt_wire.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvt {
+
+using milliseconds = std::chrono::milliseconds;
+
+constexpr milliseconds lookup_timeout { 80 }; // what a silent sidecar may add to one request
+
+enum class status {
+    ok,
+    down,    // known not to answer: no time was lost
+    late,    // no answer in time
+    broken,  // the connection ended, or the answer made no sense
+    refused, // the sidecar said why: last_error()
+};
+
+class client {
+public:
+    client(std::string path, hello said);
+    ~client();
+    client(const client &) = delete;
+    client & operator=(const client &) = delete;
+
+    bool up() const { return up_.load(); }
+
+    // Waits until the first try to connect has ended, at most so long.
+    void wait_first(milliseconds timeout);
+
+    welcome greeting() const;       // of the last connection
+    std::string last_error() const; // in words, for a log
+    uint32_t failures() const { return failures_.load(); }
+
+    // `have` rows are in the slot already; rows before `start` are not wanted from files.
+    status match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
+                 milliseconds timeout, matched & answer);
+    status wait(uint64_t lease_id, milliseconds timeout, matched & answer);
+    status release(uint64_t lease_id, milliseconds timeout);
+    status plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
+                const std::vector<state_offer> & states, milliseconds timeout, planned & answer);
+    // One text per file: empty, or why it is not stored.
+    status commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons);
+    status damaged(uint64_t lease_id, uint32_t number, milliseconds timeout);
+    status finish(const finished & request, milliseconds timeout);
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    status ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer);
+    status ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer);
+    status garbled(); // an answer that is none
+    status exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+                    std::string & answer);
+    void lose(); // the connection; io_ is held
+    void keep_connected();
+    bool connect_once();
+    void say(const std::string & error);
+
+    const std::string path_;
+    const hello said_;
+
+    std::mutex io_; // held for the whole of a call
+    int fd_ = -1;   // under io_
+
+    std::atomic<bool> up_ { false };
+    std::atomic<uint32_t> failures_ { 0 };
+
+    mutable std::mutex state_; // of all below
+    std::condition_variable changed_;
+    welcome greeting_;
+    std::string error_;
+    bool tried_ = false;
+    bool told_ = false; // the sidecar knows why the model is not tiered
+    bool ending_ = false;
+    std::thread prober_; // last: it uses all of the above
+};
+
+} // namespace kvt

@@ -1,0 +1,107 @@
+#include "kvt_file.h"
+
+#include "kvt_crc.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace kvt {
+
+namespace {
+
+// What the sidecar checks, too: between its look and this one somebody may have been there.
+int open_checked(const std::string & path, int flags, uint64_t bytes, std::string & why) {
+    const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        why = path + ": " + std::strerror(errno);
+        return -1;
+    }
+    struct stat info {};
+    if (fstat(fd, &info) != 0) {
+        why = path + ": " + std::strerror(errno);
+    } else if (!S_ISREG(info.st_mode) || (uint64_t) info.st_size != bytes) {
+        why = path + ": not a file of " + std::to_string(bytes) + " bytes";
+    } else if (info.st_uid != geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        why = path + ": others may write it";
+    } else {
+        return fd;
+    }
+    close(fd);
+    return -1;
+}
+
+} // namespace
+
+size_t page_aligned(size_t bytes) { return (bytes + page_bytes - 1)/page_bytes*page_bytes; }
+
+std::vector<size_t> segment_bytes(const hello & said, uint32_t rows) {
+    std::vector<size_t> sizes;
+    for (const auto & one : said.layers) {
+        for (uint32_t row_bytes : { one.k_row_bytes, one.v_row_bytes }) {
+            if (row_bytes > 0) {
+                sizes.push_back((size_t) rows*row_bytes);
+            }
+        }
+    }
+    return sizes;
+}
+
+std::vector<size_t> state_segments(uint64_t bytes) {
+    std::vector<size_t> sizes;
+    for (; bytes > 0; bytes -= sizes.back()) {
+        sizes.push_back((size_t) std::min<uint64_t>(bytes, state_part_bytes));
+    }
+    return sizes;
+}
+
+int open_for_reading(const file & named, std::string & why) {
+    return open_checked(named.path, O_RDONLY, named.file_bytes, why);
+}
+
+int open_for_writing(const reserved & named, std::string & why) {
+    return open_checked(named.path, O_WRONLY, named.file_bytes, why);
+}
+
+bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why) {
+    char * at = static_cast<char *>(data);
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(fd, at + done, bytes - done, (off_t) (offset + done));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            why = got < 0 ? std::strerror(errno) : "the file ends too early";
+            return false;
+        }
+        done += (size_t) got;
+    }
+    if (crc32c(data, bytes) != crc) {
+        why = "the checksum does not match";
+        return false;
+    }
+    return true;
+}
+
+bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why) {
+    const char * at = static_cast<const char *>(data);
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t put = pwrite(fd, at + done, bytes - done, (off_t) (offset + done));
+        if (put < 0 && errno == EINTR) {
+            continue;
+        }
+        if (put <= 0) {
+            why = put < 0 ? std::strerror(errno) : "nothing was written";
+            return false;
+        }
+        done += (size_t) put;
+    }
+    crc = crc32c(data, bytes);
+    return true;
+}
+
+} // namespace kvt

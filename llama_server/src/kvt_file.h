@@ -1,0 +1,34 @@
+// Block files as an engine sees them: segments from an offset on, each on a page of its own, each with a checksum.
+#pragma once
+
+#include "kvt_messages.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvt {
+
+constexpr size_t page_bytes = 4096;
+constexpr size_t state_part_bytes = 16u << 20; // of a state, in one segment
+
+size_t page_aligned(size_t bytes);
+
+// Bytes of the segments of a block with so many rows, in their order: by layer, K before V.
+std::vector<size_t> segment_bytes(const hello & said, uint32_t rows);
+
+// Bytes of the segments of a state.
+std::vector<size_t> state_segments(uint64_t bytes);
+
+// A descriptor, or -1 and why not: a link, no regular file, of another size or owner, or one that others may write.
+int open_for_reading(const file & named, std::string & why);
+int open_for_writing(const reserved & named, std::string & why);
+
+// Reads a segment into memory of the engine's own, and compares it there. False and why, if a byte is not as it was written.
+bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why);
+
+// Writes a segment; `crc` is what COMMIT needs of it.
+bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why);
+
+} // namespace kvt

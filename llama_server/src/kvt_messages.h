@@ -1,0 +1,135 @@
+// The messages of the engine socket as values (docs/engine-protocol.md), version 1.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvt {
+
+// Kinds of frames: requests, then answers.
+enum class frame_kind : uint16_t {
+    hello = 1,
+    match = 2,
+    wait = 3,
+    release = 4,
+    plan = 5,
+    commit = 6,
+    damaged = 7,
+    finished = 8,
+    welcome = 101,
+    matched = 102,
+    done = 103,
+    planned = 104,
+    committed = 105,
+    failed = 106,
+};
+
+// One layer of one of the model's caches. A row of 0 bytes: the layer has none.
+struct layer {
+    uint16_t child = 0;
+    uint16_t index = 0;
+    uint8_t kind = 0; // 0 full, 1 sliding window, 2 chunked
+    uint32_t window = 0;
+    uint32_t kv_heads = 0;
+    uint32_t k_head_dim = 0;
+    uint32_t v_head_dim = 0;
+    uint32_t k_row_bytes = 0;
+    uint32_t v_row_bytes = 0;
+};
+
+// What the engine is, and what decides the bits of its rows.
+struct hello {
+    std::vector<std::pair<std::string, std::string>> fields; // model, engine, flash_attention …
+    std::vector<layer> layers;                               // in the order of (child, index)
+    std::string k_dtype = "f16";
+    std::string v_dtype = "f16";
+    bool states = false;     // it resumes at checkpoints only
+    uint8_t gate = 0;        // 0 by measured speeds, 1 always restore, 2 never
+    uint32_t min_tokens = 0; // 0: as the sidecar's settings say
+    std::string unsupported; // why the model is not tiered: the sidecar is told, and not asked
+};
+
+// The answer to it.
+struct welcome {
+    std::array<uint8_t, 32> name_space {};
+    uint32_t block_tokens = 0;
+    uint32_t min_tokens = 0;
+    uint32_t lease_ms = 0;
+    uint32_t reserve_ms = 0;
+};
+
+// What else than a token stands at a position, such as an image.
+struct extra {
+    uint32_t position = 0;
+    std::array<uint8_t, 32> digest {};
+};
+
+// A file that the sidecar names.
+struct file {
+    std::string path;
+    uint64_t file_bytes = 0;
+    uint32_t payload_offset = 0;
+    uint32_t first_position = 0; // of a state: how many tokens were computed when it was made
+    uint32_t rows = 0;           // of every segment; 0: the file holds a state
+    uint64_t used = 0;           // of the rows, that the prompt wants; of a state its bytes
+    uint8_t tier = 0;            // 1 memory, 2 local disk
+    std::vector<uint32_t> crcs;  // of every segment
+};
+
+// What of a prompt can be had.
+struct matched {
+    uint32_t rows = 0; // positions 0 to rows - 1; 0: nothing is gained
+    uint64_t lease_id = 0;
+    bool pending = false; // wait() gives the files
+    uint32_t expected_ms = 0;
+    uint32_t reason = 0; // Shortfall of block_store.proto
+    uint32_t at = 0;
+    std::vector<file> files;
+};
+
+// A checkpoint that could be stored.
+struct state_offer {
+    uint32_t n_tokens = 0;
+    uint64_t bytes = 0;
+};
+
+// A file to be filled, its segments only.
+struct reserved {
+    uint64_t id = 0;
+    std::string path;
+    uint64_t file_bytes = 0;
+    uint32_t payload_offset = 0;
+    uint32_t first_position = 0; // of a state: its n_tokens
+    uint32_t rows = 0;           // 0: a state
+};
+
+struct planned {
+    uint8_t outcome = 0; // 0 all, 1 more after a commit, 2 no room, 3 refused
+    std::string reason;
+    std::vector<reserved> files;
+};
+
+struct filled {
+    uint64_t id = 0;
+    std::vector<uint32_t> crcs;
+};
+
+// A request that has ended.
+struct finished {
+    uint32_t prompt_tokens = 0;
+    uint32_t memory_tokens = 0;
+    uint32_t restored_tokens = 0;
+    uint32_t reason = 0;
+    uint32_t at = 0;
+    uint32_t beside_tokens = 0; // computed meanwhile, of all requests
+    uint64_t restored_bytes = 0;
+    double prefill_seconds = 0;
+    double lookup_seconds = 0;
+    double fetch_seconds = 0;
+    double copy_seconds = 0;
+};
+
+} // namespace kvt

@@ -1,0 +1,287 @@
+// An engine for tests: says hello to a sidecar and does what the lines of its input say, one line of output for each.
+//   kvt_talk SOCKET [unsupported REASON]
+//   store FIRST COUNT [STATE_AT STATE_BYTES]   tokens FIRST … FIRST + COUNT - 1, as far as they are not stored
+//   restore FIRST COUNT [HAVE]                 reads, checks and compares; "rows N reason R state S"
+//   hold FIRST COUNT                           plans, and neither fills nor commits
+//   match FIRST COUNT                          a look-up with the usual timeout; "STATUS in N ms"
+//   report FIRST COUNT                         restores, and reports the first file as damaged
+//   finish                                     reports a request
+//   up MILLISECONDS                            waits at most so long for a connection
+#include "../src/kvt_client.h"
+#include "../src/kvt_crc.h"
+#include "../src/kvt_file.h"
+
+#include <iostream>
+#include <sstream>
+
+#include <unistd.h>
+
+namespace {
+
+using kvt::status;
+
+const kvt::milliseconds patience { 20000 };
+
+kvt::hello make_hello() {
+    kvt::hello said;
+    said.fields = { { "model", "sha256-fake" }, { "engine", "talk/1+0" }, { "flash_attention", "on" } };
+    for (uint16_t i = 0; i < 3; ++i) {
+        kvt::layer one;
+        one.index = i;
+        one.kv_heads = 1;
+        one.k_head_dim = one.v_head_dim = 8;
+        one.k_row_bytes = 16;
+        one.v_row_bytes = 16 + 16u*i; // sizes differ, so that a mistake in offsets shows
+        said.layers.push_back(one);
+    }
+    said.min_tokens = 1;
+    return said;
+}
+
+std::vector<int32_t> tokens_of(int32_t first, size_t count) {
+    std::vector<int32_t> tokens(count);
+    for (size_t i = 0; i < count; ++i) {
+        tokens[i] = first + (int32_t) i;
+    }
+    return tokens;
+}
+
+// Byte i of a segment. Rows depend on their token, place and plane, a state on where it is.
+char byte_of(bool state, const std::vector<int32_t> & tokens, uint32_t first, size_t segment, size_t bytes, uint32_t rows, size_t i) {
+    if (state) {
+        return (char) (first*7 + segment*3 + i*11);
+    }
+    const size_t row = i/(bytes/rows);
+    return (char) ((uint32_t) tokens[first + row]*31 + segment*7 + i*13);
+}
+
+std::string filled_segment(bool state, const std::vector<int32_t> & tokens, uint32_t first, size_t segment, size_t bytes, uint32_t rows) {
+    std::string data(bytes, '\0');
+    for (size_t i = 0; i < bytes; ++i) {
+        data[i] = byte_of(state, tokens, first, segment, bytes, rows, i);
+    }
+    return data;
+}
+
+const char * name_of(status what) {
+    const char * names[] = { "ok", "down", "late", "broken", "refused" };
+    return names[(int) what];
+}
+
+struct talker {
+    kvt::hello said;
+    kvt::client & client;
+
+    std::string fill(const kvt::reserved & one, const std::vector<int32_t> & tokens, uint64_t state_bytes, kvt::filled & done) const {
+        std::string why;
+        const int fd = kvt::open_for_writing(one, why);
+        if (fd < 0) {
+            return why;
+        }
+        done.id = one.id;
+        uint64_t offset = one.payload_offset;
+        const bool state = one.rows == 0;
+        const auto sizes = state ? kvt::state_segments(state_bytes) : kvt::segment_bytes(said, one.rows);
+        for (size_t segment = 0; segment < sizes.size() && why.empty(); ++segment) {
+            const auto data = filled_segment(state, tokens, one.first_position, segment, sizes[segment], one.rows);
+            done.crcs.push_back(0);
+            kvt::write_segment(fd, offset, data.data(), data.size(), done.crcs.back(), why);
+            offset += kvt::page_aligned(sizes[segment]);
+        }
+        close(fd);
+        return why;
+    }
+
+    std::string store(int32_t first, size_t count, uint32_t state_at, uint64_t state_bytes) const {
+        const auto tokens = tokens_of(first, count);
+        std::vector<kvt::state_offer> states;
+        if (state_at > 0) {
+            states.push_back({ state_at, state_bytes });
+        }
+        size_t stored = 0;
+        for (;;) {
+            kvt::planned planned;
+            status got = client.plan(tokens.data(), tokens.size(), 2, {}, states, patience, planned);
+            if (got != status::ok) {
+                return std::string(name_of(got)) + " " + client.last_error();
+            }
+            std::vector<kvt::filled> files(planned.files.size());
+            for (size_t i = 0; i < files.size(); ++i) {
+                const std::string why = fill(planned.files[i], tokens, state_bytes, files[i]);
+                if (!why.empty()) {
+                    return why;
+                }
+            }
+            std::vector<std::string> reasons;
+            got = client.commit(files, patience, reasons);
+            if (got != status::ok) {
+                return std::string(name_of(got)) + " " + client.last_error();
+            }
+            for (const auto & reason : reasons) {
+                if (!reason.empty()) {
+                    return reason;
+                }
+            }
+            stored += files.size();
+            if (planned.outcome != 1) {
+                return "stored " + std::to_string(stored) + " outcome " + std::to_string(planned.outcome);
+            }
+        }
+    }
+
+    std::string read(const kvt::file & one, const std::vector<int32_t> & tokens) const {
+        std::string why;
+        const int fd = kvt::open_for_reading(one, why);
+        if (fd < 0) {
+            return why;
+        }
+        const bool state = one.rows == 0;
+        const auto sizes = state ? kvt::state_segments(one.used) : kvt::segment_bytes(said, one.rows);
+        if (one.crcs.size() != sizes.size()) {
+            why = "another number of segments";
+        }
+        uint64_t offset = one.payload_offset;
+        for (size_t segment = 0; segment < sizes.size() && why.empty(); ++segment) {
+            std::string data(sizes[segment], '\0');
+            if (kvt::read_segment(fd, offset, &data[0], data.size(), one.crcs[segment], why)) {
+                const size_t known = state ? data.size() : data.size()/one.rows*(size_t) one.used;
+                for (size_t i = 0; i < known && why.empty(); ++i) {
+                    if (data[i] != byte_of(state, tokens, one.first_position, segment, data.size(), one.rows, i)) {
+                        why = "other bytes than were stored";
+                    }
+                }
+            }
+            offset += kvt::page_aligned(sizes[segment]);
+        }
+        close(fd);
+        return why;
+    }
+
+    std::string restore(int32_t first, size_t count, uint32_t have, bool report) const {
+        const auto tokens = tokens_of(first, count);
+        kvt::matched found;
+        status got = client.match(tokens.data(), tokens.size(), have, have, {}, patience, found);
+        if (got == status::ok && found.pending) {
+            got = client.wait(found.lease_id, patience, found);
+        }
+        if (got != status::ok) {
+            return std::string(name_of(got)) + " " + client.last_error();
+        }
+        uint64_t state = 0;
+        for (const auto & one : found.files) {
+            const std::string why = read(one, tokens);
+            if (!why.empty()) {
+                return why;
+            }
+            state = one.rows == 0 ? one.used : state;
+        }
+        if (report && !found.files.empty()) {
+            got = client.damaged(found.lease_id, 0, patience);
+        }
+        if (got == status::ok && found.lease_id != 0) {
+            got = client.release(found.lease_id, patience);
+        }
+        std::ostringstream out;
+        out << "rows " << found.rows << " reason " << found.reason << " state " << state << " " << name_of(got);
+        return out.str();
+    }
+
+    std::string hold(int32_t first, size_t count) const {
+        const auto tokens = tokens_of(first, count);
+        kvt::planned planned;
+        const status got = client.plan(tokens.data(), tokens.size(), 0, {}, {}, patience, planned);
+        return std::string(name_of(got)) + " " + std::to_string(planned.files.size());
+    }
+
+    std::string match(int32_t first, size_t count) const {
+        const auto tokens = tokens_of(first, count);
+        kvt::matched found;
+        const auto began = std::chrono::steady_clock::now();
+        const status got = client.match(tokens.data(), tokens.size(), 0, 0, {}, kvt::lookup_timeout, found);
+        const auto took = std::chrono::steady_clock::now() - began;
+        std::ostringstream out;
+        out << name_of(got) << " in " << std::chrono::duration_cast<kvt::milliseconds>(took).count() << " ms";
+        return out.str();
+    }
+
+    std::string finish() const {
+        kvt::finished request;
+        request.prompt_tokens = 100;
+        request.memory_tokens = 20;
+        request.restored_tokens = 70;
+        request.reason = 2;
+        request.at = 90;
+        request.beside_tokens = 10;
+        request.restored_bytes = 4096;
+        request.prefill_seconds = 0.5;
+        request.copy_seconds = 0.25;
+        return name_of(client.finish(request, patience));
+    }
+};
+
+// Known values (RFC 3720 appendix B.4), and both ways for every length and place within a word.
+bool checksums_agree() {
+    const std::string zeros(32, '\0');
+    bool same = kvt::crc32c("123456789", 9) == 0xe3069283 && kvt::crc32c(zeros.data(), zeros.size()) == 0x8a9136aa;
+    std::string data;
+    for (int i = 0; i < 400; ++i) {
+        data.push_back((char) (i*i*31 + i));
+    }
+    for (size_t at = 0; at < 8; ++at) {
+        for (size_t bytes = 0; at + bytes <= data.size(); ++bytes) {
+            const uint32_t whole = kvt::crc32c(data.data() + at, bytes);
+            const uint32_t half = kvt::crc32c(data.data() + at, bytes/2);
+            same = same && whole == kvt::crc32c_by_tables(data.data() + at, bytes);
+            same = same && whole == kvt::crc32c(data.data() + at + bytes/2, bytes - bytes/2, half);
+        }
+    }
+    return same;
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    if (argc < 2 || !checksums_agree()) {
+        std::cout << (argc < 2 ? "kvt_talk SOCKET" : "checksums differ") << std::endl;
+        return 1;
+    }
+    kvt::hello said = make_hello();
+    said.states = argc > 2 && std::string(argv[2]) == "states";
+    if (argc > 3 && std::string(argv[2]) == "unsupported") {
+        said.unsupported = argv[3];
+    }
+    kvt::client client(argv[1], said);
+    client.wait_first(patience);
+    const talker talk { said, client };
+    std::cout << (client.up() ? "up" : "not up: " + client.last_error()) << std::endl;
+    std::string line;
+    while (std::getline(std::cin, line)) {
+        std::istringstream in(line);
+        std::string what;
+        int32_t first = 0;
+        size_t count = 0;
+        uint32_t at = 0;
+        uint64_t bytes = 0;
+        in >> what >> first >> count >> at >> bytes;
+        std::string answer = "what?";
+        if (what == "store") {
+            answer = talk.store(first, count, at, bytes);
+        } else if (what == "restore" || what == "report") {
+            answer = talk.restore(first, count, at, what == "report");
+        } else if (what == "hold") {
+            answer = talk.hold(first, count);
+        } else if (what == "match") {
+            answer = talk.match(first, count);
+        } else if (what == "finish") {
+            answer = talk.finish();
+        } else if (what == "up") {
+            const auto until = std::chrono::steady_clock::now() + kvt::milliseconds(first);
+            while (!client.up() && std::chrono::steady_clock::now() < until) {
+                std::this_thread::sleep_for(kvt::milliseconds(5));
+            }
+            answer = client.up() ? "up" : "not up";
+        }
+        std::cout << answer << std::endl;
+    }
+    return 0;
+}

@@ -1,0 +1,289 @@
+"""Look-ups of one connection: what of a prompt can be restored, whether that pays, which files.
+
+Blocks that an engine can read at once are named in the answer. Where some must first be copied or
+decoded, or a file on a disk must be opened to know what is in it, the answer is `pending` and comes
+to WAIT, for which an engine has more patience: a look-up itself waits for no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from ollama_tiering.protocol.engine.messages import (
+    Damaged,
+    EngineExtra,
+    EngineMatch,
+    File,
+    GateMode,
+    Hello,
+    Matched,
+)
+from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
+from ollama_tiering.sidecar.engine import states
+from ollama_tiering.sidecar.engine.heads import Head, Heads, read_head
+from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
+from ollama_tiering.sidecar.engine.runner import EngineRunner
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    LeasedBlock,
+    Leasing,
+    MatchedBlock,
+    TieredStore,
+    TierKind,
+    prefix_chain,
+)
+from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
+
+MAX_LEASES: Final = 64  # of one connection
+_MOST_MS: Final = (1 << 32) - 1
+_FILE_BYTES: Final = 512  # of an answer for one file, beside its checksums: more than a path takes
+_MOST_UNKNOWN: Final = 16  # files in RAM whose headers are read at once: a few milliseconds
+
+
+class _Wanted(NamedTuple):  # made by the hundred, as File is
+    """A block or a state that is to be named."""
+
+    key: BlockKey
+    first_position: int
+    used: int  # rows; of a state 0
+    bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _OpenLease:
+    wanted: Sequence[_Wanted]
+    leasing: Leasing
+    have: int
+    answer: Matched  # as long as all files are there
+    keys: tuple[BlockKey, ...] = ()  # of the files that were named
+
+
+class EngineLookUps:
+    """Used by one thread at a time. `close` releases everything."""
+
+    def __init__(
+        self,
+        store: TieredStore,
+        heads: Heads,
+        hello: Hello,
+        identity: Identity,
+        runner: EngineRunner,
+        min_tokens: int,
+    ) -> None:
+        self._store = store
+        self._heads = heads
+        self._identity = identity
+        self._runner = runner
+        self._gate = hello.gate
+        self._states = hello.states
+        self._min_tokens = min_tokens
+        self._leases: dict[int, _OpenLease] = {}
+        self._last: tuple[bytes, list[BlockKey]] = b"", []  # the last prompt, and its chain
+        self._most_files = MAX_REPLY_BYTES // (_FILE_BYTES + 4 * len(identity.shapes))
+        self.expected_seconds = 0.0  # of the last files that were leased
+
+    def match(self, request: EngineMatch) -> Matched:
+        """InvalidBlock, NoRoom."""
+        tokens = request.tokens
+        count = len(tokens) // TOKEN_BYTES
+        if not request.start <= request.have <= count:
+            raise InvalidBlock("start, have and the number of tokens are not in this order")
+        most = max(count - 1, 0)  # the last token is always computed: sampling needs its logits
+        if most - request.have < self._min_tokens:
+            return _nothing(pb.SHORTFALL_TOO_SHORT)
+        if self._gate is GateMode.RECOMPUTE:
+            return _nothing(pb.SHORTFALL_RECOMPUTE)
+        keys = self.chain(tokens, request.extras)
+        found = self._store.match(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
+        found = until_extras(found, keys, request.extras)
+        rows, reason, at = _end(found, most)
+        rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
+        if rows - request.have < self._min_tokens:
+            return _nothing(reason, at)
+        state = None
+        if self._states:
+            above = request.have + self._min_tokens - 1
+            state = states.last_state(self._identity, tokens, found, above, rows)
+            if state is None:
+                return _nothing(pb.SHORTFALL_STATE_MISSING, request.have)
+            if state[0] < rows:
+                rows, reason, at = state[0], pb.SHORTFALL_STATE_MISSING, state[0]
+        wanted = _planned(found, request.start, rows)
+        if state is not None:
+            one = state[1]
+            wanted.append(_Wanted(one.key, rows, 0, one.raw_bytes, one.expected_seconds))
+        seconds = sum(one.seconds for one in wanted)
+        size = sum(one.bytes for one in wanted)
+        if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
+            return _nothing(pb.SHORTFALL_GATE)
+        expected_ms = min(round(seconds * 1000), _MOST_MS)
+        self.expected_seconds = seconds
+        return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
+
+    def chain(self, tokens: bytes, extras: Sequence[EngineExtra]) -> list[BlockKey]:
+        """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
+        namespace = self._identity.namespace
+        if extras:
+            extra = [BlockExtra(one.position, one.digest) for one in extras]
+            return prefix_chain(namespace, tokens, BLOCK_TOKENS, extra)
+        keys = extend_chain(namespace, *self._last, tokens)
+        self._last = tokens, keys
+        return list(keys)
+
+    def wait(self, lease_id: int) -> Matched:
+        """What a pending answer lacks. InvalidBlock."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise InvalidBlock("no such lease")
+        blocks = lease.leasing.wait().blocks
+        return self._named(lease, blocks, self._heads.get_all([block.key for block in blocks]))
+
+    def release(self, lease_id: int) -> None:
+        """One that is over, or never was, is fine."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            lease.leasing.give_up()
+            self._store.release(lease_id)
+
+    def damaged(self, report: Damaged) -> None:
+        """The store checks for itself. InvalidBlock."""
+        lease = self._leases.get(report.lease_id)
+        if lease is None or report.file >= len(lease.keys):
+            raise InvalidBlock("no such file")
+        key = lease.keys[report.file]
+        self._heads.forget(key)
+        self._store.report_corrupt(self._identity.namespace, key)
+
+    def close(self) -> None:
+        for lease_id in list(self._leases):
+            self.release(lease_id)
+
+    def _leased(self, wanted: Sequence[_Wanted], have: int, answer: Matched) -> Matched:
+        if len(self._leases) >= MAX_LEASES:
+            raise NoRoom(f"{MAX_LEASES} leases of this connection are open already")
+        keys = [one.key for one in wanted]
+        leasing = self._store.begin_lease(self._identity.namespace, keys)
+        lease = _OpenLease(wanted, leasing, have, replace(answer, lease_id=leasing.lease_id))
+        self._leases[leasing.lease_id] = lease
+        ready = [one for one in leasing.blocks if isinstance(one, LeasedBlock)]
+        heads = self._heads.get_all([block.key for block in ready])
+        if len(ready) < len(leasing.blocks) or not _at_hand(ready, heads):
+            return lease.answer
+        return self._named(lease, ready, heads)
+
+    def _named(
+        self, lease: _OpenLease, blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]
+    ) -> Matched:
+        """The leading run of files that can be used. With a state: all of them or none."""
+        answer = lease.answer
+        files: list[File] = []
+        lacking: int = pb.SHORTFALL_BLOCKS_GONE
+        for one, block, head in zip(lease.wanted, blocks, heads, strict=False):
+            if head is None:
+                known, lacking = self._read(block)
+                if known is None:
+                    break
+                head = known
+            rows, used = (head.rows, one.used) if one.used else (0, head.used)
+            place = str(block.path), block.file_bytes, head.payload_offset
+            files.append(File(*place, one.first_position, rows, used, int(block.tier), head.crcs))
+        rows, reason, at = answer.rows, answer.reason, answer.at
+        if len(files) < len(lease.wanted):
+            last = lease.wanted[len(files) - 1] if files and not self._states else None
+            rows, reason, at = (last.first_position + last.used if last else 0), lacking, 0
+            if rows - lease.have < self._min_tokens:
+                self.release(answer.lease_id)
+                return _nothing(reason)
+        lease.keys = tuple(one.key for one in lease.wanted[: len(files)])
+        return replace(answer, rows=rows, reason=reason, at=at, pending=False, files=tuple(files))
+
+    def _read(self, block: LeasedBlock) -> tuple[Head | None, int]:
+        """What the file says of itself; None and why it cannot be used."""
+        try:
+            head = read_head(self._identity, block)
+        except CorruptBlock:
+            self._store.report_corrupt(self._identity.namespace, block.key)
+            return None, pb.SHORTFALL_DAMAGED
+        except (UnsupportedFormat, OSError):
+            return None, pb.SHORTFALL_UNREADABLE
+        self._heads.put(block.key, head)
+        return head, pb.SHORTFALL_BLOCKS_GONE
+
+
+def _at_hand(blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]) -> bool:
+    """Whether naming these waits for no disk, and takes no time to speak of."""
+    unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
+    return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
+
+
+def until_extras(
+    found: Sequence[MatchedBlock], keys: Sequence[BlockKey], extras: Sequence[EngineExtra]
+) -> list[MatchedBlock]:
+    """Where a block was matched by tokens alone, only what comes before the prompt's next extra:
+    what stands there besides a token is not in them.
+    """
+    if not extras:
+        return list(found)
+    kept: list[MatchedBlock] = []
+    first = 0
+    for index, block in enumerate(found):
+        if index >= len(keys) or block.key != keys[index]:
+            beyond = [extra.position - first for extra in extras if extra.position >= first]
+            rows = min([block.rows, *beyond])
+            if rows > 0:
+                kept.append(block._replace(rows=rows))
+            break
+        kept.append(block)
+        first += block.rows
+    return kept
+
+
+def extend_chain(
+    namespace: bytes, before: bytes, keys: Sequence[BlockKey], tokens: bytes
+) -> list[BlockKey]:
+    """The chain of `tokens`, of which `keys` is that of `before`."""
+    step = BLOCK_TOKENS * TOKEN_BYTES
+    shared = 0
+    while shared < len(keys) and (
+        tokens[shared * step : (shared + 1) * step] == before[shared * step : (shared + 1) * step]
+    ):
+        shared += 1
+    parent = keys[shared - 1] if shared else namespace
+    more = prefix_chain(parent, tokens[shared * step :], BLOCK_TOKENS)  # type: ignore[arg-type]
+    return [*keys[:shared], *more]
+
+
+def _planned(found: Sequence[MatchedBlock], start: int, rows: int) -> list[_Wanted]:
+    """The blocks that hold positions `start` to rows - 1."""
+    wanted = []
+    first = 0
+    for block in found:
+        used = min(block.rows, rows - first)
+        if used <= 0:
+            break
+        if first + BLOCK_TOKENS > start:
+            size = max(block.stored_bytes, block.raw_bytes)
+            wanted.append(_Wanted(block.key, first, used, size, block.expected_seconds))
+        first += block.rows
+    return wanted
+
+
+def _end(found: Sequence[MatchedBlock], most: int) -> tuple[int, int, int]:
+    """Rows that can be restored, and why not more: a reason and where."""
+    rows = min(sum(block.rows for block in found), most)
+    if rows >= most:
+        return rows, pb.SHORTFALL_UNSPECIFIED, 0
+    if not rows:
+        return 0, pb.SHORTFALL_NOTHING_STORED, 0
+    differs = found[-1].rows < found[-1].block_rows
+    return rows, pb.SHORTFALL_DIFFERS if differs else pb.SHORTFALL_ENDS, rows
+
+
+def _nothing(reason: int, at: int = 0) -> Matched:
+    return Matched(0, 0, False, 0, reason, at)

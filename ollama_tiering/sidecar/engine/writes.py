@@ -1,0 +1,271 @@
+"""What one connection stores: which blocks and states are missing, files for them, their commit.
+
+The engine fills segments only. Header and key are written here, from what was planned: an engine
+cannot name a block otherwise than its tokens do.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.protocol.engine.messages import Commit, Committed, EngineOutcome, Plan, Planned
+from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
+from ollama_tiering.sidecar.engine.heads import Head, Heads
+from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
+from ollama_tiering.sidecar.engine.lookups import EngineLookUps
+from ollama_tiering.sidecar.engine.runner import EngineRunner
+from ollama_tiering.sidecar.engine.states import plan_state
+from ollama_tiering.store import (
+    PIECE_BLOCKS,
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    BlockOffer,
+    BlockPlan,
+    TieredStore,
+    WriteSession,
+    block_key,
+    plan_block,
+)
+from ollama_tiering.store import Outcome as Answer
+from ollama_tiering.store.errors import InvalidBlock
+from ollama_tiering.system.files import write_all
+
+MAX_FILES: Final = 256  # in one answer
+BATCH_BYTES: Final = 256 << 20  # reserved in one answer, but at least one file
+_STEP_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
+_FLAGS: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A block or a state that may be stored."""
+
+    plan: BlockPlan
+    parent: bytes
+    first_position: int  # of a state: its n_tokens
+    rows: int  # of a state 0
+    state_bytes: int = 0
+
+    @property
+    def claim(self) -> BlockOffer:
+        tail = self.plan.rows < BLOCK_TOKENS
+        return BlockOffer(self.plan.key, self.parent, self.plan.file_bytes, tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    part: _Part
+    path: Path
+    until: float  # by the monotonic clock
+
+
+class Writes:
+    """Used by one thread at a time. `close` gives back what was reserved and not committed."""
+
+    def __init__(
+        self,
+        store: TieredStore,
+        heads: Heads,
+        identity: Identity,
+        look_ups: EngineLookUps,
+        runner: EngineRunner,
+    ) -> None:
+        self._store = store
+        self._heads = heads
+        self._identity = identity
+        self._look_ups = look_ups
+        self._runner = runner
+        self._session: WriteSession | None = None
+        self._reserved: dict[int, _Reserved] = {}
+
+    def plan(self, request: Plan) -> Planned:
+        """InvalidBlock for what makes no sense, OSError."""
+        most = min(request.most_files or MAX_FILES, MAX_FILES)
+        self._forget_expired()
+        batch, rest = _batch(self._missing(request), most)
+        while batch:
+            planned = self._reserve(batch, more=rest is not None)
+            if planned.files or rest is None or planned.outcome is not EngineOutcome.MORE:
+                return planned
+            # Others are writing all of these: the engine would ask for the same again and again.
+            batch, rest = _batch(rest, most)
+        return Planned(EngineOutcome.ALL, "")
+
+    def _reserve(self, parts: Sequence[_Part], *, more: bool) -> Planned:
+        outcome = EngineOutcome.MORE if more else EngineOutcome.ALL
+        until = time.monotonic() + self._store.reserve_seconds
+        answers = self._opened().reserve([part.claim for part in parts])
+        files: list[ReservedFile] = []
+        for part, answer in zip(parts, answers, strict=True):
+            if answer.outcome is Answer.PRESENT:
+                continue
+            if answer.outcome is not Answer.RESERVED or answer.path is None:
+                full = answer.outcome is Answer.NO_ROOM
+                outcome = EngineOutcome.NO_ROOM if full else EngineOutcome.REFUSED
+                return Planned(outcome, answer.reason, tuple(files))
+            self._reserved[answer.reservation_id] = _Reserved(part, answer.path, until)
+            files.append(
+                ReservedFile(
+                    reservation_id=answer.reservation_id,
+                    path=str(answer.path),
+                    file_bytes=part.plan.file_bytes,
+                    payload_offset=part.plan.payload_offset,
+                    first_position=part.first_position,
+                    rows=part.rows,
+                )
+            )
+        return Planned(outcome, "", tuple(files))
+
+    def commit(self, request: Commit) -> Committed:
+        """InvalidBlock, OSError. What was not reserved, or is over, has a reason. A file whose
+        header cannot be written stays reserved until the reservation is over.
+        """
+        reasons: list[str] = []
+        ready: list[tuple[int, int, _Part]] = []  # place in the answer, reservation
+        for place, filled in enumerate(request.files):
+            reserved = self._reserved.pop(filled.reservation_id, None)
+            if reserved is None:
+                reasons.append("no such reservation")
+                continue
+            part = reserved.part
+            if len(filled.crcs) != 4 * len(part.plan.spans):
+                raise InvalidBlock("there is not one checksum for each segment")
+            crcs = struct.unpack(f"<{len(part.plan.spans)}I", filled.crcs)
+            reasons.append(_seal(reserved.path, part.plan.head(crcs)))
+            if not reasons[-1]:
+                ready.append((place, filled.reservation_id, part))
+        ids = [reservation_id for _, reservation_id, _ in ready]
+        results = self._opened().commit(ids) if ids else []
+        stored = 0
+        for (place, _, part), result in zip(ready, results, strict=True):
+            if not result.stored:
+                reasons[place] = result.reason or "not stored"
+                continue
+            stored += 1
+            head = Head(
+                *(part.plan.payload_offset, part.plan.rows, part.state_bytes),
+                request.files[place].crcs,
+            )
+            self._heads.put(part.plan.key, head)
+        self._runner.stored(stored)
+        return Committed(tuple(reasons))
+
+    def close(self) -> None:
+        self._reserved.clear()
+        if self._session is not None:
+            self._store.close_session(self._session)
+            self._session = None
+
+    def _opened(self) -> WriteSession:
+        """One for the whole of the connection, from the first file on."""
+        if self._session is None:
+            identity = self._identity
+            self._session = self._store.open_session(
+                identity.namespace, identity.fields, BLOCK_TOKENS
+            )
+        return self._session
+
+    def _missing(self, request: Plan) -> Iterator[_Part]:
+        """What of the tokens and the states is not known to be stored: the blocks of the chain in
+        their order, then states.
+        """
+        tokens = request.tokens
+        keys = self._look_ups.chain(tokens, request.extras)
+        held = self._held(keys, tokens, covering=not request.extras)
+        extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
+        if len(tokens) % _STEP_BYTES:
+            parent: bytes = keys[-1] if keys else self._identity.namespace
+            rest = tokens[len(keys) * _STEP_BYTES :]
+            inside = _extras_of(extras, len(keys))
+            keys = [*keys, block_key(parent, rest, inside)]
+        missing = range(len(held), len(keys))
+        blocks = (self._block(keys, index, tokens, extras) for index in missing)
+        keys = [*held, *keys[len(held) :]]
+        states = (
+            _Part(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0, one.state_bytes)
+            for one in request.states
+        )
+        return chain(blocks, states)
+
+    def _block(
+        self, keys: Sequence[BlockKey], index: int, tokens: bytes, extras: Sequence[BlockExtra]
+    ) -> _Part:
+        parent: bytes = keys[index - 1] if index else self._identity.namespace
+        first = index * BLOCK_TOKENS
+        plan = plan_block(
+            namespace=self._identity.namespace,
+            parent=parent,
+            tokens=tokens[index * _STEP_BYTES : (index + 1) * _STEP_BYTES],
+            first_position=first,
+            shapes=self._identity.shapes,
+            extras=_extras_of(extras, index),
+        )
+        return _Part(plan, parent, first, plan.rows)
+
+    def _held(self, keys: Sequence[BlockKey], tokens: bytes, *, covering: bool) -> list[BlockKey]:
+        """The stored blocks that hold the leading tokens: whole ones, and with `covering` one that
+        begins with all tokens that follow them. Asking is no use of them: the pieces in which a
+        look-up marks them are not taken.
+        """
+        held: list[BlockKey] = []
+        count = len(tokens) // TOKEN_BYTES
+        pieces = self._store.match_in_pieces(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
+        for piece in pieces:
+            for block in piece:
+                at = len(held)
+                if at < len(keys) and block.key == keys[at]:
+                    held.append(block.key)
+                elif covering and at == len(keys) and block.rows == count - at * BLOCK_TOKENS:
+                    return [*held, block.key]
+                else:
+                    return held
+            if len(piece) < PIECE_BLOCKS or len(held) >= len(keys):
+                break
+        return held
+
+    def _forget_expired(self) -> None:
+        """What the store has given up. It bounds how many others there may be."""
+        now = time.monotonic()
+        over = [number for number, one in self._reserved.items() if one.until <= now]
+        for number in over:
+            del self._reserved[number]
+
+
+def _batch(parts: Iterator[_Part], most: int) -> tuple[list[_Part], Iterator[_Part] | None]:
+    """The first of the parts, and the others; None when there are none."""
+    batch: list[_Part] = []
+    size = 0
+    for part in parts:
+        size += part.plan.file_bytes
+        if len(batch) >= most or (batch and size > BATCH_BYTES):
+            return batch, chain((part,), parts)
+        batch.append(part)
+    return batch, None
+
+
+def _extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
+    """Those of one block, by their rows in it."""
+    first = index * BLOCK_TOKENS
+    inside = [e for e in extras if first <= e.row < first + BLOCK_TOKENS]
+    return [BlockExtra(e.row - first, e.digest) for e in sorted(inside, key=lambda e: e.row)]
+
+
+def _seal(path: Path, head: bytes) -> str:
+    """Writes what comes before the payload; why it could not."""
+    try:
+        fd = os.open(path, _FLAGS)
+        try:
+            write_all(fd, 0, head)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,163 @@
+"""An engine on the engine socket: its rows are made from the tokens before them, so that each is
+known. What it reads it checks as one in C++ does: checksums in memory of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ollama_tiering.client.engine_client import EngineClient
+from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.store.block.blockfile import align
+from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+
+ROW_BYTES = 16
+STATE_PART_BYTES = 16 << 20
+FIELDS = {"model": "sha256-fake", "engine": "fake/1+0", "flash_attention": "on"}
+
+
+def hello(*, layers: int = 2, **options: Any) -> m.Hello:
+    fields = {**FIELDS, **options.pop("fields", {})}
+    geometry = [m.Layer(0, i, 0, 0, 1, 8, 8, ROW_BYTES, ROW_BYTES) for i in range(layers)]
+    return m.Hello(tuple(fields.items()), tuple(geometry), **options)
+
+
+def engine_socket(socket: Path) -> Path:
+    return socket.with_name(socket.name + ".engine")
+
+
+class Damage(Exception):
+    """A file whose bytes are not what its checksums say."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__(f"file {file}")
+        self.file = file
+
+
+class FakeEngine:
+    """A context manager. `socket` is the sidecar's first one."""
+
+    def __init__(self, socket: Path, said: m.Hello | None = None, **options: Any) -> None:
+        self.hello = said or hello()
+        self.planes = 2 * len(self.hello.layers)
+        self.client = EngineClient(engine_socket(socket), self.hello, **options)
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def store(
+        self, tokens: Sequence[int], states: dict[int, bytes] | None = None
+    ) -> tuple[list[m.EngineReserved], list[str]]:
+        """All that is missing; the files that were filled, and why some are not stored."""
+        offers = tuple(m.StateOffer(n, len(data)) for n, data in (states or {}).items())
+        files: list[m.EngineReserved] = []
+        reasons: list[str] = []
+        while True:
+            request = m.Plan(tokens_to_bytes(tokens), states=offers)
+            planned = self.client.plan(request)
+            filled = tuple(self.fill(one, tokens, states or {}) for one in planned.files)
+            files += planned.files
+            if filled:
+                reasons += self.client.commit(m.Commit(filled)).reasons
+            if planned.outcome is not m.EngineOutcome.MORE:
+                return files, [reason for reason in reasons if reason]
+
+    def fill(
+        self, file: m.EngineReserved, tokens: Sequence[int], states: dict[int, bytes]
+    ) -> m.EngineFilled:
+        fd = os.open(file.path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            assert os.fstat(fd).st_size == file.file_bytes
+            offset = file.payload_offset
+            crcs = []
+            for segment in self._segments(file, tokens, states):
+                os.pwrite(fd, segment, offset)
+                offset += align(len(segment))
+                crcs.append(crc32c(segment))
+        finally:
+            os.close(fd)
+        return m.EngineFilled(file.reservation_id, struct.pack(f"<{len(crcs)}I", *crcs))
+
+    def look_up(self, tokens: Sequence[int], **options: Any) -> m.Matched:
+        """With its files."""
+        found = self.client.match(m.EngineMatch(tokens_to_bytes(tokens), **options))
+        return self.client.wait(found.lease_id) if found.pending else found
+
+    def restore(self, tokens: Sequence[int], **options: Any) -> int:
+        """How many rows came back, each the right one; the lease is given back. Damage."""
+        found = self.look_up(tokens, **options)
+        covered = options.get("start", 0) // 64 * 64
+        for number, file in enumerate(found.files):
+            segments = self.read(number, file)
+            if file.rows:
+                assert file.first_position == covered
+                covered += file.used
+                for plane, segment in enumerate(segments):
+                    rows = self._rows(plane, tokens, file.first_position, file.used)
+                    assert segment[: len(rows)] == rows
+        assert not found.files or covered == found.rows
+        if found.lease_id:
+            self.client.release(found.lease_id)
+        return found.rows
+
+    def read(self, number: int, file: m.File) -> list[bytes]:
+        """Its segments. Damage."""
+        fd = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            info = os.fstat(fd)
+            assert stat.S_ISREG(info.st_mode)
+            assert info.st_uid == os.geteuid()
+            assert not info.st_mode & 0o022
+            assert info.st_size == file.file_bytes
+            sizes = [file.rows * ROW_BYTES] * self.planes if file.rows else parts(file.used)
+            offset = file.payload_offset
+            segments = []
+            wanted = struct.unpack(f"<{len(sizes)}I", file.crcs)
+            for size, crc in zip(sizes, wanted, strict=True):
+                segments.append(os.pread(fd, size, offset))
+                if crc32c(segments[-1]) != crc:
+                    raise Damage(number)
+                offset += align(size)
+            return segments
+        finally:
+            os.close(fd)
+
+    def _segments(
+        self, file: m.EngineReserved, tokens: Sequence[int], states: dict[int, bytes]
+    ) -> list[bytes]:
+        first, rows = file.first_position, file.rows
+        if rows:
+            return [self._rows(plane, tokens, first, rows) for plane in range(self.planes)]
+        data = states[first]
+        starts = range(0, len(data), STATE_PART_BYTES)
+        return [data[start : start + STATE_PART_BYTES] for start in starts]
+
+    def _rows(self, plane: int, tokens: Sequence[int], first: int, count: int) -> bytes:
+        """Each depends on every token up to it."""
+        before = hashlib.sha256(bytes([plane]) + tokens_to_bytes(tokens[:first]))
+        rows = []
+        for token in tokens[first : first + count]:
+            before.update(struct.pack("<i", token))
+            rows.append(before.digest()[:ROW_BYTES])
+        return b"".join(rows)
+
+
+def parts(state_bytes: int) -> list[int]:
+    whole, rest = divmod(state_bytes, STATE_PART_BYTES)
+    return [STATE_PART_BYTES] * whole + ([rest] if rest else [])
+
+
+def nothing_is_held(stat: pb.StatResponse) -> bool:
+    """No lease, and nothing reserved: what becomes of a connection that has ended."""
+    return not stat.open_leases and not any(tier.reserved_bytes for tier in stat.tiers)

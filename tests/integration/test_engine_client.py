@@ -1,0 +1,316 @@
+"""The engine's client in C++ (llama_server/), compiled with sanitizers, against a real sidecar and
+against one that says whatever it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.contract.daemon import Daemon
+
+from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.protocol.engine.messages import Kind
+from ollama_tiering.protocol.engine.wire import HEAD, MAX_HELLO_BYTES, frame, frame_head
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.contract.fake_engine import engine_socket, nothing_is_held
+
+SOURCE = Path(__file__).parents[2] / "llama_server"
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wshadow",
+    "-Wconversion",
+    "-Wsign-conversion",
+    "-Werror",
+]
+SECONDS = 30.0
+LATE_MS = 80
+GARBAGE = 20  # answers that are none: each costs a pause of 200 ms
+
+
+@pytest.fixture(scope="module", params=["address,undefined", "thread"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    built = tmp_path_factory.mktemp("kvt") / "kvt_talk"
+    sources = [*(SOURCE / "src").glob("*.cpp"), SOURCE / "tests" / "kvt_talk.cpp"]
+    sanitize = ["-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
+    command = [compiler, "-std=c++17", "-O1", *WARNINGS, *sanitize, "-pthread"]
+    subprocess.run([*command, *map(str, sources), "-o", str(built)], check=True, timeout=600)
+    return built
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+        yield running
+
+
+class Talk:
+    """A running program. A context manager: it must end well."""
+
+    def __init__(self, program: Path, path: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [program, path, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.greeting = self._line()
+
+    def say(self, *words: object) -> str:
+        assert self.process.stdin is not None
+        print(*words, file=self.process.stdin, flush=True)
+        return self._line()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        killed = self.process.poll() is not None or kind is not None
+        if kind is not None:
+            self.process.kill()
+        self.process.communicate(timeout=SECONDS)
+        assert killed or self.process.returncode == 0  # sanitizers found nothing
+
+
+def wait_stopped(pid: int) -> None:
+    """A signal takes its time on a busy machine."""
+    deadline = time.monotonic() + SECONDS
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def milliseconds(answer: str) -> int:
+    return int(answer.split()[-2])
+
+
+def test_what_it_stored_comes_back_byte_for_byte(program: Path, daemon: Daemon) -> None:
+    first = random.randrange(1 << 20)
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        assert talk.greeting == "up"
+        assert talk.say("restore", first, 200) == "rows 0 reason 1 state 0 ok"
+        assert talk.say("store", first, 200) == "stored 4 outcome 0"
+        assert talk.say("store", first, 200) == "stored 0 outcome 0"
+        assert talk.say("restore", first, 200) == "rows 199 reason 0 state 0 ok"
+        assert talk.say("restore", first, 250, 70) == "rows 200 reason 2 state 0 ok"
+        # A sound file that is called damaged stays.
+        assert talk.say("report", first, 200) == "rows 199 reason 0 state 0 ok"
+        assert talk.say("restore", first, 200) == "rows 199 reason 0 state 0 ok"
+        assert talk.say("finish") == "ok"
+        (runner,) = [one for one in daemon.stat().runners if one.pid == talk.process.pid]
+    assert (runner.engine, runner.restored_tokens, runner.snapshot_blocks) == ("talk/1+0", 70, 4)
+
+
+def test_a_state_comes_back_with_the_rows_before_it(program: Path, daemon: Daemon) -> None:
+    first = random.randrange(1 << 20)
+    with Talk(program, engine_socket(daemon.socket), "states") as talk:
+        state_bytes = (16 << 20) + 3
+        assert talk.say("store", first, 100, 90, state_bytes) == "stored 3 outcome 0"
+        assert talk.say("restore", first, 100) == f"rows 90 reason 23 state {state_bytes} ok"
+
+
+def test_what_is_pending_is_waited_for(program: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        with Talk(program, engine_socket(daemon.socket)) as talk:
+            assert talk.say("store", 0, 64 * 20) == "stored 20 outcome 0"
+        daemon.stop()
+        daemon.start()
+        with Talk(program, engine_socket(daemon.socket)) as talk:
+            assert talk.say("restore", 0, 64 * 20) == "rows 1279 reason 0 state 0 ok"
+
+
+def test_damage_is_seen(program: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+        talk.say("store", 0, 64)
+        daemon.wait_written()
+        for path in [*daemon.ram_dir.rglob("*.kvb"), *daemon.local_dir.rglob("*.kvb")]:
+            path.chmod(0o600)
+            with path.open("r+b") as opened:
+                opened.seek(-4096, 2)
+                opened.write(b"\x5a")
+            path.chmod(0o400)
+        assert talk.say("restore", 0, 65) == "the checksum does not match"
+        assert talk.say("restore", 0, 65) == "the checksum does not match"
+
+
+def test_a_sidecar_that_hangs_costs_one_timeout_in_all(program: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+        assert daemon.process is not None
+        talk.say("store", 0, 200)
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_stopped(daemon.process.pid)
+            first = talk.say("match", 0, 200)
+            assert first.startswith("late")
+            assert LATE_MS <= milliseconds(first) < LATE_MS + 400
+            second = talk.say("match", 0, 200)
+            assert second.startswith("down")
+            assert milliseconds(second) < 50
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        assert talk.say("up", 20_000) == "up"
+        assert talk.say("restore", 0, 200) == "rows 199 reason 0 state 0 ok"
+
+
+def test_it_goes_on_after_a_restart_of_the_sidecar(program: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+        talk.say("store", 0, 200)
+        daemon.kill()
+        assert talk.say("match", 0, 200).split()[0] in ("broken", "down")
+        assert talk.say("match", 0, 200).startswith("down")
+        daemon.start()
+        assert talk.say("up", 20_000) == "up"
+        assert talk.say("restore", 0, 200) == "rows 199 reason 0 state 0 ok"
+
+
+def test_killed_it_leaves_no_reservation(program: Path, daemon: Daemon) -> None:
+    daemon.wait(nothing_is_held, "nothing is held before", SECONDS)
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        assert talk.say("hold", random.randrange(1 << 20), 300) == "ok 5"
+        assert daemon.stat().tiers[0].reserved_bytes > 0
+        talk.kill()
+        talk.process.wait(SECONDS)
+    daemon.wait(nothing_is_held, "what was reserved is given back", SECONDS)
+
+
+def test_an_engine_that_is_not_tiered_says_so_once_and_asks_nothing(
+    program: Path, daemon: Daemon
+) -> None:
+    with Talk(program, engine_socket(daemon.socket), "unsupported", "windows of another kind") as t:
+        assert t.greeting.startswith("not up")
+        assert t.say("match", 0, 100).startswith("down")
+        (runner,) = [one for one in daemon.stat().runners if one.pid == t.process.pid]
+    assert (runner.tiered, runner.reason) == (False, "windows of another kind")
+
+
+def test_without_a_sidecar_nothing_happens(program: Path, tmp_path: Path) -> None:
+    with Talk(program, tmp_path / "nobody") as talk:
+        assert talk.greeting.startswith("not up: no sidecar listens")
+        assert talk.say("match", 0, 100) == "down in 0 ms"
+
+
+# --- a sidecar that says whatever it likes --------------------------------------------------------
+
+WELCOME = frame(Kind.WELCOME, m.Welcome(bytes(32), 64, 1, 1000, 1000).pack())
+FILES = (m.File("/dev/null", 4096, 4096, 0, 64, 64, 1, bytes(24)),)
+GOOD = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 2, 64, FILES).pack())
+
+
+class BadSidecar:
+    """Greets, and gives the next of these answers to the first request of each connection."""
+
+    def __init__(self, path: Path, answers: Sequence[bytes]) -> None:
+        self._answers = iter(answers)
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> BadSidecar:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join(SECONDS)
+        self._listening.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                with client, contextlib.suppress(OSError, EOFError, StopIteration):
+                    _request(client)
+                    client.sendall(WELCOME)
+                    _request(client)
+                    client.sendall(next(self._answers))
+
+
+def _request(client: socket.socket) -> None:
+    head = client.recv(HEAD.size, socket.MSG_WAITALL)
+    if len(head) < HEAD.size:
+        raise EOFError
+    client.recv(frame_head(head, MAX_HELLO_BYTES)[0], socket.MSG_WAITALL)
+
+
+def garbage(rng: random.Random) -> bytes:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(100))
+    if kind == 1:
+        at = rng.randrange(HEAD.size, len(GOOD))
+        return GOOD[:at] + struct.pack("<I", rng.choice((0, 0xFFFFFFFF, 1 << 31))) + GOOD[at + 4 :]
+    if kind == 2:
+        return GOOD[: rng.randrange(len(GOOD))]
+    if kind == 3:
+        return frame(rng.choice((2, 101, 103, 104, 106, 9999)), GOOD[HEAD.size :])
+    at = rng.randrange(len(GOOD))
+    return GOOD[:at] + rng.randbytes(1) + GOOD[at + 1 :]
+
+
+def test_no_answer_does_harm(program: Path, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    answers = [garbage(rng) for _ in range(GARBAGE)]
+    seen = set()
+    with BadSidecar(tmp_path / "s", answers), Talk(program, tmp_path / "s") as talk:
+        assert talk.greeting == "up"
+        for _ in answers:
+            seen.add(talk.say("match", 0, 100).split()[0])
+            assert talk.say("up", 20_000) == "up"
+    assert "broken" in seen
+    assert seen <= {"ok", "broken", "late", "refused", "down"}
+
+
+@pytest.mark.parametrize("what", ["link", "writable", "short", "directory", "pipe"])
+def test_a_file_that_is_not_what_was_named_is_not_read(
+    program: Path, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "file"
+    wanted = "not a file of 8192 bytes"
+    if what in ("directory", "pipe"):
+        path.mkdir() if what == "directory" else os.mkfifo(path)
+    else:
+        path.write_bytes(bytes(8192 if what != "short" else 8191))
+        path.chmod(0o600)
+    if what == "writable":
+        path.chmod(0o620)
+        wanted = "others may write it"
+    elif what == "link":
+        path = path.rename(tmp_path / "target")
+        path = tmp_path / "file"
+        path.symlink_to(tmp_path / "target")
+        wanted = os.strerror(errno.ELOOP)
+    file = m.File(str(path), 8192, 4096, 0, 64, 64, 1, bytes(24))
+    answer = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 2, 64, (file,)).pack())
+    with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s") as talk:
+        assert talk.greeting == "up"
+        assert talk.say("restore", 0, 100) == f"{path}: {wanted}"
+
+
+def test_reasons_are_numbers_of_the_protocol() -> None:
+    """What the tests above expect as numbers."""
+    assert (pb.SHORTFALL_NOTHING_STORED, pb.SHORTFALL_ENDS) == (1, 2)
+    assert pb.SHORTFALL_STATE_MISSING == 23
