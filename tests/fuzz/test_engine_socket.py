@@ -18,7 +18,7 @@ from ollama_tiering.protocol.engine.wire import HEAD, MAX_REPLY_BYTES, frame_hea
 from tests.contract.fake_engine import FakeEngine, engine_socket, hello, nothing_is_held
 from tests.fuzz import engine_messages
 from tests.fuzz.campaign import Campaign, count, time_limit
-from tests.fuzz.watched import WatchedDaemon
+from tests.fuzz.watched import WatchedSidecar
 
 CONNECTIONS = count("engines")
 REQUESTS = 6  # of a connection, at most
@@ -28,9 +28,9 @@ SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDaemon]:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedSidecar]:
     root = tmp_path_factory.mktemp("watched")
-    with WatchedDaemon(root, ram_gb=0.03, local_gb=0.05) as running:
+    with WatchedSidecar(root, ram_gb=0.03, local_gb=0.05) as running:
         yield running
 
 
@@ -49,7 +49,7 @@ def answer(engine: socket.socket) -> tuple[int, bytes] | None:
     return frame_head(received[: HEAD.size], MAX_REPLY_BYTES)[1], received[HEAD.size :]
 
 
-def converse(daemon: WatchedDaemon, rng: random.Random) -> str:
+def converse(daemon: WatchedSidecar, rng: random.Random) -> str:
     """How it ended."""
     ids: list[int] = []
     said = engine_messages.plausible_hello(rng).pack()
@@ -81,7 +81,7 @@ def converse(daemon: WatchedDaemon, rng: random.Random) -> str:
     return "left"
 
 
-def still_well(daemon: WatchedDaemon) -> None:
+def still_well(daemon: WatchedSidecar) -> None:
     daemon.wait(nothing_is_held, "leases and reservations are given back", SECONDS)
     # Under a name of its own: what the others stored has the checksums that they made up.
     with FakeEngine(daemon.socket, hello(fields={"rope": "well"})) as engine:
@@ -97,7 +97,7 @@ def still_well(daemon: WatchedDaemon) -> None:
 
 
 @pytest.mark.timeout(time_limit(CONNECTIONS * REQUESTS))
-def test_no_engine_does_harm(daemon: WatchedDaemon) -> None:
+def test_no_engine_does_harm(daemon: WatchedSidecar) -> None:
     with FakeEngine(daemon.socket) as engine:
         engine.store(engine_messages.STORED)
     campaign = Campaign("engines", CONNECTIONS)

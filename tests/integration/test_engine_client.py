@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.contract.daemon import Daemon
 
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, MAX_HELLO_BYTES, frame, frame_head
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import engine_socket, nothing_is_held
+from tests.sidecar import SidecarProcess
 
 SOURCE = Path(__file__).parents[2] / "llama_server"
 WARNINGS = [
@@ -57,8 +57,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
         yield running
 
 
@@ -106,7 +106,7 @@ def milliseconds(answer: str) -> int:
     return int(answer.split()[-2])
 
 
-def test_what_it_stored_comes_back_byte_for_byte(program: Path, daemon: Daemon) -> None:
+def test_what_it_stored_comes_back_byte_for_byte(program: Path, daemon: SidecarProcess) -> None:
     first = random.randrange(1 << 20)
     with Talk(program, engine_socket(daemon.socket)) as talk:
         assert talk.greeting == "up"
@@ -123,7 +123,7 @@ def test_what_it_stored_comes_back_byte_for_byte(program: Path, daemon: Daemon) 
     assert (runner.engine, runner.restored_tokens, runner.snapshot_blocks) == ("talk/1+0", 70, 4)
 
 
-def test_a_state_comes_back_with_the_rows_before_it(program: Path, daemon: Daemon) -> None:
+def test_a_state_comes_back_with_the_rows_before_it(program: Path, daemon: SidecarProcess) -> None:
     first = random.randrange(1 << 20)
     with Talk(program, engine_socket(daemon.socket), "states") as talk:
         state_bytes = (16 << 20) + 3
@@ -132,7 +132,7 @@ def test_a_state_comes_back_with_the_rows_before_it(program: Path, daemon: Daemo
 
 
 def test_what_is_pending_is_waited_for(program: Path, tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon:
+    with SidecarProcess(tmp_path) as daemon:
         with Talk(program, engine_socket(daemon.socket)) as talk:
             assert talk.say("store", 0, 64 * 20) == "stored 20 outcome 0"
         daemon.stop()
@@ -142,7 +142,7 @@ def test_what_is_pending_is_waited_for(program: Path, tmp_path: Path) -> None:
 
 
 def test_damage_is_seen(program: Path, tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+    with SidecarProcess(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
         talk.say("store", 0, 64)
         daemon.wait_written()
         for path in [*daemon.ram_dir.rglob("*.kvb"), *daemon.local_dir.rglob("*.kvb")]:
@@ -156,7 +156,7 @@ def test_damage_is_seen(program: Path, tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_hangs_costs_one_timeout_in_all(program: Path, tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+    with SidecarProcess(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
         assert daemon.process is not None
         talk.say("store", 0, 200)
         daemon.process.send_signal(signal.SIGSTOP)
@@ -175,7 +175,7 @@ def test_a_sidecar_that_hangs_costs_one_timeout_in_all(program: Path, tmp_path: 
 
 
 def test_it_goes_on_after_a_restart_of_the_sidecar(program: Path, tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
+    with SidecarProcess(tmp_path) as daemon, Talk(program, engine_socket(daemon.socket)) as talk:
         talk.say("store", 0, 200)
         daemon.kill()
         assert talk.say("match", 0, 200).split()[0] in ("broken", "down")
@@ -185,7 +185,7 @@ def test_it_goes_on_after_a_restart_of_the_sidecar(program: Path, tmp_path: Path
         assert talk.say("restore", 0, 200) == "rows 199 reason 0 state 0 ok"
 
 
-def test_killed_it_leaves_no_reservation(program: Path, daemon: Daemon) -> None:
+def test_killed_it_leaves_no_reservation(program: Path, daemon: SidecarProcess) -> None:
     daemon.wait(nothing_is_held, "nothing is held before", SECONDS)
     with Talk(program, engine_socket(daemon.socket)) as talk:
         assert talk.say("hold", random.randrange(1 << 20), 300) == "ok 5"
@@ -196,7 +196,7 @@ def test_killed_it_leaves_no_reservation(program: Path, daemon: Daemon) -> None:
 
 
 def test_an_engine_that_is_not_tiered_says_so_once_and_asks_nothing(
-    program: Path, daemon: Daemon
+    program: Path, daemon: SidecarProcess
 ) -> None:
     with Talk(program, engine_socket(daemon.socket), "unsupported", "windows of another kind") as t:
         assert t.greeting.startswith("not up")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.contract.daemon import Daemon
 
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.config import SOCKET_PATH_MAX_BYTES, load_sidecar
@@ -44,19 +43,20 @@ from tests.contract.fake_engine import (
     hello,
     nothing_is_held,
 )
+from tests.sidecar import SidecarProcess
 
 SECONDS = 20.0
 NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
         yield running
 
 
 @pytest.fixture
-def engine(daemon: Daemon) -> Iterator[FakeEngine]:
+def engine(daemon: SidecarProcess) -> Iterator[FakeEngine]:
     with FakeEngine(daemon.socket) as connected:
         yield connected
 
@@ -68,7 +68,9 @@ def prompt(first: int, count: int) -> list[int]:
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_found_reported_and_gone(daemon: Daemon, engine: FakeEngine) -> None:
+def test_a_damaged_file_is_found_reported_and_gone(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> None:
     tokens = prompt(40_000, 200)
     engine.store(tokens)
     found = engine.look_up(tokens)
@@ -149,7 +151,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("where", ["between requests", "in a frame"])
 def test_an_engine_that_is_killed_leaves_no_lease_and_no_reservation(
-    daemon: Daemon, where: str
+    daemon: SidecarProcess, where: str
 ) -> None:
     daemon.wait(nothing_is_held, "nothing is held before", SECONDS)
     process = subprocess.Popen(
@@ -176,7 +178,7 @@ def test_a_restart_of_the_sidecar_ends_connections_and_new_ones_find_what_was_st
     tmp_path: Path,
 ) -> None:
     tokens = prompt(52_000, 64 * 20)
-    with Daemon(tmp_path) as daemon:
+    with SidecarProcess(tmp_path) as daemon:
         with FakeEngine(daemon.socket) as engine:
             engine.store(tokens)
             new = prompt(53_000, 64)
@@ -228,7 +230,7 @@ def as_other_user(path: Path) -> str:
 def test_another_user_is_refused_by_the_modes_and_again_by_its_uid() -> None:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
-        with Daemon(Path(directory)) as daemon:
+        with SidecarProcess(Path(directory)) as daemon:
             path = engine_socket(daemon.socket)
             assert path.stat().st_mode & 0o777 == 0o600
             assert as_other_user(path) == "EACCES"
@@ -240,7 +242,7 @@ def test_another_user_is_refused_by_the_modes_and_again_by_its_uid() -> None:
                 assert engine.look_up([1]).rows == 0
 
 
-def answer_to(daemon: Daemon, sent: bytes) -> m.Failed:
+def answer_to(daemon: SidecarProcess, sent: bytes) -> m.Failed:
     """What is said before the connection is closed."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(SECONDS)
@@ -269,13 +271,13 @@ def answer_to(daemon: Daemon, sent: bytes) -> m.Failed:
     ids=["http", "magic", "version", "no layers", "no hello", "cut", "a hello of a megabyte"],
 )
 def test_the_bytes_of_a_stranger_are_answered_and_never_fatal(
-    daemon: Daemon, sent: bytes, code: EngineFailure
+    daemon: SidecarProcess, sent: bytes, code: EngineFailure
 ) -> None:
     assert answer_to(daemon, sent).code is code
     assert "Traceback" not in daemon.log
 
 
-def test_an_unknown_request_is_malformed(daemon: Daemon) -> None:
+def test_an_unknown_request_is_malformed(daemon: SidecarProcess) -> None:
     with FakeEngine(daemon.socket) as engine, pytest.raises(EngineRefused) as caught:
         engine.client._ask(cast(Kind, 99), b"", Kind.DONE)
     assert caught.value.code is EngineFailure.MALFORMED
@@ -287,7 +289,7 @@ def test_an_unknown_request_is_malformed(daemon: Daemon) -> None:
 def test_slow_and_silent_engines_keep_up_nobody_and_one_too_many_is_hung_up_on(
     tmp_path: Path,
 ) -> None:
-    with Daemon(tmp_path) as daemon, contextlib.ExitStack() as engines:
+    with SidecarProcess(tmp_path) as daemon, contextlib.ExitStack() as engines:
         path = engine_socket(daemon.socket)
         working = engines.enter_context(FakeEngine(daemon.socket))
         tokens = prompt(1000, 100)
@@ -378,7 +380,7 @@ def test_the_socket_lies_beside_the_first_one_or_where_the_settings_say(tmp_path
 def test_a_named_socket_is_listened_on_and_gone_at_the_end(tmp_path: Path) -> None:
     named = tmp_path / "elsewhere" / "e"
     environment = {"OLLAMA_KV_TIER_ENGINE_SOCKET": str(named)}
-    with Daemon(tmp_path, env=environment) as daemon:
+    with SidecarProcess(tmp_path, env=environment) as daemon:
         assert named.is_socket()
         assert not engine_socket(daemon.socket).exists()
     assert not named.exists()

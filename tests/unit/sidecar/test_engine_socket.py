@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.daemon import Daemon
 
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.protocol.engine import messages as m
@@ -21,18 +20,19 @@ from ollama_tiering.sidecar.engine.lookups import extend_chain
 from ollama_tiering.store.block.key import as_namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import FakeEngine, hello, nothing_is_held
+from tests.sidecar import SidecarProcess
 
 SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory)) as running:
+def daemon() -> Iterator[SidecarProcess]:
+    with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
         yield running
 
 
 @pytest.fixture
-def engine(daemon: Daemon) -> Iterator[FakeEngine]:
+def engine(daemon: SidecarProcess) -> Iterator[FakeEngine]:
     with FakeEngine(daemon.socket) as connected:
         yield connected
 
@@ -88,7 +88,7 @@ def test_a_sequence_that_goes_on_is_stored_from_where_it_ended(engine: FakeEngin
     assert reasons == []
 
 
-def test_prompts_of_one_connection_do_not_mix(daemon: Daemon, engine: FakeEngine) -> None:
+def test_prompts_of_one_connection_do_not_mix(daemon: SidecarProcess, engine: FakeEngine) -> None:
     shared = prompt(13_100, 100)
     prompts = [[*shared, *prompt(first, 200)] for first in (13_200, 13_300)]
     prompts += [prompt(13_400, 300), [1, *shared]]
@@ -110,7 +110,7 @@ def test_a_chain_that_goes_on_from_the_last_one_is_that_of_its_tokens(seed: int)
     assert extend_chain(namespace, before, keys, after) == prefix_chain(namespace, after, 64)
 
 
-def test_asking_what_is_missing_is_no_look_up(daemon: Daemon, engine: FakeEngine) -> None:
+def test_asking_what_is_missing_is_no_look_up(daemon: SidecarProcess, engine: FakeEngine) -> None:
     tokens = prompt(13_500, 700 * 64)  # in more than one piece
     engine.store(tokens)
     before = daemon.stat().has_calls
@@ -143,13 +143,13 @@ def test_an_image_separates_what_has_the_same_tokens(engine: FakeEngine) -> None
     ],
     ids=["nothing stored", "never restore", "too short"],
 )
-def test_nothing_has_a_reason(daemon: Daemon, said: m.Hello, reason: int) -> None:
+def test_nothing_has_a_reason(daemon: SidecarProcess, said: m.Hello, reason: int) -> None:
     with FakeEngine(daemon.socket, said) as engine:
         found = engine.look_up(prompt(15_000, 90))
     assert (found.rows, found.reason, found.lease_id) == (0, reason, 0)
 
 
-def test_restoring_that_does_not_pay_is_refused_with_the_reason(daemon: Daemon) -> None:
+def test_restoring_that_does_not_pay_is_refused_with_the_reason(daemon: SidecarProcess) -> None:
     fast = m.EngineFinished(
         *(10**6, 0, 0, pb.SHORTFALL_NOTHING_STORED, 0, 10**6, 0, 0), *(1e-6, 0.0, 0.0, 0.0)
     )
@@ -168,7 +168,7 @@ def test_restoring_that_does_not_pay_is_refused_with_the_reason(daemon: Daemon) 
 
 
 @pytest.fixture
-def stateful(daemon: Daemon) -> Iterator[FakeEngine]:
+def stateful(daemon: SidecarProcess) -> Iterator[FakeEngine]:
     with FakeEngine(daemon.socket, hello(states=True)) as connected:
         yield connected
 
@@ -218,7 +218,7 @@ def test_without_a_state_nothing_comes_back(stateful: FakeEngine) -> None:
     "offer",
     [m.StateOffer(151, 1), m.StateOffer(0, 1), m.StateOffer(1, 0), m.StateOffer(1, 1 << 40)],
 )
-def test_a_state_that_fits_nowhere_is_refused(daemon: Daemon, offer: m.StateOffer) -> None:
+def test_a_state_that_fits_nowhere_is_refused(daemon: SidecarProcess, offer: m.StateOffer) -> None:
     with (
         FakeEngine(daemon.socket, hello(states=True)) as engine,
         pytest.raises(EngineRefused) as caught,
@@ -256,7 +256,7 @@ def test_a_link_in_place_of_a_reserved_file_is_not_followed(
     assert engine.look_up(tokens).rows == 0
 
 
-def test_a_commit_without_a_checksum_for_each_segment_is_refused(daemon: Daemon) -> None:
+def test_a_commit_without_a_checksum_for_each_segment_is_refused(daemon: SidecarProcess) -> None:
     with FakeEngine(daemon.socket) as engine:
         (file,) = engine.client.plan(m.Plan(tokens_to_bytes(prompt(32_000, 64)))).files
         with pytest.raises(EngineRefused, match="checksum"):
@@ -264,7 +264,7 @@ def test_a_commit_without_a_checksum_for_each_segment_is_refused(daemon: Daemon)
     daemon.wait(nothing_is_held, "what was reserved is given back", SECONDS)
 
 
-def test_one_connection_cannot_touch_what_another_holds(daemon: Daemon) -> None:
+def test_one_connection_cannot_touch_what_another_holds(daemon: SidecarProcess) -> None:
     tokens = prompt(33_000, 130)
     with FakeEngine(daemon.socket) as first, FakeEngine(daemon.socket) as second:
         planned = first.client.plan(m.Plan(tokens_to_bytes(tokens)))
@@ -280,7 +280,7 @@ def test_one_connection_cannot_touch_what_another_holds(daemon: Daemon) -> None:
             second.client.wait(lease)
 
 
-def test_a_plan_goes_on_behind_what_another_engine_is_writing(daemon: Daemon) -> None:
+def test_a_plan_goes_on_behind_what_another_engine_is_writing(daemon: SidecarProcess) -> None:
     tokens = prompt(35_000, 64 * 6)
     request = m.Plan(tokens_to_bytes(tokens), most_files=2)
     with FakeEngine(daemon.socket) as first, FakeEngine(daemon.socket) as second:
@@ -296,7 +296,7 @@ def test_a_plan_goes_on_behind_what_another_engine_is_writing(daemon: Daemon) ->
         assert first.look_up(tokens).rows == 256
 
 
-def test_engines_of_two_namespaces_do_not_see_each_other(daemon: Daemon) -> None:
+def test_engines_of_two_namespaces_do_not_see_each_other(daemon: SidecarProcess) -> None:
     tokens = prompt(34_000, 100)
     with (
         FakeEngine(daemon.socket, hello(fields={"rope": "1"})) as first,
@@ -311,7 +311,7 @@ def test_engines_of_two_namespaces_do_not_see_each_other(daemon: Daemon) -> None
 # --- what people see ------------------------------------------------------------------------------
 
 
-def test_status_shows_an_engine_as_it_shows_a_runner(daemon: Daemon) -> None:
+def test_status_shows_an_engine_as_it_shows_a_runner(daemon: SidecarProcess) -> None:
     said = hello(fields={"rope": "status"})
     request = m.EngineFinished(
         *(200, 10, 150, pb.SHORTFALL_ENDS, 160, 40, 1, 4096), *(0.5, 0.01, 0.02, 0.03)
@@ -331,7 +331,7 @@ def test_status_shows_an_engine_as_it_shows_a_runner(daemon: Daemon) -> None:
     assert (use.prompt_tokens, use.memory_tokens, use.recomputed_tokens) == (400, 20, 80)
 
 
-def test_status_says_why_an_engine_is_not_tiered(daemon: Daemon) -> None:
+def test_status_says_why_an_engine_is_not_tiered(daemon: SidecarProcess) -> None:
     said = hello(unsupported="a cache of an unknown kind")
     with FakeEngine(daemon.socket, said) as engine:
         assert engine.client.welcome is None
@@ -343,7 +343,7 @@ def test_status_says_why_an_engine_is_not_tiered(daemon: Daemon) -> None:
 
 
 def test_blocks_and_states_of_an_engine_are_sound_for_every_tool(tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon:
+    with SidecarProcess(tmp_path) as daemon:
         with FakeEngine(daemon.socket, hello(states=True)) as engine:
             assert engine.store(prompt(61_000, 150), {140: b"a state"})[1] == []
         finished = subprocess.run(
