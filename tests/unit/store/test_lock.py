@@ -88,6 +88,7 @@ _READ: Final = {"suspended", "pinned", "waits_for"}
 _BEFORE_USE: Final = {
     ("store/upkeep/opening.py", "add_copy"),
     ("bench/tiers/looking_up.py", "add_copy"),
+    ("bench/tiers/local_files.py", "add_copy"),
 }
 
 
