@@ -19,7 +19,19 @@ from tests.engine.paged import BOTH_LATE, COMPUTING_LATE, COPYING_LATE, answers,
 LAYERS = 8
 
 
-@pytest.mark.parametrize("late", [{}, BOTH_LATE, COMPUTING_LATE, COPYING_LATE], ids=str)
+SLOW = pytest.mark.slow  # a quarter of a minute each; what is left takes another way each
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param({}, marks=SLOW),
+        BOTH_LATE,
+        pytest.param(COMPUTING_LATE, marks=SLOW),
+        pytest.param(COPYING_LATE, marks=SLOW),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("prefetch", ["1", "0"])
 @pytest.mark.timeout(300)
 def test_paged_layers_answer_as_the_cpu_does(
@@ -60,14 +72,14 @@ def test_rows_that_are_copied_in_chunks_answer_as_the_cpu_does(
     ("model", "cache", "hot"),
     [
         ("g2", "q8_0", 0),
-        ("g2", "f16", 0),
+        pytest.param("g2", "f16", 0, marks=SLOW),
         ("g5", "f16", 3),
         ("sliding", "f16", 0),
         ("sinks", "f16", 0),
-        ("wide", "f16", 1),
-        ("latent", "f16", 0),
-        ("chunks", "f16", 0),
-        ("olmo", "f16", 0),
+        pytest.param("wide", "f16", 1, marks=SLOW),
+        pytest.param("latent", "f16", 0, marks=SLOW),
+        pytest.param("chunks", "f16", 0, marks=SLOW),
+        pytest.param("olmo", "f16", 0, marks=SLOW),
     ],
 )
 @pytest.mark.timeout(300)

@@ -133,6 +133,7 @@ def test_the_stock_library_is_told_the_right_things_in_the_right_order(
     assert not done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", MUTANTS)
 def test_a_shim_that_is_wrong_is_noticed(
     binary: Path, tests_folder: Path, tmp_path: Path, fault: str

@@ -20,6 +20,8 @@ from tests.engine.harness import Server, assert_same, text, wait_until
 
 FOLDER = "cuda_v13"
 
+pytestmark = pytest.mark.slow  # it compiles a build of its own, 6 minutes of processor time
+
 
 @pytest.fixture(scope="module")
 def place(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
