@@ -63,6 +63,8 @@ func (t *tierFakeTensor) Stride(n int) int {
 
 func (t *tierFakeTensor) DType() ml.DType { return ml.DTypeF16 }
 
+func (t *tierFakeTensor) Cast(ml.Context, ml.DType) ml.Tensor { return t }
+
 func (t *tierFakeTensor) Reshape(ml.Context, ...int) ml.Tensor { return t }
 
 func (t *tierFakeTensor) SetRows(ml.Context, ml.Tensor, ml.Tensor) ml.Tensor { return t }
