@@ -9,7 +9,6 @@ lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -19,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.patchset import elf, manifest, release_archive
+from ollama_tiering.patchset import elf, manifest, release_archive, shim
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
 
 BELOW = Path("build/lib/ollama")  # from the folder of a program that was built
-SHIM = "libggml-cuda-tiering.so"
+SHIM = shim.LIBRARY
 RECORD = "gpu.json"  # in the folder of the build: what was put there, of what
 FORMAT = 1
-_SHIM_MODULE = "ollama_tiering.patchset.shim"
 
 
 def put(
@@ -131,22 +129,14 @@ def _soname(found: Installation) -> str:
 # --- the shim -------------------------------------------------------------------------------------
 
 
-def _shim() -> Any:
-    """The module that compiles csrc/shim; None in a version that has none."""
-    if importlib.util.find_spec(_SHIM_MODULE) is None:
-        return None
-    return importlib.import_module(_SHIM_MODULE)
-
-
 def _put_shim(folders: Sequence[Path], tree: Path, report: Report) -> None:
     """Beside each libggml-cuda, where its sources or what it is compiled against changed."""
-    module = _shim()
-    sources = module.default_sources(manifest.default_root()) if module else None
-    if sources is None or not sources.is_dir():
+    sources = shim.default_sources(manifest.default_root())
+    if not sources.is_dir():  # an installed package may come without
         report.say(f"this version has no {SHIM}: K/V that do not fit a GPU are not paged")
         return
     for folder in folders:
-        module.put_beside(folder, sources, tree, report)
+        shim.put_beside(folder, sources, tree, report)
 
 
 # --- what is loaded -------------------------------------------------------------------------------
@@ -174,7 +164,7 @@ def loaded_by(program: Path, paged: bool) -> list[Loaded]:
     for folder in sorted({path.parent for path in (*root.glob(f"*/{LIBRARY}"), root / LIBRARY)}):
         if not os.path.lexists(folder / LIBRARY):
             continue
-        shim = paged and (folder / SHIM).is_file()
+        with_shim = paged and (folder / SHIM).is_file()
         broken = sorted(p.name for p in folder.iterdir() if p.is_symlink() and not p.exists())
-        found.append(Loaded(folder, SHIM if shim else LIBRARY, tuple(broken)))
+        found.append(Loaded(folder, SHIM if with_shim else LIBRARY, tuple(broken)))
     return found

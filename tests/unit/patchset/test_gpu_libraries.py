@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from ollama_tiering import config
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import build, gpu_libraries, identity, stock, tools
+from ollama_tiering.patchset import shim as compiled
 from ollama_tiering.patchset.binary import stock_of_newest
 from ollama_tiering.patchset.gpu_libraries import BELOW, SHIM, Loaded
 from ollama_tiering.patchset.manifest import Patchset
@@ -35,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def shim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Sources of a shim, and a module that "compiles" them; whether this version has one or not."""
+    """Sources of a shim, and what "compiles" them."""
     sources = tmp_path / "csrc-shim"
     sources.mkdir()
     (sources / "device.cpp").write_text("int main;")
@@ -49,11 +48,8 @@ def shim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
             (folder / SHIM).write_text(text)
         return True
 
-    module = ModuleType(gpu_libraries._SHIM_MODULE)
-    module.default_sources = lambda _root: sources  # type: ignore[attr-defined]
-    module.put_beside = put_beside  # type: ignore[attr-defined]
-    module.__spec__ = sys.__spec__
-    monkeypatch.setitem(sys.modules, gpu_libraries._SHIM_MODULE, module)
+    monkeypatch.setattr(compiled, "default_sources", lambda _root: sources)
+    monkeypatch.setattr(compiled, "put_beside", put_beside)
     return sources
 
 
