@@ -95,7 +95,7 @@ RECORDS = (
            "tiering bench peers --cpu native --tokens 2048,8192 --repeat 3,1 --short default", 15),
     Record("overhead.md", "what tiering costs with nothing to restore, Q8_0",
            "the same binary with tiering off, the same attention",
-           "tiering bench overhead --cpu native --pairs 18 --bursts 4", 20),
+           "tiering bench overhead --cpu native --pairs 40 --bursts 1", 20),
     Record("overhead-q4km.md", "the same, Q4_K_M",
            "the same binary with tiering off, the same attention",
            "tiering bench overhead --cpu native --shape qwen3-0.6b-q4km --pairs 18 --bursts 4", 20),
