@@ -66,6 +66,30 @@ def test_the_next_turn_after_a_restart_of_everything_is_the_in_memory_answer(
 
 
 @pytest.mark.parametrize("model", WINDOWS)
+@pytest.mark.parametrize("rig", RIGS[:1], indirect=True)
+def test_a_prompt_whose_first_rows_a_shift_has_cost_begins_at_0(rig: Rig, model: str) -> None:
+    """Stock goes on behind the tokens that the shift kept; layers with windows have lost them."""
+    server, keep = rig.server, 4
+    long, other = text(2008, (model, "shift")), text(300, (model, "other"))
+    prompt = long[:keep] + other
+    cold = in_memory(rig.reference, model, prompt, 0)
+    for one in (server, rig.reference):
+        one.unload(model)
+        one.generate(model, long, predict=70)
+        assert "context limit hit - shifting" in one.log_text()
+    wrong = rig.reference.generate(model, prompt)
+    assert wrong.resumed == keep
+    assert wrong.logprobs != cold.logprobs, "stock has mended it: the rule is not needed any more"
+    assert_same(server.generate(model, prompt), cold)
+    rig.sidecar.settle(server, model)
+    for one in (server, rig.reference):
+        one.unload(model)
+    restored = server.generate(model, prompt)
+    assert restored.resumed > len(prompt) // 2
+    assert_same(restored, in_memory(rig.reference, model, prompt, restored.resumed))
+
+
+@pytest.mark.parametrize("model", WINDOWS)
 def test_the_namespace_says_which_layers_have_windows(
     binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, model: str
 ) -> None:

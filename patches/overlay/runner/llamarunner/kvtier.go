@@ -91,10 +91,15 @@ func tierTokens(inputs []input) []int32 {
 func tierInMemory(s *Server, inputs []input) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_, host := tierActive()
 	best := 0
 	for i := range s.cache.slots {
 		if slot := &s.cache.slots[i]; !slot.InUse {
-			best = max(best, countCommonPrefix(slot.Inputs, inputs))
+			common := countCommonPrefix(slot.Inputs, inputs)
+			if host != nil && host.rows.lost(slot.Id, common) {
+				common = 0
+			}
+			best = max(best, common)
 		}
 	}
 	return best
@@ -108,11 +113,19 @@ func tierBeforeDiscard(slot *InputCacheSlot, numPast int) {
 	}
 }
 
-// tierRestore copies prefetched rows into the slot's cache and returns the position to resume from.
-func tierRestore(slot *InputCacheSlot, prompt []input, numPast int, cachePrompt bool) int {
-	t, _ := tierActive()
+// tierRestore copies prefetched rows into the slot's cache and returns the position to resume from. That is 0 where a shift
+// has cost rows that the prompt begins with: stock would go on without them.
+func tierRestore(slot *InputCacheSlot, prompt []input, numPast int, cachePrompt bool) (resume int) {
+	t, host := tierActive()
 	if t == nil {
 		return numPast
+	}
+	resume = numPast
+	defer tier.Guard("restore")
+	if host.rows.lost(slot.Id, numPast) {
+		t.BeforeDiscard(slot.Id, 0)
+		host.rows.Drop(slot.Id, 0)
+		numPast, resume = 0, 0
 	}
 	var request any // identified by its first input
 	if cachePrompt && len(prompt) > 0 {
@@ -129,6 +142,7 @@ func tierBeforeShift(c *InputCache, slot *InputCacheSlot, numKeep int) {
 		return
 	}
 	defer tier.Guard("shift")
+	host.rows.shifted[slot.Id] = true
 	if host.rows.exactShift {
 		held := tier.Text(tierTokens(slot.Inputs))
 		t.BeforeShift(slot.Id, &held, numKeep)

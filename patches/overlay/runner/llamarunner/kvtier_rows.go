@@ -49,7 +49,8 @@ type tierRows struct {
 	exactShift bool
 	planes     [][]rows.Plane // of every stream: K and V of the first layer, of the second, …
 
-	held map[int][]int32 // slot -> cell of every position, until something changes
+	held    map[int][]int32 // slot -> cell of every position, until something changes
+	shifted map[int]bool    // slot -> its rows have been moved since it was empty
 }
 
 // changed says that cells may have other contents than before.
@@ -92,6 +93,16 @@ func (r *tierRows) same(slot int, cells, positions []int32) bool {
 		}
 	}
 	return true
+}
+
+// lost reports whether rows of a slot's first n positions are gone though it still counts them. After a shift llama.cpp looks
+// for free cells from the first one on, and in the cache of a window it takes those whose rows nothing sees any more: the kept
+// beginning. A prompt that begins alike does see them.
+func (r *tierRows) lost(slot, n int) bool {
+	if r.children == 1 || n == 0 || !r.shifted[slot] {
+		return false
+	}
+	return r.Cells(slot, 0, n) == nil
 }
 
 // Cells implements tier.Rows.
@@ -144,6 +155,9 @@ func (r *tierRows) Occupy(slot, from int, cells []int32) {
 // Drop implements tier.Rows.
 func (r *tierRows) Drop(slot, from int) {
 	r.context.KvCacheSeqRm(slot, from, -1)
+	if from == 0 {
+		delete(r.shifted, slot)
+	}
 	r.changed()
 }
 
@@ -201,7 +215,7 @@ func (t streamTensor) KVTierSet(offset int, src []byte) { t.Tensor.KVTierSet(t.b
 func newTierRows(context tierCells, info llama.KVTierContext, layers []llama.KVTierLayer) *tierRows {
 	r := &tierRows{
 		context: context, children: info.Children, streams: info.Streams, size: info.Cells, exactShift: info.ExactShift,
-		held: make(map[int][]int32),
+		held: make(map[int][]int32), shifted: make(map[int]bool),
 	}
 	for stream := range info.Streams {
 		var planes []rows.Plane

@@ -79,7 +79,7 @@ func (f *fakeCells) KvCacheSeqRm(seq, from, _ int) bool {
 const testSize = 16 // cells of a stream
 
 func testRows(f *fakeCells, streams int) *tierRows {
-	return &tierRows{context: f, children: len(f.held), streams: streams, size: testSize, held: map[int][]int32{}}
+	return &tierRows{context: f, children: len(f.held), streams: streams, size: testSize, held: map[int][]int32{}, shifted: map[int]bool{}}
 }
 
 func TestTierCellsAreNumberedThroughTheStreams(t *testing.T) {
@@ -92,6 +92,28 @@ func TestTierCellsAreNumberedThroughTheStreams(t *testing.T) {
 	}
 	if got := r.Find(2, 5, 3, nil); !slices.Equal(got, numbers(2*testSize+5, 3)) {
 		t.Errorf("found %v", got)
+	}
+}
+
+func TestTierRowsThatAShiftCostAreLostUntilTheSlotIsEmpty(t *testing.T) {
+	f := newFakeCells(2, map[int]int{0: 8, 1: 8})
+	r := testRows(f, 2)
+	if r.lost(0, 4) || f.asked > 0 {
+		t.Error("looked for what nothing has moved")
+	}
+	r.shifted[0] = true
+	if r.lost(0, 4) || r.lost(0, 0) {
+		t.Error("lost, though all are there")
+	}
+	delete(f.held[1][0], 2) // the window's cell has another position's row
+	f.held[1][0][9] = 8
+	r.changed()
+	if !r.lost(0, 4) || r.lost(0, 0) || r.lost(1, 4) {
+		t.Error("not lost, or in another slot, too")
+	}
+	r.Drop(0, 0)
+	if r.lost(0, 4) {
+		t.Error("lost, though computed anew from the start")
 	}
 }
 
