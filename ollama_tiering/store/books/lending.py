@@ -160,7 +160,7 @@ def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] |
         source = state.levels[min(record.levels)]
         if source.shared is not None:
             return True  # it was copied up when it was asked for, or could not be
-        after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
+        after = top.lru.counted_bytes + record.file_bytes + top.tier.growth_bytes
         if after > low * top.lru.budget_bytes or state.suspended(top):
             return True
         state.pin(key)

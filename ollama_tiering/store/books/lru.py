@@ -24,16 +24,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Reservation(Generic[K]):
-    """A claim on bytes. Ends by `commit` or `release`; leaving the `with` block releases."""
+    """Bytes that are set aside, until `commit` or `release`; leaving the `with` block releases."""
 
     def __init__(self, lru: ByteLru[K], reserved_bytes: int) -> None:
         self._lru = lru
         self.reserved_bytes = reserved_bytes
-        self.ended: Callable[[], None] | None = None  # called once, when the claim ends
+        self.ended: Callable[[], None] | None = None  # called once, when the reservation ends
         self._open = True
 
     def commit(self, key: K, stored_bytes: int) -> None:
-        """Turns the claim into an entry of what was really stored."""
+        """Turns the reservation into an entry of what was really stored."""
         if self._open:
             self.release()
             self._lru.add(key, stored_bytes)
@@ -95,16 +95,17 @@ class ByteLru(Generic[K]):
         return chain(reversed(self._protected), reversed(self._probation))
 
     @property
-    def claimed_bytes(self) -> int:
+    def counted_bytes(self) -> int:
+        """All that counts against the budget."""
         return self.used_bytes + self.reserved_bytes + self.overhead_bytes
 
     @property
     def excess_bytes(self) -> int:
-        return max(0, self.claimed_bytes - self.budget_bytes)
+        return max(0, self.counted_bytes - self.budget_bytes)
 
     def shortfall_bytes(self, need_bytes: int) -> int:
         """What must be freed before `need_bytes` can be reserved."""
-        return max(0, self.claimed_bytes + need_bytes - self.budget_bytes)
+        return max(0, self.counted_bytes + need_bytes - self.budget_bytes)
 
     def reserve(self, need_bytes: int) -> Reservation[K] | None:
         if self.shortfall_bytes(need_bytes):
@@ -147,7 +148,7 @@ class ByteLru(Generic[K]):
         return stored_bytes
 
     def retire(self, key: K) -> Reservation[K]:
-        """Takes the entry out but keeps its bytes claimed until the file is really gone."""
+        """Takes the entry out but keeps its bytes reserved until the file is really gone."""
         stored_bytes = self.remove(key)
         self.reserved_bytes += stored_bytes
         return Reservation(self, stored_bytes)

@@ -62,9 +62,9 @@ def next_demotion(
             record = _unsaved(state, level, source)
         else:
             budget = source.lru.budget_bytes
-            if source.lru.claimed_bytes > high * budget:
+            if source.lru.counted_bytes > high * budget:
                 demoting = True
-            elif source.lru.claimed_bytes <= int(low * budget):
+            elif source.lru.counted_bytes <= int(low * budget):
                 demoting = False
             record = _oldest_wanted(state, level, source) if demoting else None
         if record is None or state.suspended(source):

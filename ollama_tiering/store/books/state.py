@@ -123,9 +123,9 @@ class StoreState:
         record.encoded.pop(level.index, None)
         level.raw_bytes -= record.file_bytes
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key), record.parent)
-        held_bytes = doomed.claim.reserved_bytes
-        doomed.claim.ended = functools.partial(level.count, record.namespace, -held_bytes)
-        level.leaving_bytes += doomed.claim.reserved_bytes
+        held_bytes = doomed.reservation.reserved_bytes
+        doomed.reservation.ended = functools.partial(level.count, record.namespace, -held_bytes)
+        level.leaving_bytes += doomed.reservation.reserved_bytes
         count = self.leaving_children.get(record.parent, 0)
         self.leaving_children[record.parent] = count + 1
         if not record.levels:
@@ -139,10 +139,10 @@ class StoreState:
         return doomed
 
     def gone(self, doomed: Doomed, *, unlinked: bool) -> None:
-        doomed.claim.release()
-        doomed.level.leaving_bytes -= doomed.claim.reserved_bytes
+        doomed.reservation.release()
+        doomed.level.leaving_bytes -= doomed.reservation.reserved_bytes
         if not unlinked:  # the file is still there: its bytes stay counted until the next start
-            doomed.level.kept_bytes += doomed.claim.reserved_bytes
+            doomed.level.kept_bytes += doomed.reservation.reserved_bytes
             self.count_overhead(doomed.level)
         self.leaving.discard(doomed.key)
         left = self.leaving_children.pop(doomed.parent, 0) - 1

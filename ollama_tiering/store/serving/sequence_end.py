@@ -18,4 +18,4 @@ def remove_end(
     end = take_end(state, graveyard.graves, namespace, keys)
     graveyard.bury(end.to_bury)
     room.unlink(state, end.doomed)
-    return end.blocks, sum(one.claim.reserved_bytes for one in end.doomed), end.in_use
+    return end.blocks, sum(one.reservation.reserved_bytes for one in end.doomed), end.in_use

@@ -158,16 +158,16 @@ class Mover:
         """(how many, from the first on, are down; why the first is not, if that was plain before
         anything was written).
         """
-        claims: list[Reservation[BlockKey]] = []
+        reservations: list[Reservation[BlockKey]] = []
         for job in jobs:
-            claim = self._copier.reserve(job.record, job.target)
-            if isinstance(claim, Failure):
-                if not claims:
-                    return 0, claim
+            reservation = self._copier.reserve(job.record, job.target)
+            if isinstance(reservation, Failure):
+                if not reservations:
+                    return 0, reservation
                 break  # those before it may have taken what it needs: it is tried again
-            claims.append(claim)
+            reservations.append(reservation)
         begin = time.perf_counter()
-        filled = self._fill(jobs, claims)
+        filled = self._fill(jobs, reservations)
         batch = [one for one in itertools.takewhile(lambda one: one is not None, filled) if one]
         sealed = self._each(self._copier.seal, batch)
         good = len(list(itertools.takewhile(bool, sealed)))
@@ -179,15 +179,15 @@ class Mover:
         return done, None
 
     def _fill(
-        self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]
+        self, jobs: Sequence[Job], reservations: Sequence[Reservation[BlockKey]]
     ) -> list[Filled | None]:
         """Several files at once: while the disk writes one another is read."""
 
-        def fill(job: Job, claim: Reservation[BlockKey]) -> Filled | None:
-            filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
+        def fill(job: Job, reservation: Reservation[BlockKey]) -> Filled | None:
+            filled = self._copier.fill(job.record, job.source, job.target, reservation, Seconds())
             return None if isinstance(filled, Failure) else filled
 
-        return self._each(fill, jobs, claims)
+        return self._each(fill, jobs, reservations)
 
     def _each(self, call: Callable[..., T], *of: Sequence[Any]) -> list[T]:
         """`map`, in the threads unless there is only one."""

@@ -1,7 +1,7 @@
 """Making room: victims out of the books, then unlinked. Used by every writer.
 
 Room is what the budget, the free-space floor and the disk all grant. The budget may be lowered at
-any time: what is claimed already stays claimed, `shrink` evicts down to it.
+any time: what is stored or reserved by then stays, and `shrink` evicts down to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDS = 4  # what was freed may be counted as used elsewhere: directories that
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
-    """A claim on the level's budget, evicting what must go. None: nothing more may be evicted.
+    """Reserves bytes of the level's budget, evicting what must go. None: nothing more may go.
 
     It covers what the block adds to directories too.
     """
@@ -46,13 +46,13 @@ def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[
     """While one of the store's own small files is replaced, which counts against the budget, too.
     Gives whether there was room; afterwards what the tier's own files take is measured anew.
     """
-    claim = reserve_room(state, level, align(file_bytes)) if file_bytes else None
+    reservation = reserve_room(state, level, align(file_bytes)) if file_bytes else None
     try:
-        yield claim is not None
+        yield reservation is not None
     finally:
         with contextlib.suppress(OSError):
             level.tier.measure_overhead()
-        reserving.release(state, claim, level)
+        reserving.release(state, reservation, level)
 
 
 def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
@@ -125,11 +125,11 @@ def create_temp(
     namespace: NamespaceId,
     key: BlockKey,
     file_bytes: int,
-    claim: Reservation[BlockKey],
+    reservation: Reservation[BlockKey],
 ) -> TempBlock:
     """A file for the block; on ENOSPC evicts, retries once, then lets the error pass.
 
-    What directories grew by is counted with them from now on, and no more in the claim.
+    What directories grew by is counted with them from now on, and no more in the reservation.
     """
     try:
         temp = level.tier.create(namespace, key, file_bytes)
@@ -139,7 +139,7 @@ def create_temp(
         if not free_bytes(state, level, file_bytes):
             raise
         temp = level.tier.create(namespace, key, file_bytes)
-    reserving.grown(state, level, claim, temp.grown_bytes)
+    reserving.grown(state, level, reservation, temp.grown_bytes)
     return temp
 
 
@@ -150,15 +150,15 @@ def describe(
     need_bytes = level.tier.growth_bytes
     if level.tier.directory is not None:  # the file, and what its directory may grow by
         need_bytes += align(len(namespace_text(fields))) + ALIGNMENT
-    claim = reserving.reserve(state, level, need_bytes)
-    if claim is None:
+    reservation = reserving.reserve(state, level, need_bytes)
+    if reservation is None:
         return
     try:
         if level.surveyed:
             level.tier.describe(namespace, fields)
     except OSError as error:
         log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
-    reserving.release(state, claim, level)
+    reserving.release(state, reservation, level)
 
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:

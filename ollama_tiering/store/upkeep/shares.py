@@ -18,18 +18,18 @@ _ROUNDS: Final = 4
 def reserve_room(
     state: StoreState, level: Level, namespace: NamespaceId, file_bytes: int
 ) -> Reservation[BlockKey] | None:
-    """A claim on the model's budget and the tier's, evicting what must go. None: nothing more may
-    be evicted.
+    """Reserves bytes of the model's budget and the tier's, evicting what must go. None: nothing
+    more may go.
     """
     if not model_shares.limit_bytes(state, level, namespace):
         return room.reserve_room(state, level, file_bytes)
     with level.sharing:
         if not _make_room(state, level, namespace, file_bytes):
             return None
-        claim = room.reserve_room(state, level, file_bytes)
-        if claim is not None:
-            reserving.count_for_model(state, level, namespace, claim, file_bytes)
-        return claim
+        reservation = room.reserve_room(state, level, file_bytes)
+        if reservation is not None:
+            reserving.count_for_model(state, level, namespace, reservation, file_bytes)
+        return reservation
 
 
 def shrink(state: StoreState, level: Level) -> bool:

@@ -146,7 +146,7 @@ def test_three_levels_hold_whole_chains_from_any_one_down(seed: int) -> None:
         bench.store.run_pending()
         assert closed(bench)
         for level in bench.state.levels:
-            assert level.lru.claimed_bytes <= level.lru.budget_bytes
+            assert level.lru.counted_bytes <= level.lru.budget_bytes
 
 
 def test_a_parent_is_not_unlinked_before_a_child_that_another_thread_is_at() -> None:

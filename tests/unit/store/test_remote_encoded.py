@@ -243,7 +243,7 @@ def test_damage_is_quarantined_and_a_miss(make: Make) -> None:
     assert bench.store.lease(NAMESPACE, [key]).blocks == []
     assert [p.name for p in bench.directory.rglob("*.bad")] == [path.name + ".bad"]
     assert bench.ram.blocks == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_sidecars_of_different_encodings_read_each_other(make: Make) -> None:

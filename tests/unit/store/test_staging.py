@@ -123,7 +123,7 @@ def test_a_damaged_encoded_block_is_quarantined_and_a_miss() -> None:
     assert bench.state.tree.get(key) is None
     assert bench.ram.blocks == {}
     assert bench.ram.writing == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_weather_while_decoding_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_client_may_not_put_an_encoded_block(inline: bool) -> None:
         assert not result.stored
         assert "raw" in result.reason
     assert bench.ram.blocks == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_books_that_name_a_wrong_size_are_corrected_by_the_file() -> None:

@@ -103,9 +103,9 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     meta = read_meta(buffer_reader(head), file_bytes)
     assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
-    claim = BlockOffer(meta.key, meta.parent, file_bytes, tail=True)
-    check_offer(claim)
-    check_meta(meta, claim, NAMESPACE, BLOCK_TOKENS)
+    offer = BlockOffer(meta.key, meta.parent, file_bytes, tail=True)
+    check_offer(offer)
+    check_meta(meta, offer, NAMESPACE, BLOCK_TOKENS)
     assert LARGEST_ROW_BYTES <= MAX_DECODED_BYTES
     assert file_bytes <= min(transcode.MAX_ENCODED_FILE_BYTES, MAX_AUTHENTIC_BYTES)
 
