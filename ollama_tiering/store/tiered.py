@@ -243,9 +243,9 @@ class TieredStore:
         removed = freed_bytes = 0
         deadline = time.monotonic() + REMOVE_WAIT_SECONDS
         while True:
-            blocks, stored_bytes, pinned = remove_end(self._state, self.graveyard, namespace, keys)
+            blocks, stored_bytes, in_use = remove_end(self._state, self.graveyard, namespace, keys)
             removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
-            if not pinned or time.monotonic() >= deadline:
+            if not in_use or time.monotonic() >= deadline:
                 return removed, freed_bytes
             time.sleep(0.01)
 

@@ -39,7 +39,7 @@ def lend(
         if not state.leases.extend(lease_id, held):
             return []  # it took as long as a lease lasts
         for key in held:
-            state.pin(key)
+            state.hold(key)
     return records
 
 
@@ -118,13 +118,13 @@ def begin_staging(state: StoreState, key: BlockKey) -> threading.Event | None:
         running = state.staging.get(key)
         if running is None:
             state.staging[key] = threading.Event()
-            state.pin(key)
+            state.hold(key)
         return running
 
 
 def end_staging(state: StoreState, key: BlockKey) -> None:
     with state.lock:
-        state.unpin(key)
+        state.let_go(key)
         done = state.staging.pop(key)
     done.set()
 
@@ -163,7 +163,7 @@ def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] |
         after = top.lru.counted_bytes + record.file_bytes + top.tier.growth_bytes
         if after > low * top.lru.budget_bytes or state.suspended(top):
             return True
-        state.pin(key)
+        state.hold(key)
         state.staging[key] = threading.Event()
         return record, source
 

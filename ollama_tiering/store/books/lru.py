@@ -75,7 +75,7 @@ class ByteLru(Generic[K]):
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._protected: OrderedDict[K, int] = OrderedDict()
         self._protected_bytes = 0
-        self._pins: dict[K, int] = {}
+        self._holds: dict[K, int] = {}
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -188,19 +188,19 @@ class ByteLru(Generic[K]):
             self._protected_bytes -= stored_bytes
             self._probation[key] = stored_bytes
 
-    def pin(self, key: K) -> None:
-        """Excludes the key from eviction until unpinned as often; it need not be an entry yet."""
-        self._pins[key] = self._pins.get(key, 0) + 1
+    def hold(self, key: K) -> None:
+        """Excludes the key from eviction until let go as often; it need not be an entry yet."""
+        self._holds[key] = self._holds.get(key, 0) + 1
 
-    def unpin(self, key: K) -> None:
-        left = self._pins.get(key, 0) - 1
+    def let_go(self, key: K) -> None:
+        left = self._holds.get(key, 0) - 1
         if left > 0:
-            self._pins[key] = left
+            self._holds[key] = left
         else:
-            self._pins.pop(key, None)
+            self._holds.pop(key, None)
 
-    def pinned(self, key: K) -> bool:
-        return key in self._pins
+    def held(self, key: K) -> bool:
+        return key in self._holds
 
     def victims(
         self,
@@ -223,7 +223,7 @@ class ByteLru(Generic[K]):
         for key in self:
             candidate: K | None = key
             while candidate is not None and freed < need_bytes:
-                if candidate in self._pins or not may_evict(candidate):
+                if candidate in self._holds or not may_evict(candidate):
                     passed.add(candidate)
                     break
                 chosen.append(candidate)

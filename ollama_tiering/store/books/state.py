@@ -184,16 +184,17 @@ class StoreState:
 
     # --- use -----------------------------------------------------------------------------------
 
-    def pin(self, key: BlockKey) -> None:
+    def hold(self, key: BlockKey) -> None:
+        """It is not evicted from any tier until it is let go as often as it was held."""
         for level in self.levels:
-            level.lru.pin(key)
+            level.lru.hold(key)
 
-    def unpin(self, key: BlockKey) -> None:
+    def let_go(self, key: BlockKey) -> None:
         for level in self.levels:
-            level.lru.unpin(key)
+            level.lru.let_go(key)
 
-    def pinned(self, key: BlockKey) -> bool:
-        return self.levels[0].lru.pinned(key)
+    def held(self, key: BlockKey) -> bool:
+        return self.levels[0].lru.held(key)
 
     def touch(self, leaf_to_root: Iterable[BlockRecord], *, hit: bool = False) -> None:
         """Marks as used, the leaf first: so it is also the first of them to be evicted.
@@ -248,12 +249,12 @@ class StoreState:
         self.end_use(self.leases.expire(self.clock()))
 
     def end_use(self, keys: Iterable[BlockKey]) -> None:
-        """What was leased and read is unpinned, and worth having in the fastest tier.
+        """What was leased and read is let go, and worth having in the fastest tier.
 
         Not sooner: a promotion while the client reads would compete with it for the disk.
         """
         for key in keys:
-            self.unpin(key)
+            self.let_go(key)
             record = self.tree.get(key)
             if record is None or 0 in record.levels or len(self.levels) == 1:
                 continue
@@ -313,7 +314,7 @@ class StoreState:
             record = self.tree.get(key)
             if record is None:
                 continue
-            if self.pinned(key):
+            if self.held(key):
                 kept.append(key)
                 continue
             waiting += [child.key for child in self.tree.children(key)]

@@ -46,7 +46,7 @@ def next_batch(state: StoreState, most_blocks: int, at_once: int, most_bytes: in
         # The block before each too: making room must not evict what makes it worth having.
         held = [key for job in jobs for key in (job.record.key, BlockKey(job.record.parent))]
         for key in held:
-            state.pin(key)
+            state.hold(key)
         return Batch(jobs, settled, held)
 
 

@@ -14,7 +14,7 @@ from ollama_tiering.store.upkeep.graveyard import Graveyard
 def remove_end(
     state: StoreState, graveyard: Graveyard, namespace: NamespaceId, keys: Sequence[BlockKey]
 ) -> tuple[int, int, bool]:
-    """Blocks and bytes removed, and whether a pinned block ended it."""
+    """Blocks and bytes removed, and whether a block that is in use ended it."""
     end = take_end(state, graveyard.graves, namespace, keys)
     graveyard.bury(end.to_bury)
     room.unlink(state, end.doomed)

@@ -5,7 +5,7 @@ durable, gets its name and is entered into the books. The last one is best done 
 once: one commit of a file system's journal then does for several.
 
 No OSError leaves this module, none deletes anything; a damaged source is quarantined. The caller
-has pinned the record and sees to it that nobody else copies it there.
+holds the record and sees to it that nobody else copies it there.
 """
 
 from __future__ import annotations

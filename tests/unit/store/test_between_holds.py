@@ -98,6 +98,6 @@ def test_a_block_that_one_writer_gives_up_is_the_next_ones_alone(
         first.close()
     assert answers == [Outcome.RESERVED]
     assert third.reserve([block.offer])[0].outcome is Outcome.PRESENT
-    assert bench.state.pinned(BlockKey(NAMESPACE))  # what comes before it, for the second writer
+    assert bench.state.held(BlockKey(NAMESPACE))  # what comes before it, for the second writer
     second.close()
-    assert not bench.state.pinned(BlockKey(NAMESPACE))
+    assert not bench.state.held(BlockKey(NAMESPACE))

@@ -1,4 +1,4 @@
-"""ByteLru: budgets, order, pins, victims."""
+"""ByteLru: budgets, order, holds, victims."""
 
 from __future__ import annotations
 
@@ -84,20 +84,20 @@ def test_the_oldest_are_the_victims_and_touch_makes_young() -> None:
 
 def test_no_victims_when_not_enough_can_be_freed() -> None:
     made = lru(a=10, b=10)
-    made.pin("a")
+    made.hold("a")
     assert victims(made, 15) == []
     assert victims(made, 15, partial=True) == ["b"]
 
 
-def test_pins_count() -> None:
+def test_holds_are_counted() -> None:
     made = lru(a=10)
-    made.pin("a")
-    made.pin("a")
-    made.unpin("a")
-    assert made.pinned("a")
-    made.unpin("a")
-    made.unpin("a")
-    assert not made.pinned("a")
+    made.hold("a")
+    made.hold("a")
+    made.let_go("a")
+    assert made.held("a")
+    made.let_go("a")
+    made.let_go("a")
+    assert not made.held("a")
     assert victims(made, 5) == ["a"]
 
 
