@@ -39,7 +39,7 @@ from ollama_tiering.store.serving.sequence_end import remove_end
 from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
-from ollama_tiering.store.upkeep import damage, opening, resize, room
+from ollama_tiering.store.upkeep import damage, making_room, opening, resize
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
@@ -142,7 +142,7 @@ class TieredStore:
         else:
             self._background.count_files(survey)
         for level in self._state.levels:  # a budget made smaller holds from the start
-            room.shrink(self._state, level)
+            making_room.shrink(self._state, level)
         if background:
             self._background.start()
             if self._remote is not None:
@@ -221,7 +221,7 @@ class TieredStore:
             if level.shared is not None:
                 shared_work.to_describe(self._state, level, namespace, fields)
             else:
-                room.describe(self._state, level, namespace, fields)
+                making_room.describe(self._state, level, namespace, fields)
         session = WriteSession(
             self._state, namespace, block_tokens, self.reserve_seconds, rounded=rounded
         )

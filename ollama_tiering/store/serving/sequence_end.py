@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.chain_walk import take_end
 from ollama_tiering.store.books.state import StoreState
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 
 
@@ -17,5 +17,5 @@ def remove_end(
     """Blocks and bytes removed, and whether a block that is in use ended it."""
     end = take_end(state, graveyard.graves, namespace, keys)
     graveyard.bury(end.to_bury)
-    room.unlink(state, end.doomed)
+    unlinking.unlink(state, end.doomed)
     return end.blocks, sum(one.reservation.reserved_bytes for one in end.doomed), end.in_use

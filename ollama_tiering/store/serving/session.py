@@ -38,7 +38,7 @@ from ollama_tiering.store.serving.offers import (
     check_offer,
 )
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
-from ollama_tiering.store.upkeep import room, shares, transcode
+from ollama_tiering.store.upkeep import making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.quiet_log import QuietLog
 
@@ -220,7 +220,7 @@ class WriteSession:
                 outcome = Outcome.REFUSED
                 continue
             try:
-                temp = room.create_temp(
+                temp = making_room.create_temp(
                     state, level, self.namespace, offer.key, offer.file_bytes, reservation
                 )
             except OSError as error:
@@ -280,7 +280,7 @@ class WriteSession:
                 level.tier.remove(self.namespace, record.key)
             self._drop(pending)
             return CommitResult(False, "the block before it was not stored")
-        room.unlink(state, doomed)
+        unlinking.unlink(state, doomed)
         state.work.set()
         return CommitResult(True)
 
@@ -322,8 +322,8 @@ class WriteSession:
 
     def _drop(self, pending: _Pending) -> None:
         state = self._state
-        room.discard(pending.level, pending.temp)
+        unlinking.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
         offer = pending.offer
         doomed = entering.given_up(state, pending.level, offer.key, offer.parent, pending.room)
-        room.unlink(state, doomed)
+        unlinking.unlink(state, doomed)

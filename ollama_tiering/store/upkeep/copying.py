@@ -25,7 +25,7 @@ from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import judging, room, shares, transcode
+from ollama_tiering.store.upkeep import judging, making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Copier:
                     return Failure.OTHER
                 transfer = transcode.plan(meta, block, state.codec, target, spent)
                 at = target
-                temp = room.create_temp(
+                temp = making_room.create_temp(
                     state, target, record.namespace, record.key, transfer.file_bytes, reservation
                 )
                 transfer.write_to(temp, spent)
@@ -212,7 +212,7 @@ class Copier:
     ) -> None:
         """What reached the disk before it went wrong stays charged to the day."""
         if temp is not None:
-            room.discard(level, temp)
+            unlinking.discard(level, temp)
         reserving.release(self._state, reservation)
 
     def _settle(self, level: Level, record: BlockRecord) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.blockfile import ALIGNMENT, align
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import copies, reserving, weather
+from ollama_tiering.store.books import reserving, weather
 from ollama_tiering.store.books.lru import Reservation
-from ollama_tiering.store.books.state import Doomed, Level, StoreState
+from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
+from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.unusable import purge_quarantine
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[
                 level.space.take(need_bytes)
             return found
         if found:
-            unlink(state, found)
+            unlinking.unlink(state, found)
         elif not purge_quarantine(state, level, keep_blocks=0):
             return None
     return None
@@ -98,7 +99,7 @@ def give_back(state: StoreState, level: Level) -> bool:
     if headroom is None or headroom >= 0:
         return False
     doomed = reserving.victims(state, level, -headroom, partial=True)
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(doomed)
 
 
@@ -108,14 +109,14 @@ def shrink(state: StoreState, level: Level) -> bool:
         return False  # a shared tier's own thread trims it
     doomed, short = reserving.excess(state, level)
     bad_bytes = level.tier.quarantined_bytes() if short else 0
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
 
 
 def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
     """Evicts that much within the budget: the disk is fuller than the budget knows."""
     doomed = reserving.victims(state, level, need_bytes)
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(doomed)
 
 
@@ -159,34 +160,3 @@ def describe(
     except OSError as error:
         log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
     reserving.release(state, reservation, level)
-
-
-def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
-    """Returns those whose files are still there."""
-    failed = []
-    for one in doomed:
-        if copies.left_to_its_thread(state, one):
-            continue
-        unlinked = True
-        try:
-            one.level.tier.remove(one.namespace, one.key)
-        except OSError as error:
-            unlinked = False
-            failed.append(one)
-            log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
-        copies.gone(state, one, unlinked=unlinked)
-    return failed
-
-
-def sync_removals(state: StoreState) -> None:
-    """What a person removed does not come back after a power cut. OSError is weather."""
-    for level in state.levels:
-        try:
-            level.tier.sync_removals()
-        except OSError as error:
-            weather.failed(state, level, error, "sync")
-
-
-def discard(level: Level, temp: TempBlock) -> None:
-    with contextlib.suppress(OSError):
-        level.tier.discard(temp)
