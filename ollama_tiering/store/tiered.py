@@ -19,7 +19,7 @@ from ollama_tiering.store.background import Background
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.books import shared_work
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
     Leased,
@@ -83,7 +83,7 @@ class TieredStore:
         background: bool = True,
         measure: bool = True,
         policy: StorePolicy | None = None,
-        codec: Codec | None = None,
+        encodings: TierEncodings | None = None,
         decide: Decide | None = None,
         absent_remote: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,7 +95,7 @@ class TieredStore:
         self._daily = DailyWrites.of(tiers, policy.daily_write_bytes, wall_clock)
         self._state = StoreState(
             tiers,
-            codec=codec,
+            encodings=encodings,
             clock=clock,
             wall_clock=wall_clock,
             policy=policy,
@@ -216,7 +216,7 @@ class TieredStore:
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         namespace_text(fields)  # or InvalidBlock
         self._state.terms.learn(namespace, model_of(fields))
-        rounded = self._state.codec.note(namespace, fields)
+        rounded = self._state.encodings.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
                 shared_work.to_describe(self._state, level, namespace, fields)

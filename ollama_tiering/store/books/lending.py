@@ -95,7 +95,7 @@ def ways_to_stage(state: StoreState, record: BlockRecord) -> tuple[list[Level], 
             for level in state.levels
             if level.shared is None
             and level.index not in record.levels
-            and state.codec.keeps_raw(level, record.namespace)
+            and state.encodings.keeps_raw(level, record.namespace)
             and not state.suspended(level)
         ]
         return sources, targets

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.admission import Admission
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.eviction import choose_victims
 from ollama_tiering.store.books.leases import LeaseTable
 from ollama_tiering.store.books.level import Counters as Counters
@@ -43,7 +43,7 @@ class StoreState:
         self,
         tiers: Sequence[tuple[Tier, int]],
         *,
-        codec: Codec | None = None,
+        encodings: TierEncodings | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         policy: StorePolicy | None = None,
@@ -54,7 +54,7 @@ class StoreState:
         always = Terms(ttl_seconds=self.policy.ttl_seconds)
         self.terms = TermsTable(decide or (lambda _: always))
         self.lock = threading.Lock()
-        self.codec = codec or Codec()
+        self.encodings = encodings or TierEncodings()
         self.clock = clock
         self.wall_clock = wall_clock
         self.tree = BlockTree()
@@ -242,7 +242,7 @@ class StoreState:
         per_block, per_byte = speeds[index]
         seconds = per_block + record.bytes_at(index) * per_byte
         if index in record.encoded:
-            seconds += self.codec.decode_seconds(record.file_bytes)
+            seconds += self.encodings.decode_seconds(record.file_bytes)
         return seconds
 
     def expire(self) -> None:

@@ -55,11 +55,11 @@ class Copier:
 
     def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
         """All of it for one block. False: it is not there, and the books say why."""
-        codec = self._state.codec
-        decodes = source.index in record.encoded and codec.keeps_raw(target, record.namespace)
+        encodings = self._state.encodings
+        decodes = source.index in record.encoded and encodings.keeps_raw(target, record.namespace)
         read_bytes = record.bytes_at(source.index)
         if decodes:
-            codec.decoding.begin()
+            encodings.decoding.begin()
         if source.shared is not None:
             source.speed.busy.begin()
         copied: Filled | None = None
@@ -73,7 +73,7 @@ class Copier:
         finally:
             after = spent.writing + spent.coding
             if decodes:
-                codec.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
+                encodings.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
             if source.shared is not None:  # what decoding takes is expected besides
                 counted, rest = (spent.reading, after) if decodes else (spent.reading + after, 0.0)
                 source.speed.busy.end(read_bytes if copied else 0, counted, rest)
@@ -120,7 +120,7 @@ class Copier:
                     self._abandon(target, temp, reservation)
                     copies.correct_size(state, record, source, meta.file_bytes, meta.raw_file_bytes)
                     return Failure.OTHER
-                transfer = transcode.plan(meta, block, state.codec, target, spent)
+                transfer = transcode.plan(meta, block, state.encodings, target, spent)
                 at = target
                 temp = making_room.create_temp(
                     state, target, record.namespace, record.key, transfer.file_bytes, reservation
