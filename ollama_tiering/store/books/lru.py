@@ -124,7 +124,7 @@ class ByteLru(Generic[K]):
             segment.move_to_end(key, last=False)
         if hit:
             self._protected_bytes += stored_bytes
-            self._level()
+            self._bound_protected()
 
     def resize(self, key: K, stored_bytes: int) -> None:
         """Another size of an entry that stays where it is."""
@@ -173,7 +173,7 @@ class ByteLru(Generic[K]):
                 else:
                     probation.move_to_end(key)
         if hit:
-            self._level()
+            self._bound_protected()
 
     def demote(self, key: K) -> None:
         """Makes it the first to be evicted."""
@@ -181,7 +181,7 @@ class ByteLru(Generic[K]):
             stored_bytes = self.remove(key)
             self.add(key, stored_bytes, oldest=True)
 
-    def _level(self) -> None:
+    def _bound_protected(self) -> None:
         most = int(PROTECTED_SHARE * self.budget_bytes)
         while self._protected_bytes > most and len(self._protected) > 1:
             key, stored_bytes = self._protected.popitem(last=False)
