@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 PROTECTED_SHARE: Final = 0.8
@@ -24,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Reservation(Generic[K]):
-    """Bytes that are set aside, until `commit` or `release`; leaving the `with` block releases."""
+    """Bytes that are set aside, until `commit` or `release`."""
 
     def __init__(self, lru: ByteLru[K], reserved_bytes: int) -> None:
         self._lru = lru
@@ -51,17 +50,6 @@ class Reservation(Generic[K]):
             self._lru.reserved_bytes -= self.reserved_bytes
             if self.ended is not None:
                 self.ended()
-
-    def __enter__(self) -> Reservation[K]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class ByteLru(Generic[K]):

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from ollama_tiering.store.block.blockfile import (
@@ -40,6 +39,7 @@ from ollama_tiering.store.serving.offers import (
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
 from ollama_tiering.store.upkeep import making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
+from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.quiet_log import QuietLog
 
 __all__ = ["BlockOffer", "CommitResult", "Outcome", "Reserved", "WriteSession"]
@@ -68,7 +68,7 @@ class _Inline:
     pending: _Pending | None = None
 
 
-class WriteSession:
+class WriteSession(Closing):
     """Opened by TieredStore.open_session; a context manager."""
 
     _ids = itertools.count(1)
@@ -175,17 +175,6 @@ class WriteSession:
             self._inline = None
         for pending in left:
             self._drop(pending)
-
-    def __enter__(self) -> WriteSession:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, offer: BlockOffer) -> _Pending | Outcome:
         answer = entering.begin(self._state, offer.key, offer.parent, len(self._pending))

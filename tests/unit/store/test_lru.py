@@ -27,12 +27,12 @@ def test_a_reservation_at_capacity_is_refused() -> None:
     assert made.reserve(1) is None
 
 
-def test_leaving_without_commit_releases() -> None:
+def test_a_reservation_ends_once() -> None:
     made = lru()
     reservation = made.reserve(70)
     assert reservation is not None
-    with reservation:
-        assert made.counted_bytes == 70
+    assert made.counted_bytes == 70
+    reservation.release()
     assert made.counted_bytes == 0
     reservation.release()
     reservation.commit("a", 10)
@@ -43,8 +43,7 @@ def test_commit_counts_what_was_stored() -> None:
     made = lru()
     reservation = made.reserve(70)
     assert reservation is not None
-    with reservation:
-        reservation.commit("a", 50)
+    reservation.commit("a", 50)
     assert (made.used_bytes, made.reserved_bytes) == (50, 0)
 
 
