@@ -54,7 +54,7 @@ class _Pending:
     offer: BlockOffer
     level: Level
     temp: TempBlock
-    room: Reservation[BlockKey]
+    reservation: Reservation[BlockKey]
     deadline: float
     charged_bytes: int = 0  # of the day's writes
 
@@ -262,7 +262,7 @@ class WriteSession(Closing):
         pending.charged_bytes = 0  # written, whatever becomes of it
         tail = pending.offer.tail
         doomed = entering.entered(
-            state, level, record, pending.room, stored_bytes, tail=tail, seconds=seconds
+            state, level, record, pending.reservation, stored_bytes, tail=tail, seconds=seconds
         )
         if doomed is None:
             with contextlib.suppress(OSError):
@@ -314,5 +314,7 @@ class WriteSession(Closing):
         unlinking.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
         offer = pending.offer
-        doomed = entering.given_up(state, pending.level, offer.key, offer.parent, pending.room)
+        doomed = entering.given_up(
+            state, pending.level, offer.key, offer.parent, pending.reservation
+        )
         unlinking.unlink(state, doomed)
