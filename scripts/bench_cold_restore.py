@@ -37,7 +37,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import BlockOffer
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
@@ -159,9 +159,11 @@ class Store:
             (FsTier(TierKind.RAM, self.ram_dir), self.budget_bytes),
             (FsTier(TierKind.LOCAL, self.local_dir), self.budget_bytes),
         ]
-        codec = Codec({TierKind.LOCAL: self.encoding})
+        encodings = TierEncodings({TierKind.LOCAL: self.encoding})
         index_path = self.local_dir.with_suffix(".sqlite")
-        self.store = TieredStore(tiers, index_path=index_path, background=False, codec=codec)
+        self.store = TieredStore(
+            tiers, index_path=index_path, background=False, encodings=encodings
+        )
 
     def reboot(self) -> None:
         self.store.close()
@@ -234,7 +236,7 @@ def restore_rows(disk: Path, made: list[tuple[BlockKey, bytes, bytes]]) -> list[
             direct(store.files()[0]).close()
             level = store.store._state.levels[1]
             level.speed.add_read(store.files()[0].stat().st_size, time.perf_counter() - start)
-            store.store._state.codec.measure()
+            store.store._state.encodings.measure()
             drop(store.files())
             expected, seconds = store.restore([key for key, _, _ in made], threads=2)
             taken.append(seconds)

@@ -79,19 +79,19 @@ def each(work: Callable[..., Any], *columns: Sequence[Any]) -> Callable[[], None
 
 
 def split_and_zstd(parts: list[bytes], level: int) -> Measured:
-    codec = ZstdPlanes(level)
+    zstd_planes = ZstdPlanes(level)
     raw_bytes = sum(map(len, parts))
-    frames = [codec.encode(part, "f16") for part in parts]
+    frames = [zstd_planes.encode(part, "f16") for part in parts]
     lengths = [[len(frame) for frame in one] for one in frames]
     stored = [b"".join(one) for one in frames]
     for part, data, sizes in zip(parts, stored, lengths, strict=True):
-        assert codec.decode(data, sizes, "f16", len(part)).tobytes() == part
+        assert zstd_planes.decode(data, sizes, "f16", len(part)).tobytes() == part
     return Measured(
         raw_bytes / sum(map(len, stored)),
-        best_rate(each(lambda part: codec.encode(part, "f16"), parts), raw_bytes),
+        best_rate(each(lambda part: zstd_planes.encode(part, "f16"), parts), raw_bytes),
         best_rate(
             each(
-                lambda part, data, sizes: codec.decode(data, sizes, "f16", len(part)),
+                lambda part, data, sizes: zstd_planes.decode(data, sizes, "f16", len(part)),
                 parts,
                 stored,
                 lengths,
@@ -140,7 +140,7 @@ def plain_zstd(parts: list[bytes], level: int) -> Measured:
 
 def file_ratio(caches: list[Cache]) -> tuple[float, Measured]:
     """(share of segments that were encoded, whole files through transcode in memory)."""
-    codec = ZstdPlanes()
+    zstd_planes = ZstdPlanes()
     raw_bytes = stored_bytes = encoded_segments = all_segments = 0
     encoding = decoding = 0.0
     for cache in caches:
@@ -162,7 +162,7 @@ def file_ratio(caches: list[Cache]) -> tuple[float, Measured]:
             block = MemoryOpenBlock(data)
             meta = read_meta(block.read_at, len(data))
             began = time.thread_time()
-            made = transcode.encode(meta, block, codec, Seconds())
+            made = transcode.encode(meta, block, zstd_planes, Seconds())
             encoding += time.thread_time() - began
             raw_bytes += len(data)
             all_segments += len(order)
@@ -177,7 +177,7 @@ def file_ratio(caches: list[Cache]) -> tuple[float, Measured]:
             encoded_segments += sum(segment.encoded for segment in meta.segments)
             back = MemoryTempBlock(meta.namespace, meta.key, meta.raw_file_bytes)
             began = time.thread_time()
-            transcode.decode(meta, small, back, codec, Seconds())
+            transcode.decode(meta, small, back, zstd_planes, Seconds())
             decoding += time.thread_time() - began
             assert bytes(back.data) == data
     measured = Measured(

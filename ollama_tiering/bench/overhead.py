@@ -9,9 +9,9 @@ in-memory hit, with and without tiering.
 
 Both servers are started anew several times. One process can be slower than another of the same
 binary as long as it lives, because of where the pages of its weights happen to lie. No number of
-pairs between the same two processes removes that from their ratio. The order of starting matters
-most: of two servers without tiering, the first was slower by a tenth in tokens/s. So each is
-started first as often as the other, and a number is the geometric mean of both orders' medians.
+pairs between the same two processes removes that from their ratio. The order of starting matters,
+too, for two servers that differ in nothing. So each is started first as often as the other, and a
+number is the geometric mean of both orders' medians.
 """
 
 from __future__ import annotations

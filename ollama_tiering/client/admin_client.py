@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -36,6 +35,7 @@ from ollama_tiering.store.values import (
     VerifyStep,
     Waste,
 )
+from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.files import fd_reader, fill
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _LONG_SECONDS: Final = 86400.0
 _LEASE_AGAIN_SECONDS: Final = 5.0
 
 
-class SidecarAdministration:
+class SidecarAdministration(Closing):
     """One connection to a sidecar; a context manager. ServiceError if the
     sidecar does not answer.
     """
@@ -60,15 +60,7 @@ class SidecarAdministration:
         )
         self._stub = rpc.BlockStoreStub(self._channel)
 
-    def __enter__(self) -> SidecarAdministration:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._channel.close()
 
     def listing(

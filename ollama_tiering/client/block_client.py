@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -44,6 +43,7 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from ollama_tiering.system.closing import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,7 +64,7 @@ class PutResult:
     reason: str = ""
 
 
-class BlockClient:
+class BlockClient(Closing):
     """One connection to a sidecar; a context manager that closes it."""
 
     def __init__(
@@ -99,17 +99,6 @@ class BlockClient:
 
     def close(self) -> None:
         self._channel.close()
-
-    def __enter__(self) -> BlockClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def match(
         self, ns: Namespace, tokens: Sequence[int], *, extras: Sequence[BlockExtra] = ()

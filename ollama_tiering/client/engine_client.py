@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, MAX_REPLY_BYTES, frame, frame_head
+from ollama_tiering.system.closing import Closing
 
 _HINT: Final = "is a sidecar running? `tiering sidecar`"
 
@@ -27,7 +27,7 @@ class EngineRefused(ServiceError):
         self.code = failed.code
 
 
-class EngineClient:
+class EngineClient(Closing):
     """Connects and says hello. ServiceError where nobody answers, or the answer is a refusal. Of an
     engine that is not tiered the sidecar hears why; it has nothing to ask for.
     """
@@ -67,17 +67,6 @@ class EngineClient:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> EngineClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ask(self, kind: Kind, body: bytes, wanted: Kind) -> bytes:
         try:

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -23,6 +22,7 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock
+from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.pagecache import read_past, read_whole
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Block:
         return flat.reshape(self.block_rows, -1)
 
 
-class Blocks(Sequence[Block]):
+class Blocks(Closing, Sequence[Block]):
     """The blocks of one `get`, first to last. They are leased until `close`, or until the lease
     ends.
     """
@@ -123,17 +123,6 @@ class Blocks(Sequence[Block]):
         """
         release, self._release = self._release, lambda: None
         release()
-
-    def __enter__(self) -> Blocks:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

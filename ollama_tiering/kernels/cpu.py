@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from ollama_tiering.kernels.library import load
 from ollama_tiering.kernels.mask import Mask
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.shape import Shape
+from ollama_tiering.system.closing import Closing
 
 F32 = NDArray[np.float32]
 
@@ -27,7 +27,7 @@ class State(NamedTuple):
     o: F32
 
 
-class CpuAttention:
+class CpuAttention(Closing):
     """A plan: threads and scratch memory for runs of one shape. One run at a time; close it, or
     use it as a context. `isa`: auto, avx512, avx2, neon, scalar.
 
@@ -94,17 +94,6 @@ class CpuAttention:
     def close(self) -> None:
         """Ends the threads and frees the memory. May be called twice."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _live(self) -> ctypes.c_void_p:
         if not self._finalizer.alive:

@@ -7,8 +7,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import cuda_driver
 from ollama_tiering.kernels.cuda_driver import CudaDriver
+from ollama_tiering.system.closing import Closing
 
 Stream = ctypes.c_void_p
 
@@ -70,7 +70,7 @@ class GpuArray:
         return host
 
 
-class GpuDevice:
+class GpuDevice(Closing):
     """One GPU. Its context is current in the thread that makes this, which is the one to use it.
     PaError (NO_DEVICE) where there is none."""
 
@@ -83,17 +83,6 @@ class GpuDevice:
         context = self.driver.handle("cuDevicePrimaryCtxRetain", self._ordinal)
         self.driver.call("cuCtxSetCurrent", context)
         self.stream: Stream = self.driver.handle("cuStreamCreate", cuda_driver.NON_BLOCKING)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """After its plans and rings. Memory that is still held goes with the context."""

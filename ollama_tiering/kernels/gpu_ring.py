@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels.gpu import GpuRows
 from ollama_tiering.kernels.gpu_device import GpuDevice, Pinned
+from ollama_tiering.system.closing import Closing
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class ColdRun:
     n_bytes: int
 
 
-class GpuRing:
+class GpuRing(Closing):
     """`n_slots` (3 or more) buffers of `slot_bytes` each. Close it before the device."""
 
     def __init__(self, device: GpuDevice, n_slots: int, slot_bytes: int) -> None:
@@ -33,17 +32,6 @@ class GpuRing:
         binding.call(
             "pa_cuda_ring_create", device.handle, n_slots, slot_bytes, ctypes.byref(self._ring)
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         binding.load().pa_cuda_ring_destroy(self._ring)

@@ -119,8 +119,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
                 gpu.state() if gpu else None,
             )
             if stamp.is_current(chosen.stamp, chosen.binary, state):
-                _put_shim(chosen, patchset, report)
-                _put_gpu_libraries(chosen, gpu, report)
+                _put_gpu_libraries(chosen, patchset, gpu, report)
                 report.say(f"{chosen.binary} is up to date")
                 return chosen.binary
             chosen.stamp.unlink(missing_ok=True)
@@ -129,8 +128,7 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
             build_id = _build_id(chosen, patchset, cache, go, gpu)
             if chosen.needs_cmake:
                 _build_ggml(chosen, report)
-            _put_shim(chosen, patchset, report)
-            _put_gpu_libraries(chosen, gpu, report)
+            _put_gpu_libraries(chosen, patchset, gpu, report)
             _build_go(chosen, patchset, go, build_id, report)
             stamp.write(chosen.stamp, chosen.binary, state, build_id)
     except OSError as error:
@@ -151,13 +149,17 @@ def _stock_of(plan: BuildPlan, patchset: Patchset, report: Report) -> stock.Inst
     return found
 
 
-def _put_gpu_libraries(plan: BuildPlan, gpu: stock.Installation | None, report: Report) -> None:
+def _put_gpu_libraries(
+    plan: BuildPlan, patchset: Patchset, gpu: stock.Installation | None, report: Report
+) -> None:
+    """Those of `gpu`, and beside each libggml-cuda the shim, which reads K/V in pinned memory."""
+    below = plan.tree / gpu_libraries.BELOW
+    folders = [below] if plan.cuda else []
     if gpu:
-        with_shim = not plan.options.stock
-        own_base = plan.needs_cmake
-        gpu_libraries.put(
-            gpu, plan.folder, plan.tree, report, own_base=own_base, with_shim=with_shim
-        )
+        gpu_libraries.put(gpu, plan.folder, plan.tree, report, own_base=plan.needs_cmake)
+        folders += [below / one.name for one in gpu.folders]
+    if folders and not plan.options.stock:
+        shim.put(folders, patchset.root, plan.tree, report)
 
 
 # --- the two compilers ----------------------------------------------------------------------------
@@ -183,13 +185,6 @@ def _build_ggml(plan: BuildPlan, report: Report) -> None:
         with report.stage(f"compiling GGML ({target})") as detail:
             jobs = str(plan.options.jobs or os.cpu_count() or 1)
             _step(plan, report, detail, cmake, "--build", "--preset", target, "--parallel", jobs)
-
-
-def _put_shim(plan: BuildPlan, patchset: Patchset, report: Report) -> None:
-    """Beside the CUDA library of this build: what reads K/V in pinned memory."""
-    if plan.cuda and not plan.options.stock:
-        sources = shim.default_sources(patchset.root)
-        shim.put_beside(plan.tree / "build/lib/ollama", sources, plan.tree, report)
 
 
 def _forget_other_compilers_work(plan: BuildPlan) -> None:

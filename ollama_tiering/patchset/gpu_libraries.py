@@ -13,12 +13,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.patchset import elf, manifest, release_archive, shim
+from ollama_tiering.patchset import elf, release_archive, shim
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
 
@@ -29,13 +28,7 @@ FORMAT = 1
 
 
 def put(
-    found: Installation,
-    folder: Path,
-    tree: Path,
-    report: Report,
-    *,
-    own_base: bool = False,
-    with_shim: bool = True,
+    found: Installation, folder: Path, tree: Path, report: Report, *, own_base: bool = False
 ) -> None:
     """Libraries of `found` beside the program of `tree`; those that are there already stay.
     `folder` has the record. With `own_base` the build has made GGML's base itself.
@@ -62,8 +55,6 @@ def put(
             for one in found.folders:
                 _fill(one, target)
         record.write_text(json.dumps(wanted), encoding="utf-8")
-    if with_shim:
-        _put_shim([target / one.name for one in found.folders], tree, report)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -124,19 +115,6 @@ def _soname(found: Installation) -> str:
     """The name by which libggml-cuda asks for the base."""
     needed = elf.read(found.folders[0].library).needed
     return next((name for name in needed if name.startswith(BASE)), BASE)
-
-
-# --- the shim -------------------------------------------------------------------------------------
-
-
-def _put_shim(folders: Sequence[Path], tree: Path, report: Report) -> None:
-    """Beside each libggml-cuda, where its sources or what it is compiled against changed."""
-    sources = shim.default_sources(manifest.default_root())
-    if not sources.is_dir():  # an installed package may come without
-        report.say(f"this version has no {SHIM}: K/V that do not fit a GPU are not paged")
-        return
-    for folder in folders:
-        shim.put_beside(folder, sources, tree, report)
 
 
 # --- what is loaded -------------------------------------------------------------------------------

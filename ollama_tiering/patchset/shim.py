@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from ollama_tiering.errors import BuildError, UnsupportedUpstream
@@ -48,6 +49,16 @@ def digest(sources: Path, tree: Path) -> str:
     for file in (*sorted(own), *sorted((tree / GGML).glob("*/ggml*.h"))):
         seen.update(file.name.encode() + b"\0" + file.read_bytes())
     return seen.hexdigest()
+
+
+def put(folders: Iterable[Path], root: Path, tree: Path, report: Report) -> None:
+    """`put_beside` for each folder, out of the sources that belong to the patches at `root`."""
+    sources = default_sources(root)
+    if not sources.is_dir():  # an installed package may come without
+        report.say(f"this version has no {LIBRARY}: K/V that do not fit a GPU are not paged")
+        return
+    for folder in folders:
+        put_beside(folder, sources, tree, report)
 
 
 def put_beside(folder: Path, sources: Path, tree: Path, report: Report) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from ollama_tiering.config import MIB, SidecarConfig, format_size
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.store.block.encoding import Encoding
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.tiered import TieredStore
@@ -66,7 +66,7 @@ def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True
             policy=store_policy(config, tiers),
             staging_seconds=config.remote_deadline_seconds,
             rescan_seconds=config.remote_rescan_seconds,
-            codec=_codec(config, {tier.kind for tier, _ in tiers}),
+            encodings=_encodings(config, {tier.kind for tier, _ in tiers}),
             decide=decide,
         )
     except BaseException:
@@ -75,13 +75,13 @@ def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True
         raise
 
 
-def _codec(config: SidecarConfig, kinds: set[TierKind]) -> Codec:
+def _encodings(config: SidecarConfig, kinds: set[TierKind]) -> TierEncodings:
     local = Encoding(config.local_encoding)
     if local is not Encoding.NONE and TierKind.RAM not in kinds:
         log.warning("local_encoding ignored: there is no RAM tier here to decode blocks into")
         local = Encoding.NONE
     encodings = {TierKind.LOCAL: local, TierKind.REMOTE: Encoding(config.remote_encoding)}
-    return Codec(encodings, config.zstd_level)
+    return TierEncodings(encodings, config.zstd_level)
 
 
 def _remote_tier(config: SidecarConfig) -> RemoteTier | None:

@@ -19,7 +19,7 @@ from ollama_tiering.store.background import Background
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
 from ollama_tiering.store.books import shared_work
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
     Leased,
@@ -39,7 +39,7 @@ from ollama_tiering.store.serving.sequence_end import remove_end
 from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
-from ollama_tiering.store.upkeep import damage, opening, resize, room
+from ollama_tiering.store.upkeep import damage, making_room, opening, resize
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.upkeep.index_keeper import IndexKeeper
@@ -83,7 +83,7 @@ class TieredStore:
         background: bool = True,
         measure: bool = True,
         policy: StorePolicy | None = None,
-        codec: Codec | None = None,
+        encodings: TierEncodings | None = None,
         decide: Decide | None = None,
         absent_remote: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,7 +95,7 @@ class TieredStore:
         self._daily = DailyWrites.of(tiers, policy.daily_write_bytes, wall_clock)
         self._state = StoreState(
             tiers,
-            codec=codec,
+            encodings=encodings,
             clock=clock,
             wall_clock=wall_clock,
             policy=policy,
@@ -142,7 +142,7 @@ class TieredStore:
         else:
             self._background.count_files(survey)
         for level in self._state.levels:  # a budget made smaller holds from the start
-            room.shrink(self._state, level)
+            making_room.shrink(self._state, level)
         if background:
             self._background.start()
             if self._remote is not None:
@@ -216,12 +216,12 @@ class TieredStore:
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         namespace_text(fields)  # or InvalidBlock
         self._state.terms.learn(namespace, model_of(fields))
-        rounded = self._state.codec.note(namespace, fields)
+        rounded = self._state.encodings.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:
                 shared_work.to_describe(self._state, level, namespace, fields)
             else:
-                room.describe(self._state, level, namespace, fields)
+                making_room.describe(self._state, level, namespace, fields)
         session = WriteSession(
             self._state, namespace, block_tokens, self.reserve_seconds, rounded=rounded
         )
@@ -243,9 +243,9 @@ class TieredStore:
         removed = freed_bytes = 0
         deadline = time.monotonic() + REMOVE_WAIT_SECONDS
         while True:
-            blocks, stored_bytes, pinned = remove_end(self._state, self.graveyard, namespace, keys)
+            blocks, stored_bytes, in_use = remove_end(self._state, self.graveyard, namespace, keys)
             removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
-            if not pinned or time.monotonic() >= deadline:
+            if not in_use or time.monotonic() >= deadline:
                 return removed, freed_bytes
             time.sleep(0.01)
 

@@ -30,6 +30,11 @@ def hello(*, layers: int = 2, **options: Any) -> m.Hello:
     return m.Hello(tuple(fields.items()), tuple(geometry), **options)
 
 
+def prompt(first: int, count: int) -> list[int]:
+    """Tokens that no prompt of another range has."""
+    return list(range(first, first + count))
+
+
 def engine_socket(socket: Path) -> Path:
     return socket.with_name(socket.name + ".engine")
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
@@ -69,7 +69,7 @@ class Sidecar:
             [*self.above, (self.remote, self.remote_bytes)],
             background=False,
             measure=False,
-            codec=Codec(self.encodings),
+            encodings=TierEncodings(self.encodings),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,

@@ -29,7 +29,7 @@ from ollama_tiering.store.block.key import (
     tokens_from_bytes,
     tokens_to_bytes,
 )
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.books.terms import Decide, Terms
 from ollama_tiering.store.books.tree import BlockRecord
@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
             tiers.append((MemoryTier(TierKind.LOCAL), local_bytes))
         return tiers
 
-    def codec(self) -> Codec | None:
+    def encodings(self) -> TierEncodings | None:
         return None
 
     def open(self) -> None:
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
             background=False,
             measure=False,
             policy=self.policy,
-            codec=self.codec(),
+            encodings=self.encodings(),
             decide=self.decide(),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
@@ -350,7 +350,7 @@ class FsStoreMachine(StoreMachine):
             background=False,
             measure=False,
             policy=self.policy,
-            codec=self.codec(),
+            encodings=self.encodings(),
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
             lease_seconds=LEASE_SECONDS,
@@ -407,8 +407,10 @@ class FsStoreMachine(StoreMachine):
 class EncodedStoreMachine(StoreMachine):
     """The local tier in zstd, or at random back to raw after a restart: both are read."""
 
-    def codec(self) -> Codec | None:
-        return Codec({TierKind.LOCAL: Encoding.NONE if self.now % 5 == 4 else Encoding.ZSTD})
+    def encodings(self) -> TierEncodings | None:
+        return TierEncodings(
+            {TierKind.LOCAL: Encoding.NONE if self.now % 5 == 4 else Encoding.ZSTD}
+        )
 
     @precondition(lambda self: not self.leases)
     @rule(drain=st.booleans())
@@ -444,8 +446,8 @@ class EncodedStoreMachine(StoreMachine):
 
 
 class EncodedFsStoreMachine(FsStoreMachine):
-    def codec(self) -> Codec | None:
-        return Codec({TierKind.LOCAL: Encoding.ZSTD})
+    def encodings(self) -> TierEncodings | None:
+        return TierEncodings({TierKind.LOCAL: Encoding.ZSTD})
 
 
 class RulesStoreMachine(StoreMachine):

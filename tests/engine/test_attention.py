@@ -27,6 +27,7 @@ SAYS_FLASH = "enabling flash attention"
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 OP = Path(__file__).parent / "op"
 NEEDLE_TOKENS = 16384
+FEWER_TOKENS = 4096
 PATIENCE = httpx.Timeout(900)  # seconds; on a quiet machine the longest answer takes a few
 
 
@@ -207,8 +208,8 @@ def retrieving(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     return lambda at: Server(binary, at, folder / "store", env=EXACT, threads=os.cpu_count() or 1)
 
 
-def _retrieve(server: Server, needle_at: int, seed: int) -> None:
-    prompt, answer = retrieval.prompt(NEEDLE_TOKENS, needle_at, seed)
+def _retrieve(server: Server, needle_at: int, seed: int, tokens: int = NEEDLE_TOKENS) -> None:
+    prompt, answer = retrieval.prompt(tokens, needle_at, seed)
     server.http.timeout = PATIENCE
     options = {"num_ctx": retrieval.CTX, "predict": 1}
     (step,) = server.generate("retrieval", prompt, **options).logprobs
@@ -219,11 +220,14 @@ def _retrieve(server: Server, needle_at: int, seed: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_needle_at_16k_is_found_as_by_attention_in_f64(
-    retrieving: Callable[[Path], Server], tmp_path: Path
+@pytest.mark.parametrize(
+    "tokens", [FEWER_TOKENS, pytest.param(NEEDLE_TOKENS, marks=pytest.mark.slow)]
+)
+def test_a_needle_is_found_as_by_attention_in_f64(
+    retrieving: Callable[[Path], Server], tmp_path: Path, tokens: int
 ) -> None:
     with retrieving(tmp_path) as server:
-        _retrieve(server, NEEDLE_TOKENS // 3, 1)
+        _retrieve(server, tokens // 3, 1, tokens)
 
 
 @pytest.mark.slow

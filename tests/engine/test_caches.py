@@ -19,7 +19,7 @@ MODELS = ("sinks", "wide", "vision", "mrope", "latent", "heads", "chunks", "shar
 STOCK, OFF, EXACT = (1, 1, "stock", "f16"), (0, 1, "stock", "f16"), (1, 1, "exact", "f16")
 SLOTS, QUANTISED = (1, 2, "stock", "f16"), (1, 1, "stock", "q8_0")
 OFTEN = [(STOCK, model) for model in MODELS]
-OFTEN += [(rig, "sinks") for rig in (EXACT, SLOTS, QUANTISED)] + [(EXACT, "wide"), (OFF, "latent")]
+OFTEN += [(rig, "sinks") for rig in (EXACT, SLOTS, QUANTISED)] + [(OFF, "latent")]
 PRODUCT = [
     pytest.param(
         rig,

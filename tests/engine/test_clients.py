@@ -35,8 +35,20 @@ def conversation(
     return turns
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("name", APIS)
+# Every API, streamed or whole by turns; the rest is slow.
+APIS_BY_TURNS = [
+    pytest.param(
+        name,
+        stream,
+        id=f"{name}-{'streamed' if stream else 'whole'}",
+        marks=() if stream == (number % 2 == 0) else pytest.mark.slow,
+    )
+    for number, name in enumerate(APIS)
+    for stream in (True, False)
+]
+
+
+@pytest.mark.parametrize(("name", "stream"), APIS_BY_TURNS)
 def test_a_conversation_survives_a_restart_and_says_what_was_found(
     stock: Server,
     binary: Path,

@@ -115,8 +115,15 @@ def make_checksums_right(data: bytearray) -> None:
     data[:payload_offset] = packed
 
 
-@pytest.mark.parametrize("layer", [0, 3])
-@pytest.mark.parametrize("kind", [pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V], ids=["K", "V"])
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        pytest.param(pb.SEGMENT_KIND_K, 0, id="K-0"),
+        pytest.param(pb.SEGMENT_KIND_K, 3, id="K-3", marks=pytest.mark.slow),
+        pytest.param(pb.SEGMENT_KIND_V, 0, id="V-0", marks=pytest.mark.slow),
+        pytest.param(pb.SEGMENT_KIND_V, 3, id="V-3"),
+    ],
+)
 def test_a_flipped_bit_with_right_checksums_changes_the_logprobs(
     rig: Rig, kind: pb.SegmentKind, layer: int
 ) -> None:
@@ -160,10 +167,20 @@ def empty(data: bytearray) -> None:
 
 
 DAMAGES = (flip_k, flip_v, flip_in_header, flip_in_preamble, cut_in_half, empty)
+# Every damage in the middle, one in the first and in the last block; the others there are slow.
+DAMAGED_BLOCKS = [
+    pytest.param(
+        block,
+        damage,
+        id=f"{block}-{damage.__name__}",
+        marks=() if block == DAMAGED or damage is flip_k else pytest.mark.slow,
+    )
+    for block in (0, DAMAGED, TOKENS // BLOCK_TOKENS)
+    for damage in DAMAGES
+]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("block", [0, DAMAGED, TOKENS // BLOCK_TOKENS])
+@pytest.mark.parametrize(("block", "damage"), DAMAGED_BLOCKS)
 def test_a_damaged_block_is_a_miss_and_is_quarantined(
     rig: Rig, block: int, damage: Callable[[bytearray], None]
 ) -> None:

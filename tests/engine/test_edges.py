@@ -161,7 +161,10 @@ def test_snapshot_off_restores_and_does_not_store(rig: Rig) -> None:
         assert server.generate("g2", other).resumed == 0
 
 
-@pytest.mark.parametrize("delay_ms", [0, 1, 3, 6, 12])
+@pytest.mark.parametrize(
+    "delay_ms",
+    [0, pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow), 12],
+)
 def test_runner_killed_while_it_stores_leaves_nothing_wrong(rig: Rig, delay_ms: int) -> None:
     prompt = text(1500, ("killed", delay_ms))
     rig.server.generate("g2", prompt)

@@ -82,7 +82,9 @@ def test_all_layers_on_a_device_answer_as_the_cpu_does(
     _same(found, expected, (model, cache))
 
 
-@pytest.mark.parametrize("layers", [1, 4, 8])
+@pytest.mark.parametrize(
+    "layers", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_some_layers_on_a_device_answer_as_the_cpu_does(
     gpu_binary: Path, models: Path, eight: str, tmp_path: Path, device_log: Path, layers: int
 ) -> None:

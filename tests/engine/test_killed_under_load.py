@@ -127,7 +127,7 @@ def converse(
         pytest.param(*EXACT, 1, id="exact, swapping"),
         pytest.param(*EXACT, 2, id="exact, both loaded", marks=pytest.mark.slow),
         pytest.param(*NOISY, 1, id="llama.cpp, swapping", marks=pytest.mark.slow),
-        pytest.param(*NOISY, 2, id="llama.cpp, both loaded"),
+        pytest.param(*NOISY, 2, id="llama.cpp, both loaded", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_killed_answers_are_the_cold_ones(

@@ -79,7 +79,7 @@ def test_two_cpu_libraries_of_one_build_never_share_a_block(
 @pytest.mark.parametrize(
     ("model", "env", "shared"),
     [
-        ("g2", EXACT, True),
+        pytest.param("g2", EXACT, True, marks=pytest.mark.slow),
         ("g2", {}, True),
         ("sliding", EXACT, True),
         ("sliding", {}, False),

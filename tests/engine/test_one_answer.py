@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,16 @@ WEIGHTS = {f"qwen3-{dtype}": ("qwen3-tiny", dtype) for dtype in DTYPES}
 OTHERS = ("g5", "sliding", "sinks", "latent", "vision", "olmo", "shared", "chunks", "heads")
 CACHES = [(model, "f16") for model in (*WEIGHTS, *OTHERS)]
 CACHES += [(model, "q8_0") for model in ("qwen3-q8_0", "sliding", "sinks")]
+SLOW = pytest.mark.slow
+# One of each cache: of one kind of rows, and of windows, there are more.
+AGAIN = [("g5", "f16"), ("vision", "f16"), ("olmo", "f16"), ("sliding", "q8_0")]
+# What a model has beside its weights is the same whatever they are in.
+OF_WEIGHTS = [(model, "f16") for model in WEIGHTS if model != "qwen3-q8_0"]
+
+
+def all_but(slow: list[tuple[str, str]]) -> list[Any]:
+    """Those of `slow` are the slow tests."""
+    return [pytest.param(*one, marks=SLOW if one in slow else ()) for one in CACHES]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +88,7 @@ def cold(server: Server, model: str, prompt: str, **options: int) -> Result:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("model", "server"), CACHES, indirect=["server"])
+@pytest.mark.parametrize(("model", "server"), all_but(AGAIN), indirect=["server"])
 def test_a_prompt_has_one_answer(need: Callable[[str], None], server: Server, model: str) -> None:
     """Cut in other batches; begun in memory; generated, and read again."""
     need(model)
@@ -98,7 +109,7 @@ def test_a_prompt_has_one_answer(need: Callable[[str], None], server: Server, mo
     assert again.logprobs == expected.logprobs[half:]
 
 
-@pytest.mark.parametrize(("model", "cache"), CACHES)
+@pytest.mark.parametrize(("model", "cache"), all_but([*AGAIN, *OF_WEIGHTS]))
 def test_no_batch_is_otherwise_than_was_expected_of_the_model(
     need: Callable[[str], None],
     binary: Path,
@@ -153,7 +164,15 @@ def payloads(sidecar: Sidecar) -> dict[str, str]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "model", ["qwen3-q8_0", "qwen3-q4_k_m", "qwen3-f16", "qwen3-bf16", "sliding", "sinks"]
+    "model",
+    [
+        "qwen3-q8_0",
+        pytest.param("qwen3-q4_k_m", marks=SLOW),
+        "qwen3-f16",
+        pytest.param("qwen3-bf16", marks=SLOW),
+        "sliding",
+        pytest.param("sinks", marks=SLOW),
+    ],
 )
 def test_stored_rows_are_the_same_however_they_came_about(
     binary: Path, weights: Path, tmp_path: Path, model: str
@@ -187,7 +206,8 @@ def test_stored_rows_are_the_same_however_they_came_about(
 @pytest.mark.parametrize(
     ("model", "case"),
     [("qwen3-q8_0", case) for case in CASES]
-    + [("sliding", CASES[0]), ("qwen3-f16", CASES[1]), ("qwen3-bf16", CASES[0])],
+    + [("sliding", CASES[0]), ("qwen3-f16", CASES[1])]
+    + [pytest.param("qwen3-bf16", CASES[0], marks=SLOW)],
     ids=lambda one: one.name if isinstance(one, Case) else one,
 )
 def test_a_restored_answer_is_the_cold_one(

@@ -19,7 +19,7 @@ from tests.engine.paged import BOTH_LATE, COMPUTING_LATE, COPYING_LATE, answers,
 LAYERS = 8
 
 
-SLOW = pytest.mark.slow  # a quarter of a minute each; what is left takes another way each
+SLOW = pytest.mark.slow  # what is left takes another way each
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_rows_that_are_copied_in_chunks_answer_as_the_cpu_does(
     [
         ("g2", "q8_0", 0),
         pytest.param("g2", "f16", 0, marks=SLOW),
-        ("g5", "f16", 3),
-        ("sliding", "f16", 0),
+        pytest.param("g5", "f16", 3, marks=SLOW),
+        pytest.param("sliding", "f16", 0, marks=SLOW),
         ("sinks", "f16", 0),
         pytest.param("wide", "f16", 1, marks=SLOW),
         pytest.param("latent", "f16", 0, marks=SLOW),
@@ -112,7 +112,7 @@ def test_where_k_and_v_lie_changes_no_bit_of_what_a_device_computes(
         paged.assert_all_same(other, found[0])
 
 
-@pytest.mark.parametrize("hot", [2, 0])
+@pytest.mark.parametrize("hot", [2, pytest.param(0, marks=SLOW)])
 @pytest.mark.timeout(300)
 def test_a_context_shift_of_paged_layers_answers_as_on_the_cpu(
     paged_binary: Path, models: Path, eight: str, tmp_path: Path, sidecar: Sidecar, hot: int
@@ -165,7 +165,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=() if late is COPYING_LATE else SLOW)
+        for fault, (late, _) in FAULTS.items()
+    ],
+)
 @pytest.mark.timeout(300)
 def test_without_one_of_its_rules_prefetching_gives_other_answers(
     binary: Path, gpu_binary: Path, models: Path, eight: str, tmp_path: Path, fault: str

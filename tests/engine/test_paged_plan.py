@@ -4,6 +4,7 @@ OLLAMA_PAGED_ATTN nothing of it is there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,25 @@ from tests.engine.harness import Server
 from tests.engine.paged import answers, cpu_answers
 
 CONTEXTS = (4096, 8192, 16384, 32768, 65536)
+FEWER = (4096, 16384, 65536)
 ALL = (9, 9)  # layers of the model, and its output
 SMALL = MINIMUM_MIB + 170  # MiB: at 32768 cells K/V alone take 256
 
 
 def _plans(
-    binary: Path, models: Path, folder: Path, model: str, env: dict[str, str]
+    binary: Path,
+    models: Path,
+    folder: Path,
+    model: str,
+    env: dict[str, str],
+    contexts: Sequence[int] = CONTEXTS,
 ) -> dict[int, tuple[int, int]]:
     """By num_ctx: layers on GPUs, and bytes of pinned K/V. Every answer is checked, too."""
     kind = {key: env[key] for key in ("OLLAMA_KV_CACHE_TYPE",) if key in env}
     expected = cpu_answers(binary, models, folder / "cpu", model, "plan", **kind)
     found = {}
     with Server(binary, folder / "gpu", models, env=env) as server:
-        for num_ctx in CONTEXTS:
+        for num_ctx in contexts:
             got = answers(server, model, "plan", num_ctx=num_ctx)
             paged.assert_all_same(got, expected, num_ctx)
             assert f"KvSize:{num_ctx} " in server.log_text()
@@ -39,14 +46,17 @@ def _plans(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "contexts", [FEWER, pytest.param(CONTEXTS, marks=pytest.mark.slow)], ids=["three", "five"]
+)
 def test_no_layer_leaves_its_device_for_a_larger_context(
-    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path, contexts: Sequence[int]
 ) -> None:
     """Stock's plan beside it: K/V takes the room of layers."""
     small = devices(MINIMUM_MIB + 243)
-    stock = _plans(paged_binary, models, tmp_path / "stock", eight, paged.FLASH | small)
-    ours = _plans(paged_binary, models, tmp_path / "paged", eight, paged.ON | small)
-    assert [layers for layers, _ in ours.values()] == [9] * len(CONTEXTS)
+    stock = _plans(paged_binary, models, tmp_path / "stock", eight, paged.FLASH | small, contexts)
+    ours = _plans(paged_binary, models, tmp_path / "paged", eight, paged.ON | small, contexts)
+    assert [layers for layers, _ in ours.values()] == [9] * len(contexts)
     layers = [layers for layers, _ in stock.values()]
     assert layers[0] == 9 > layers[-1]
     assert layers == sorted(layers, reverse=True)
@@ -141,7 +151,7 @@ def test_num_ctx_of_the_environment_is_the_context_of_a_model_that_says_none(
         assert offloaded(server) == ALL
 
 
-@pytest.mark.parametrize("value", [None, "0"])
+@pytest.mark.parametrize("value", [None, pytest.param("0", marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_without_the_variable_nothing_of_ours_is_loaded_and_all_is_stocks(
     paged_binary: Path,

@@ -20,7 +20,7 @@ from tests.engine.test_restore import LookupTooSlow, until_heard
 LAYERS = 8
 
 
-@pytest.mark.parametrize("multiuser", [0, 1])
+@pytest.mark.parametrize("multiuser", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.timeout(400)
 def test_under_four_clients_that_hang_up_every_row_is_what_one_at_a_time_would_write(
     replay_binary: Path,
@@ -40,6 +40,7 @@ def test_under_four_clients_that_hang_up_every_row_is_what_one_at_a_time_would_w
         assert_nothing_wrong(replay(server), tiered=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_prompts_that_take_turns_without_a_pause_get_their_in_memory_answers(
     paged_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
@@ -49,7 +50,7 @@ def test_prompts_that_take_turns_without_a_pause_get_their_in_memory_answers(
     assert differing_in_turn(paged_binary, models, tmp_path, sidecar, 1, 8, env) == []
 
 
-@pytest.mark.parametrize("hot", [LAYERS, 3, 0])
+@pytest.mark.parametrize("hot", [LAYERS, pytest.param(3, marks=pytest.mark.slow), 0])
 @pytest.mark.timeout(300)
 def test_rows_of_paged_layers_come_back_wherever_they_lay(
     paged_binary: Path, models: Path, eight: str, tmp_path: Path, sidecar: Sidecar, hot: int

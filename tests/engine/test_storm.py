@@ -200,7 +200,7 @@ def storm(
     assert wrong == []
 
 
-@pytest.mark.parametrize("multiuser", [0, 1])
+@pytest.mark.parametrize("multiuser", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_answers_of_four_slots_under_load_are_those_of_one_at_a_time(
     binary: Path, models: Path, tmp_path: Path, small_sidecar: Sidecar, multiuser: int
 ) -> None:

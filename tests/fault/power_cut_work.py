@@ -15,7 +15,7 @@ from typing import Any
 
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
@@ -166,7 +166,7 @@ class Work:
             index_path=root / LOCAL / INDEX_NAME,
             background=False,
             measure=False,
-            codec=Codec({TierKind.LOCAL: self.setting.encoding}),
+            encodings=TierEncodings({TierKind.LOCAL: self.setting.encoding}),
             policy=StorePolicy(daily_write_bytes=DAY_BYTES),
             clock=lambda: self.now,
             wall_clock=lambda: self.now,

@@ -42,7 +42,7 @@ ROWS = 4
 WIDTH = 1024  # elements of a row
 NS = samples.namespace("fuzz", layers=1, head_dim=WIDTH, block_tokens=ROWS)
 NAMESPACE = NS.digest()
-CODEC = ZstdPlanes()
+PLANES = ZstdPlanes()
 KINDS = (pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V)
 
 EDGES = sorted(
@@ -101,8 +101,8 @@ def encoded(data: bytes, *, rounded: bool = False) -> bytes:
     """In zstd, or in q8_0 what was rounded to it."""
     opened = MemoryOpenBlock(data)
     meta = read_meta(opened.read_at, opened.file_bytes)
-    codec = None if rounded else CODEC
-    made = transcode.encode(meta, opened, codec, Seconds(), rounded=rounded)
+    planes = None if rounded else PLANES
+    made = transcode.encode(meta, opened, planes, Seconds(), rounded=rounded)
     assert made is not None
     temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
     made.write_to(temp, Seconds())

@@ -21,7 +21,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit
-from tests.fuzz.mutations import CODEC, NAMESPACE, NS, SAMPLES, Mutant, mutate
+from tests.fuzz.mutations import NAMESPACE, NS, PLANES, SAMPLES, Mutant, mutate
 
 INPUTS = count("block files")
 
@@ -54,11 +54,11 @@ def given_out(mutant: Mutant) -> tuple[BlockMeta, bytes | None]:
     if not meta.encoded:
         temp = Sink(meta)
         transcode.copy_verified(meta, opened, temp, Seconds())
-        made = transcode.encode(meta, opened, CODEC, Seconds())
+        made = transcode.encode(meta, opened, PLANES, Seconds())
         assert made is None or made.file_bytes < meta.file_bytes
         return meta, mutant.data
     sink = Sink(meta)
-    transcode.decode(meta, opened, sink, CODEC, Seconds())
+    transcode.decode(meta, opened, sink, PLANES, Seconds())
     small = meta.raw_file_bytes <= len(sink.data)
     return meta, bytes(sink.data) if small else None
 

@@ -11,7 +11,7 @@ from ollama_tiering.client.restored import BlockRef, Match, checked
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import TOKEN_BYTES
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.serving.session import BlockOffer
@@ -70,7 +70,7 @@ class World:
             index_path=(self.local if len(tiers) > 1 else self.ram) / INDEX_NAME,
             measure=False,
             background=False,
-            codec=Codec(self.encodings),
+            encodings=TierEncodings(self.encodings),
             staging_seconds=20.0,
         )
         self.store.run_pending()

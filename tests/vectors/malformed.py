@@ -123,6 +123,10 @@ def _heads() -> Entries:
             "bytes that are no BlockHeader, checksums right",
             pack_head(b"\xff" * 40, 4096) + PAYLOAD,
         ),
+        "header-no-protobuf-at-its-end": (
+            "a whole BlockHeader and bytes that are no field, checksums right",
+            pack_head(SERIALIZED + b"\xff" * 3, PAYLOAD_OFFSET) + PAYLOAD,
+        ),
         "dtype-no-utf8": ("a dtype that is no UTF-8", pack_head(no_text, PAYLOAD_OFFSET) + PAYLOAD),
     }
 
@@ -243,7 +247,14 @@ def _segments() -> Entries:
                 SMALL, segment(1, offset=(1 << 64) - 4096, row_bytes=4096, stored_bytes=3 * 4096)
             ),
         ),
-        "segments-overlap": ("two segments at one place", reheaded(SMALL, segment(1, offset=0))),
+        "segments-overlap": (
+            "two segments at one place, with which the file ends",
+            reheaded(
+                SMALL,
+                segment(1, offset=0, crc32c=HEADER.segments[0].crc32c),
+                payload=PAYLOAD[:4096],
+            ),
+        ),
         "segment-unaligned": ("offset 4100", reheaded(SMALL, segment(1, offset=4100))),
         "segment-length-wrong": ("not rows times row bytes", reheaded(SMALL, longer)),
     }

@@ -37,20 +37,20 @@ def measure(trained: Path | None, say: Callable[[str], None]) -> Section:
 
 
 def _of(name: str, parts: Sequence[bytes]) -> list[Ratio]:
-    codec = ZstdPlanes()
+    zstd_planes = ZstdPlanes()
     raw_bytes = sum(map(len, parts))
     against = f"{raw_bytes / 1e6:.1f} MB of rows in f16"
-    frames = [codec.encode(part, "f16") for part in parts]
+    frames = [zstd_planes.encode(part, "f16") for part in parts]
     lengths = [[len(frame) for frame in one] for one in frames]
     stored = [b"".join(one) for one in frames]
     for part, data, sizes in zip(parts, stored, lengths, strict=True):
-        if codec.decode(data, sizes, "f16", len(part)).tobytes() != part:
+        if zstd_planes.decode(data, sizes, "f16", len(part)).tobytes() != part:
             raise RuntimeError("zstd gave back other rows")
     zstd = Ratio(
         f"zstd, {name}",
         _rates(
-            _rate(raw_bytes, lambda part: codec.encode(part, "f16"), parts),
-            _rate(raw_bytes, lambda d, s, p: codec.decode(d, s, "f16", len(p)),
+            _rate(raw_bytes, lambda part: zstd_planes.encode(part, "f16"), parts),
+            _rate(raw_bytes, lambda d, s, p: zstd_planes.decode(d, s, "f16", len(p)),
                   stored, lengths, parts),
         ),
         against,

@@ -55,7 +55,7 @@ class _Part:
     state_bytes: int = 0
 
     @property
-    def claim(self) -> BlockOffer:
+    def offer(self) -> BlockOffer:
         tail = self.plan.rows < BLOCK_TOKENS
         return BlockOffer(self.plan.key, self.parent, self.plan.file_bytes, tail)
 
@@ -102,7 +102,7 @@ class Writes:
     def _reserve(self, parts: Sequence[_Part], *, more: bool) -> Planned:
         outcome = EngineOutcome.MORE if more else EngineOutcome.ALL
         until = time.monotonic() + self._store.reserve_seconds
-        answers = self._opened().reserve([part.claim for part in parts])
+        answers = self._opened().reserve([part.offer for part in parts])
         files: list[ReservedFile] = []
         for part, answer in zip(parts, answers, strict=True):
             if answer.outcome is Answer.PRESENT:

@@ -66,7 +66,7 @@ def _chain(
             not ttl_seconds
             or record.last_use >= now - ttl_seconds
             or record.key in chosen
-            or level.lru.pinned(record.key)
+            or level.lru.held(record.key)
             or not rules.may_evict(record.key)
         ):
             return

@@ -122,7 +122,7 @@ class ChainWalk:
             return SHARED
         if self._buries(record) and self._graves.full(len(self._to_bury)):
             return TOO_MANY
-        used = any(state.pinned(one.key) for one in (record, *state.tree.windows(record.key)))
+        used = any(state.held(one.key) for one in (record, *state.tree.windows(record.key)))
         return IN_USE if used else ""
 
     def _buries(self, record: BlockRecord) -> bool:
@@ -152,7 +152,7 @@ def take_end(
                 continue
             kept = state.pins.keeps(key)  # a person's: not worth waiting for
             windows = state.tree.windows(key)
-            end.in_use = not kept and any(state.pinned(one.key) for one in (record, *windows))
+            end.in_use = not kept and any(state.held(one.key) for one in (record, *windows))
             if state.tree.child_count(key) or kept or end.in_use:
                 break
             for one in (*windows, record):

@@ -40,13 +40,13 @@ def held(state: StoreState, *keys: BlockKey) -> Iterator[None]:
 def hold(state: StoreState, keys: Sequence[BlockKey]) -> None:
     with state.lock:
         for key in keys:
-            state.pin(key)
+            state.hold(key)
 
 
 def let_go(state: StoreState, keys: Sequence[BlockKey]) -> None:
     with state.lock:
         for key in keys:
-            state.unpin(key)
+            state.let_go(key)
 
 
 def in_reach(
@@ -58,7 +58,7 @@ def in_reach(
         if record is None or record.namespace != namespace:
             return None
         reached = record.levels.difference(state.resting())
-        state.pin(key)
+        state.hold(key)
         return record, [state.levels[index] for index in sorted(reached)]
 
 
@@ -68,7 +68,7 @@ def drop_parted(state: StoreState, record: BlockRecord, others: Sequence[BlockKe
     time. A person's pin is no reason to keep it: it keeps what comes anew.
     """
     with state.lock:
-        if state.tree.get(record.key) is not record or state.pinned(record.key):
+        if state.tree.get(record.key) is not record or state.held(record.key):
             return []
         if not all(level.known for level in state.levels):
             return []  # the others may lie where nobody has looked yet

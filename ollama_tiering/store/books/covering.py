@@ -14,8 +14,8 @@ def take_covered(state: StoreState, record: BlockRecord, deepest: int) -> list[D
     """
     doomed = []
     for shorter in state.tree.covers(record):
-        kept = any(state.pinned(one.key) for one in state.tree.windows(shorter.key))
-        if not (kept or state.pinned(shorter.key) or state.pins.keeps(shorter.key)):
+        kept = any(state.held(one.key) for one in state.tree.windows(shorter.key))
+        if not (kept or state.held(shorter.key) or state.pins.keeps(shorter.key)):
             # Another sidecar may have no other copy of it than the shared one.
             for one in (*state.tree.windows(shorter.key), shorter):
                 levels = [

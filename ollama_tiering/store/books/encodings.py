@@ -27,8 +27,8 @@ _PROBES: Final = 5
 _PROBE_SHARE: Final = 0.4  # 2.2 GB/s decoded, 0.9 GB/s written: docs/measurements/encoding.md
 
 
-class Codec:
-    """Thread-safe."""
+class TierEncodings:
+    """Which encoding each tier stores blocks in, and how fast they are decoded. Thread-safe."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ def begin(
         if full := state.admission.reservations_full(open_of_writer):
             return full
         state.writing.add(key)
-        state.pin(BlockKey(parent))
+        state.hold(BlockKey(parent))
         return OfferAnswer.WANTED
 
 
@@ -50,7 +50,7 @@ def end(state: StoreState, key: BlockKey, parent: bytes) -> None:
     """The block was wanted, and is not filled after all."""
     with state.lock:
         state.writing.discard(key)
-        state.unpin(BlockKey(parent))
+        state.let_go(BlockKey(parent))
 
 
 def given_up(
@@ -66,7 +66,7 @@ def given_up(
     with state.lock:
         reservation.release()
         state.writing.discard(key)
-        state.unpin(BlockKey(parent))
+        state.let_go(BlockKey(parent))
         doomed = state.drop_early(key)
         state.count_overhead(level)
         return doomed
@@ -109,7 +109,7 @@ def entered(
         state.early.pop(record.key, None)
         if record.parent in state.writing:
             state.early.setdefault(record.parent, []).append(record.key)
-        state.unpin(BlockKey(parent))
+        state.let_go(BlockKey(parent))
         doomed = take_covered(state, record, level.index)
         # A window moves on with its conversation: like a tail it is soon replaced by another.
         state.admission.committed(record, level, tail=tail or record.window)

@@ -2,7 +2,7 @@
 
 The order is the tier's own (lru.py). May a copy go? All of it is here:
 
-- it is not leased or being moved (the LRU's pins), and no person's pin keeps it;
+- it is not held (leased, read or being moved), and no person's pin keeps it;
 - it does not wait to be written down, nor should first, unless that cannot happen now;
 - no copy of a child is just being unlinked by another thread: were the parent unlinked first and
   the process killed, the child would be left behind;
@@ -48,7 +48,7 @@ def blocking_leaf(
     """
     below = state.below(level)
     waiting = state.unsaved if below is not None and state.waits_for(below) else ()
-    if all(key in waiting or state.pinned(key) for key in level.lru):
+    if all(key in waiting or state.held(key) for key in level.lru):
         return None
     for other in state.levels:
         if other is level or other.shared is not None or state.suspended(other):
@@ -61,11 +61,11 @@ def blocking_leaf(
                 continue
             if other is not state.levels[max(record.levels)]:
                 continue
-            if key in state.leaving_children or state.pinned(key) or state.pins.keeps(key):
+            if key in state.leaving_children or state.held(key) or state.pins.keeps(key):
                 continue
             for before in state.tree.ancestors(record.parent):
                 if level.index in before.levels:
-                    if not (state.pinned(before.key) or before.key in waiting):
+                    if not (state.held(before.key) or before.key in waiting):
                         return key
                     break
     return None

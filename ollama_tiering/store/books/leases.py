@@ -60,7 +60,7 @@ class LeaseTable:
         return self._clock() - oldest.opened if oldest else 0.0
 
     def close(self, lease_id: int) -> list[BlockKey]:
-        """Keys to unpin; none when the lease has expired or never was."""
+        """Keys to let go; none when the lease has expired or never was."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return []
@@ -68,6 +68,6 @@ class LeaseTable:
         return lease.keys
 
     def expire(self, now: float) -> list[BlockKey]:
-        """Keys to unpin of all leases whose time is over."""
+        """Keys to let go of all leases whose time is over."""
         over = [lease_id for lease_id, lease in self._leases.items() if lease.expires <= now]
         return [key for lease_id in over for key in self.close(lease_id)]

@@ -39,7 +39,7 @@ def lend(
         if not state.leases.extend(lease_id, held):
             return []  # it took as long as a lease lasts
         for key in held:
-            state.pin(key)
+            state.hold(key)
     return records
 
 
@@ -95,7 +95,7 @@ def ways_to_stage(state: StoreState, record: BlockRecord) -> tuple[list[Level], 
             for level in state.levels
             if level.shared is None
             and level.index not in record.levels
-            and state.codec.keeps_raw(level, record.namespace)
+            and state.encodings.keeps_raw(level, record.namespace)
             and not state.suspended(level)
         ]
         return sources, targets
@@ -118,13 +118,13 @@ def begin_staging(state: StoreState, key: BlockKey) -> threading.Event | None:
         running = state.staging.get(key)
         if running is None:
             state.staging[key] = threading.Event()
-            state.pin(key)
+            state.hold(key)
         return running
 
 
 def end_staging(state: StoreState, key: BlockKey) -> None:
     with state.lock:
-        state.unpin(key)
+        state.let_go(key)
         done = state.staging.pop(key)
     done.set()
 
@@ -160,10 +160,10 @@ def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] |
         source = state.levels[min(record.levels)]
         if source.shared is not None:
             return True  # it was copied up when it was asked for, or could not be
-        after = top.lru.claimed_bytes + record.file_bytes + top.tier.growth_bytes
+        after = top.lru.counted_bytes + record.file_bytes + top.tier.growth_bytes
         if after > low * top.lru.budget_bytes or state.suspended(top):
             return True
-        state.pin(key)
+        state.hold(key)
         state.staging[key] = threading.Event()
         return record, source
 

@@ -69,7 +69,7 @@ class Doomed:
     level: Level
     namespace: NamespaceId
     key: BlockKey
-    claim: Reservation[BlockKey]
+    reservation: Reservation[BlockKey]
     parent: bytes
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 PROTECTED_SHARE: Final = 0.8
@@ -24,16 +23,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Reservation(Generic[K]):
-    """A claim on bytes. Ends by `commit` or `release`; leaving the `with` block releases."""
+    """Bytes that are set aside, until `commit` or `release`."""
 
     def __init__(self, lru: ByteLru[K], reserved_bytes: int) -> None:
         self._lru = lru
         self.reserved_bytes = reserved_bytes
-        self.ended: Callable[[], None] | None = None  # called once, when the claim ends
+        self.ended: Callable[[], None] | None = None  # called once, when the reservation ends
         self._open = True
 
     def commit(self, key: K, stored_bytes: int) -> None:
-        """Turns the claim into an entry of what was really stored."""
+        """Turns the reservation into an entry of what was really stored."""
         if self._open:
             self.release()
             self._lru.add(key, stored_bytes)
@@ -52,17 +51,6 @@ class Reservation(Generic[K]):
             if self.ended is not None:
                 self.ended()
 
-    def __enter__(self) -> Reservation[K]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
 
 class ByteLru(Generic[K]):
     """Least valuable first, by physical bytes. One owner of every number in it."""
@@ -75,7 +63,7 @@ class ByteLru(Generic[K]):
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._protected: OrderedDict[K, int] = OrderedDict()
         self._protected_bytes = 0
-        self._pins: dict[K, int] = {}
+        self._holds: dict[K, int] = {}
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -95,16 +83,17 @@ class ByteLru(Generic[K]):
         return chain(reversed(self._protected), reversed(self._probation))
 
     @property
-    def claimed_bytes(self) -> int:
+    def counted_bytes(self) -> int:
+        """All that counts against the budget."""
         return self.used_bytes + self.reserved_bytes + self.overhead_bytes
 
     @property
     def excess_bytes(self) -> int:
-        return max(0, self.claimed_bytes - self.budget_bytes)
+        return max(0, self.counted_bytes - self.budget_bytes)
 
     def shortfall_bytes(self, need_bytes: int) -> int:
         """What must be freed before `need_bytes` can be reserved."""
-        return max(0, self.claimed_bytes + need_bytes - self.budget_bytes)
+        return max(0, self.counted_bytes + need_bytes - self.budget_bytes)
 
     def reserve(self, need_bytes: int) -> Reservation[K] | None:
         if self.shortfall_bytes(need_bytes):
@@ -123,7 +112,7 @@ class ByteLru(Generic[K]):
             segment.move_to_end(key, last=False)
         if hit:
             self._protected_bytes += stored_bytes
-            self._level()
+            self._bound_protected()
 
     def resize(self, key: K, stored_bytes: int) -> None:
         """Another size of an entry that stays where it is."""
@@ -147,7 +136,7 @@ class ByteLru(Generic[K]):
         return stored_bytes
 
     def retire(self, key: K) -> Reservation[K]:
-        """Takes the entry out but keeps its bytes claimed until the file is really gone."""
+        """Takes the entry out but keeps its bytes reserved until the file is really gone."""
         stored_bytes = self.remove(key)
         self.reserved_bytes += stored_bytes
         return Reservation(self, stored_bytes)
@@ -172,7 +161,7 @@ class ByteLru(Generic[K]):
                 else:
                     probation.move_to_end(key)
         if hit:
-            self._level()
+            self._bound_protected()
 
     def demote(self, key: K) -> None:
         """Makes it the first to be evicted."""
@@ -180,26 +169,26 @@ class ByteLru(Generic[K]):
             stored_bytes = self.remove(key)
             self.add(key, stored_bytes, oldest=True)
 
-    def _level(self) -> None:
+    def _bound_protected(self) -> None:
         most = int(PROTECTED_SHARE * self.budget_bytes)
         while self._protected_bytes > most and len(self._protected) > 1:
             key, stored_bytes = self._protected.popitem(last=False)
             self._protected_bytes -= stored_bytes
             self._probation[key] = stored_bytes
 
-    def pin(self, key: K) -> None:
-        """Excludes the key from eviction until unpinned as often; it need not be an entry yet."""
-        self._pins[key] = self._pins.get(key, 0) + 1
+    def hold(self, key: K) -> None:
+        """Excludes the key from eviction until let go as often; it need not be an entry yet."""
+        self._holds[key] = self._holds.get(key, 0) + 1
 
-    def unpin(self, key: K) -> None:
-        left = self._pins.get(key, 0) - 1
+    def let_go(self, key: K) -> None:
+        left = self._holds.get(key, 0) - 1
         if left > 0:
-            self._pins[key] = left
+            self._holds[key] = left
         else:
-            self._pins.pop(key, None)
+            self._holds.pop(key, None)
 
-    def pinned(self, key: K) -> bool:
-        return key in self._pins
+    def held(self, key: K) -> bool:
+        return key in self._holds
 
     def victims(
         self,
@@ -222,7 +211,7 @@ class ByteLru(Generic[K]):
         for key in self:
             candidate: K | None = key
             while candidate is not None and freed < need_bytes:
-                if candidate in self._pins or not may_evict(candidate):
+                if candidate in self._holds or not may_evict(candidate):
                     passed.add(candidate)
                     break
                 chosen.append(candidate)

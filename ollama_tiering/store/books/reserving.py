@@ -89,7 +89,7 @@ def excess(state: StoreState, level: Level) -> tuple[list[Doomed], bool]:
         doomed = state.take_victims(level, surplus, partial=True)
         if surplus > 0 and not doomed and (leaf := blocking_leaf(state, level)) is not None:
             doomed = [one for upper in state.levels for one in state.take(upper, [leaf])]
-        freed_bytes = sum(one.claim.reserved_bytes for one in doomed)
+        freed_bytes = sum(one.reservation.reserved_bytes for one in doomed)
         return doomed, level.lru.excess_bytes > freed_bytes
 
 

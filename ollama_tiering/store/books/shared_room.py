@@ -26,10 +26,10 @@ def down_to(state: StoreState, level: Level, high: float, low: float) -> list[Do
     """Above the high watermark: what was not used for longest, down to the low one."""
     budget_bytes = level.lru.budget_bytes
     with state.lock:
-        claimed_bytes = level.lru.claimed_bytes
-        if claimed_bytes <= high * budget_bytes:
+        counted_bytes = level.lru.counted_bytes
+        if counted_bytes <= high * budget_bytes:
             return []
-        surplus_bytes = claimed_bytes - int(low * budget_bytes)
+        surplus_bytes = counted_bytes - int(low * budget_bytes)
         return state.take_victims(level, surplus_bytes, partial=True) if surplus_bytes > 0 else []
 
 

@@ -62,14 +62,14 @@ def next_demotion(
             record = _unsaved(state, level, source)
         else:
             budget = source.lru.budget_bytes
-            if source.lru.claimed_bytes > high * budget:
+            if source.lru.counted_bytes > high * budget:
                 demoting = True
-            elif source.lru.claimed_bytes <= int(low * budget):
+            elif source.lru.counted_bytes <= int(low * budget):
                 demoting = False
             record = _oldest_wanted(state, level, source) if demoting else None
         if record is None or state.suspended(source):
             return None, demoting
-        state.pin(record.key)
+        state.hold(record.key)
         _books(level).doomed.pop((record.namespace, record.key), None)
         return record, demoting
 
@@ -104,7 +104,7 @@ def _oldest_wanted(state: StoreState, level: Level, source: Level) -> BlockRecor
         record = state.tree.get(key)
         if (
             record is not None
-            and not source.lru.pinned(key)
+            and not source.lru.held(key)
             and _wanted(state, level, record, source)
         ):
             return record

@@ -65,15 +65,15 @@ class SharedBooks:
     ) -> Reservation[BlockKey] | None:
         # The wall clock goes on while the machine sleeps and the others give this sidecar up.
         stale = max(now - self.granted_at[0], wall_now - self.granted_at[1]) > ALLOWANCE_SECONDS
-        claim = None
+        reservation = None
         if not stale and need_bytes <= self.allowance_bytes:
-            claim = lru.reserve(need_bytes)
-        if claim is None:
+            reservation = lru.reserve(need_bytes)
+        if reservation is None:
             self.wanted_bytes = max(self.wanted_bytes, need_bytes)
         else:
             self.allowance_bytes -= need_bytes
             self.taken_bytes += need_bytes
-        return claim
+        return reservation
 
     def took_less(self, reserved_bytes: int, stored_bytes: int) -> None:
         """The last block took less than was reserved for it: the rest may yet be written."""

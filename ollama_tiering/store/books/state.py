@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.admission import Admission
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.eviction import choose_victims
 from ollama_tiering.store.books.leases import LeaseTable
 from ollama_tiering.store.books.level import Counters as Counters
@@ -43,7 +43,7 @@ class StoreState:
         self,
         tiers: Sequence[tuple[Tier, int]],
         *,
-        codec: Codec | None = None,
+        encodings: TierEncodings | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         policy: StorePolicy | None = None,
@@ -54,7 +54,7 @@ class StoreState:
         always = Terms(ttl_seconds=self.policy.ttl_seconds)
         self.terms = TermsTable(decide or (lambda _: always))
         self.lock = threading.Lock()
-        self.codec = codec or Codec()
+        self.encodings = encodings or TierEncodings()
         self.clock = clock
         self.wall_clock = wall_clock
         self.tree = BlockTree()
@@ -123,9 +123,9 @@ class StoreState:
         record.encoded.pop(level.index, None)
         level.raw_bytes -= record.file_bytes
         doomed = Doomed(level, record.namespace, key, level.lru.retire(key), record.parent)
-        held_bytes = doomed.claim.reserved_bytes
-        doomed.claim.ended = functools.partial(level.count, record.namespace, -held_bytes)
-        level.leaving_bytes += doomed.claim.reserved_bytes
+        held_bytes = doomed.reservation.reserved_bytes
+        doomed.reservation.ended = functools.partial(level.count, record.namespace, -held_bytes)
+        level.leaving_bytes += doomed.reservation.reserved_bytes
         count = self.leaving_children.get(record.parent, 0)
         self.leaving_children[record.parent] = count + 1
         if not record.levels:
@@ -139,10 +139,10 @@ class StoreState:
         return doomed
 
     def gone(self, doomed: Doomed, *, unlinked: bool) -> None:
-        doomed.claim.release()
-        doomed.level.leaving_bytes -= doomed.claim.reserved_bytes
+        doomed.reservation.release()
+        doomed.level.leaving_bytes -= doomed.reservation.reserved_bytes
         if not unlinked:  # the file is still there: its bytes stay counted until the next start
-            doomed.level.kept_bytes += doomed.claim.reserved_bytes
+            doomed.level.kept_bytes += doomed.reservation.reserved_bytes
             self.count_overhead(doomed.level)
         self.leaving.discard(doomed.key)
         left = self.leaving_children.pop(doomed.parent, 0) - 1
@@ -184,16 +184,17 @@ class StoreState:
 
     # --- use -----------------------------------------------------------------------------------
 
-    def pin(self, key: BlockKey) -> None:
+    def hold(self, key: BlockKey) -> None:
+        """It is not evicted from any tier until it is let go as often as it was held."""
         for level in self.levels:
-            level.lru.pin(key)
+            level.lru.hold(key)
 
-    def unpin(self, key: BlockKey) -> None:
+    def let_go(self, key: BlockKey) -> None:
         for level in self.levels:
-            level.lru.unpin(key)
+            level.lru.let_go(key)
 
-    def pinned(self, key: BlockKey) -> bool:
-        return self.levels[0].lru.pinned(key)
+    def held(self, key: BlockKey) -> bool:
+        return self.levels[0].lru.held(key)
 
     def touch(self, leaf_to_root: Iterable[BlockRecord], *, hit: bool = False) -> None:
         """Marks as used, the leaf first: so it is also the first of them to be evicted.
@@ -241,19 +242,19 @@ class StoreState:
         per_block, per_byte = speeds[index]
         seconds = per_block + record.bytes_at(index) * per_byte
         if index in record.encoded:
-            seconds += self.codec.decode_seconds(record.file_bytes)
+            seconds += self.encodings.decode_seconds(record.file_bytes)
         return seconds
 
     def expire(self) -> None:
         self.end_use(self.leases.expire(self.clock()))
 
     def end_use(self, keys: Iterable[BlockKey]) -> None:
-        """What was leased and read is unpinned, and worth having in the fastest tier.
+        """What was leased and read is let go, and worth having in the fastest tier.
 
         Not sooner: a promotion while the client reads would compete with it for the disk.
         """
         for key in keys:
-            self.unpin(key)
+            self.let_go(key)
             record = self.tree.get(key)
             if record is None or 0 in record.levels or len(self.levels) == 1:
                 continue
@@ -313,7 +314,7 @@ class StoreState:
             record = self.tree.get(key)
             if record is None:
                 continue
-            if self.pinned(key):
+            if self.held(key):
                 kept.append(key)
                 continue
             waiting += [child.key for child in self.tree.children(key)]

@@ -46,7 +46,7 @@ def next_batch(state: StoreState, most_blocks: int, at_once: int, most_bytes: in
         # The block before each too: making room must not evict what makes it worth having.
         held = [key for job in jobs for key in (job.record.key, BlockKey(job.record.parent))]
         for key in held:
-            state.pin(key)
+            state.hold(key)
         return Batch(jobs, settled, held)
 
 
@@ -101,15 +101,15 @@ def trim(
         below = state.below(level)
         if below is not None and below.shared is not None and state.suspended(below):
             return []  # out of reach: this level goes on as the last, and fills up
-        if level.lru.claimed_bytes > high * budget:
+        if level.lru.counted_bytes > high * budget:
             trimming.add(level.index)
-        surplus = level.lru.claimed_bytes - int(low * budget)
+        surplus = level.lru.counted_bytes - int(low * budget)
         if surplus <= 0:
             trimming.discard(level.index)
         if level.index not in trimming:
             return []
         doomed = state.take_victims(level, surplus, partial=True)
-        state.admission.press(level, surplus - sum(d.claim.reserved_bytes for d in doomed))
+        state.admission.press(level, surplus - sum(d.reservation.reserved_bytes for d in doomed))
         return doomed
 
 

@@ -1,6 +1,6 @@
 """Answers a lease block by block: what a client can read at once, what is staged for it first.
 
-Blocks are pinned, and let go, in pieces: the lock is held for PIECE_BLOCKS of them at a time.
+Blocks are held, and let go, in pieces: the lock is held for PIECE_BLOCKS of them at a time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Leaser:
         self._stager = Stager(state, copy, self.locate)
 
     def begin(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
-        """Pins the leading run of `keys` that is stored, until release or the lease's end. NoRoom
+        """Holds the leading run of `keys` that is stored, until release or the lease's end. NoRoom
         when too many are leased already.
         """
         state = self._state
@@ -120,7 +120,7 @@ class Leaser:
             lending.end_use(state, keys[start : start + PIECE_BLOCKS])
 
     def locate(self, record: BlockRecord) -> LeasedBlock | None:
-        """The nearest copy a client can read whose file is there. Without the lock, pinned."""
+        """The nearest copy a client can read whose file is there. No lock; the block is held."""
         state = self._state
         for index in sorted(record.levels):
             level = state.levels[index]

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from ollama_tiering.store.block.blockfile import (
@@ -38,8 +37,9 @@ from ollama_tiering.store.serving.offers import (
     check_offer,
 )
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
-from ollama_tiering.store.upkeep import room, shares, transcode
+from ollama_tiering.store.upkeep import making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
+from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.quiet_log import QuietLog
 
 __all__ = ["BlockOffer", "CommitResult", "Outcome", "Reserved", "WriteSession"]
@@ -54,7 +54,7 @@ class _Pending:
     offer: BlockOffer
     level: Level
     temp: TempBlock
-    room: Reservation[BlockKey]
+    reservation: Reservation[BlockKey]
     deadline: float
     charged_bytes: int = 0  # of the day's writes
 
@@ -68,7 +68,7 @@ class _Inline:
     pending: _Pending | None = None
 
 
-class WriteSession:
+class WriteSession(Closing):
     """Opened by TieredStore.open_session; a context manager."""
 
     _ids = itertools.count(1)
@@ -176,17 +176,6 @@ class WriteSession:
         for pending in left:
             self._drop(pending)
 
-    def __enter__(self) -> WriteSession:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _begin(self, offer: BlockOffer) -> _Pending | Outcome:
         answer = entering.begin(self._state, offer.key, offer.parent, len(self._pending))
         if isinstance(answer, str):
@@ -220,7 +209,7 @@ class WriteSession:
                 outcome = Outcome.REFUSED
                 continue
             try:
-                temp = room.create_temp(
+                temp = making_room.create_temp(
                     state, level, self.namespace, offer.key, offer.file_bytes, reservation
                 )
             except OSError as error:
@@ -273,14 +262,14 @@ class WriteSession:
         pending.charged_bytes = 0  # written, whatever becomes of it
         tail = pending.offer.tail
         doomed = entering.entered(
-            state, level, record, pending.room, stored_bytes, tail=tail, seconds=seconds
+            state, level, record, pending.reservation, stored_bytes, tail=tail, seconds=seconds
         )
         if doomed is None:
             with contextlib.suppress(OSError):
                 level.tier.remove(self.namespace, record.key)
             self._drop(pending)
             return CommitResult(False, "the block before it was not stored")
-        room.unlink(state, doomed)
+        unlinking.unlink(state, doomed)
         state.work.set()
         return CommitResult(True)
 
@@ -322,8 +311,10 @@ class WriteSession:
 
     def _drop(self, pending: _Pending) -> None:
         state = self._state
-        room.discard(pending.level, pending.temp)
+        unlinking.discard(pending.level, pending.temp)
         state.admission.refund(pending.level, pending.charged_bytes)
         offer = pending.offer
-        doomed = entering.given_up(state, pending.level, offer.key, offer.parent, pending.room)
-        room.unlink(state, doomed)
+        doomed = entering.given_up(
+            state, pending.level, offer.key, offer.parent, pending.reservation
+        )
+        unlinking.unlink(state, doomed)

@@ -47,7 +47,7 @@ class Stager:
         return lending.can_be_staged(self._state, record)
 
     def stage(self, record: BlockRecord) -> Future[LeasedBlock | None]:
-        """The copy to be, or None where none could be made. The caller has the block pinned."""
+        """The copy to be, or None where none could be made. The caller holds the block."""
         return self._pool.submit(self._stage, record)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Stager:
     @contextlib.contextmanager
     def _alone(self, record: BlockRecord) -> Iterator[None]:
         """A block that two clients ask for is copied once: the second one waits, then finds it.
-        Pinned meanwhile, since its lease may end.
+        Held meanwhile, since its lease may end.
         """
         while (running := lending.begin_staging(self._state, record.key)) is not None:
             running.wait()

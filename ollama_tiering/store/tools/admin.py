@@ -30,7 +30,7 @@ from ollama_tiering.store.tools.listing import Lister
 from ollama_tiering.store.tools.parting import MAX_CHAINS, telling_tokens
 from ollama_tiering.store.tools.remains import remove_remains
 from ollama_tiering.store.tools.verify import is_leftover, verify
-from ollama_tiering.store.upkeep import removal, room, unusable
+from ollama_tiering.store.upkeep import removal, unlinking, unusable
 from ollama_tiering.store.values import (
     ChainLine,
     Listing,
@@ -108,7 +108,7 @@ class Administration:
         if not dry_run:
             self._store.graveyard.forget_unseen(unseen)
             self._store.scrub_index()
-            room.sync_removals(self._state)
+            unlinking.sync_removals(self._state)
         return done
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
@@ -190,7 +190,7 @@ class Administration:
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]
         result += [*files, self._vacant(dry_run)]
-        room.sync_removals(self._state)
+        unlinking.sync_removals(self._state)
         if not dry_run and any(waste.files for waste in result):
             self._store.scrub_index()
         return result

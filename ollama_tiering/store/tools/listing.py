@@ -167,7 +167,7 @@ class Lister:
             last_use=max(block.last_use for block in mine),
             hits=max(block.hits for block in mine),
             pinned=state.pins.keeps(record.key),
-            leased=any(state.pinned(block.key) for block in mine),
+            leased=any(state.held(block.key) for block in mine),
             complete=total.complete,
         )
 
@@ -276,7 +276,7 @@ class Lister:
             hits=record.hits,
             children=state.tree.child_count(record.key),
             pinned=state.pins.keeps(record.key),
-            leased=state.pinned(record.key),
+            leased=state.held(record.key),
             complete=complete,
         )
 

@@ -5,7 +5,7 @@ durable, gets its name and is entered into the books. The last one is best done 
 once: one commit of a file system's journal then does for several.
 
 No OSError leaves this module, none deletes anything; a damaged source is quarantined. The caller
-has pinned the record and sees to it that nobody else copies it there.
+holds the record and sees to it that nobody else copies it there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import judging, room, shares, transcode
+from ollama_tiering.store.upkeep import judging, making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Filled:
     record: BlockRecord
     source: Level
     target: Level
-    claim: Reservation[BlockKey]
+    reservation: Reservation[BlockKey]
     temp: TempBlock
     meta: BlockMeta
     file_bytes: int
@@ -55,25 +55,25 @@ class Copier:
 
     def copy(self, record: BlockRecord, source: Level, target: Level) -> bool:
         """All of it for one block. False: it is not there, and the books say why."""
-        codec = self._state.codec
-        decodes = source.index in record.encoded and codec.keeps_raw(target, record.namespace)
+        encodings = self._state.encodings
+        decodes = source.index in record.encoded and encodings.keeps_raw(target, record.namespace)
         read_bytes = record.bytes_at(source.index)
         if decodes:
-            codec.decoding.begin()
+            encodings.decoding.begin()
         if source.shared is not None:
             source.speed.busy.begin()
         copied: Filled | None = None
         spent = Seconds()
         try:
-            claim = self.reserve(record, target)
-            if not isinstance(claim, Failure):
-                filled = self.fill(record, source, target, claim, spent)
+            reservation = self.reserve(record, target)
+            if not isinstance(reservation, Failure):
+                filled = self.fill(record, source, target, reservation, spent)
                 if not isinstance(filled, Failure) and self.publish([filled]):
                     copied = filled
         finally:
             after = spent.writing + spent.coding
             if decodes:
-                codec.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
+                encodings.decoding.end(record.file_bytes if copied else 0, spent.reading, after)
             if source.shared is not None:  # what decoding takes is expected besides
                 counted, rest = (spent.reading, after) if decodes else (spent.reading + after, 0.0)
                 source.speed.busy.end(read_bytes if copied else 0, counted, rest)
@@ -91,21 +91,21 @@ class Copier:
             return Failure.OTHER
         if not state.admission.charge(target, record.file_bytes):
             return Failure.NOT_TODAY
-        claim = shares.reserve_room(state, target, record.namespace, record.file_bytes)
-        if claim is None:
+        reservation = shares.reserve_room(state, target, record.namespace, record.file_bytes)
+        if reservation is None:
             state.admission.refund(target, record.file_bytes)
             return Failure.NO_ROOM if state.waits_for(target) else Failure.OTHER
-        return claim
+        return reservation
 
     def fill(
         self,
         record: BlockRecord,
         source: Level,
         target: Level,
-        claim: Reservation[BlockKey],
+        reservation: Reservation[BlockKey],
         spent: Seconds,
     ) -> Filled | Failure:
-        """The claim is released unless it succeeds."""
+        """The reservation is released unless it succeeds."""
         state = self._state
         temp: TempBlock | None = None
         at = source
@@ -117,28 +117,28 @@ class Copier:
                 counts = source.shared is None and source.speed.counts(opened)
                 meta = checked_meta(block, record.namespace, record.key)
                 if meta.raw_file_bytes != record.file_bytes:
-                    self._abandon(target, temp, claim)
+                    self._abandon(target, temp, reservation)
                     copies.correct_size(state, record, source, meta.file_bytes, meta.raw_file_bytes)
                     return Failure.OTHER
-                transfer = transcode.plan(meta, block, state.codec, target, spent)
+                transfer = transcode.plan(meta, block, state.encodings, target, spent)
                 at = target
-                temp = room.create_temp(
-                    state, target, record.namespace, record.key, transfer.file_bytes, claim
+                temp = making_room.create_temp(
+                    state, target, record.namespace, record.key, transfer.file_bytes, reservation
                 )
                 transfer.write_to(temp, spent)
         except (UnsupportedFormat, CorruptBlock) as error:
-            self._abandon(target, temp, claim)
+            self._abandon(target, temp, reservation)
             judging.judge(state, source, record.namespace, record.key, error, known=True)
             return Failure.OTHER
         except FileNotFoundError as error:
-            self._abandon(target, temp, claim)
+            self._abandon(target, temp, reservation)
             if (temp is None and at is source) or (watched is not None and watched.failed):
                 copies.forget(state, source, record.key)
             else:
                 weather.failed(state, target, error, "copy")
             return Failure.OTHER
         except OSError as error:
-            self._abandon(target, temp, claim)
+            self._abandon(target, temp, reservation)
             unread = watched is not None and watched.failed
             weather.failed(state, source if unread else at, error, "copy")
             return Failure.OTHER
@@ -146,7 +146,7 @@ class Copier:
             record,
             source,
             target,
-            claim,
+            reservation,
             temp,
             meta,
             transfer.file_bytes,
@@ -189,7 +189,7 @@ class Copier:
 
     def discard(self, batch: Sequence[Filled]) -> None:
         for one in batch:
-            self._abandon(one.target, one.temp, one.claim)
+            self._abandon(one.target, one.temp, one.reservation)
 
     def _enter(self, one: Filled, stored_bytes: int) -> None:
         state, record, target = self._state, one.record, one.target
@@ -201,17 +201,19 @@ class Copier:
             one.meta.file_bytes,
             one.spent.reading,
         )
-        copies.copied(state, record, one.source, target, one.claim, file)
+        copies.copied(state, record, one.source, target, one.reservation, file)
         if target.index < one.source.index:
             self._settle(one.source, record)
         elif target.shared is not None:
             self._settle(target, record)
 
-    def _abandon(self, level: Level, temp: TempBlock | None, claim: Reservation[BlockKey]) -> None:
+    def _abandon(
+        self, level: Level, temp: TempBlock | None, reservation: Reservation[BlockKey]
+    ) -> None:
         """What reached the disk before it went wrong stays charged to the day."""
         if temp is not None:
-            room.discard(level, temp)
-        reserving.release(self._state, claim)
+            unlinking.discard(level, temp)
+        reserving.release(self._state, reservation)
 
     def _settle(self, level: Level, record: BlockRecord) -> None:
         """The copy in RAM serves reads; the one below it need not fill the page cache too."""

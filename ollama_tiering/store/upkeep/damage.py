@@ -14,7 +14,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
-from ollama_tiering.store.upkeep import judging, room
+from ollama_tiering.store.upkeep import judging, unlinking
 from ollama_tiering.store.upkeep.judging import Verdict
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _drop(state: StoreState, record: BlockRecord, others: Sequence[BlockKey]) ->
     if not doomed:
         return False
     log.info("window dropped: key=%s reason=its other blocks are gone", record.key.hex())
-    room.unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return True
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import ageing
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unlinking
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Expiry:
         for segment in ageing.segments(state, level):
             for keys in _parts(segment):
                 doomed, young = ageing.take_too_old(state, level, keys, now, shortest)
-                room.unlink(state, doomed)
+                unlinking.unlink(state, doomed)
                 dropped += len(doomed)
                 if young or dropped >= _MOST_BLOCKS:
                     break

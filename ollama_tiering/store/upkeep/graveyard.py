@@ -20,7 +20,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
 from ollama_tiering.store.upkeep.index import IndexRow
-from ollama_tiering.store.upkeep.room import room_for_list
+from ollama_tiering.store.upkeep.making_room import room_for_list
 from ollama_tiering.store.upkeep.tombstones import (
     keep_unreadable,
     load_tombstones,

@@ -19,7 +19,7 @@ from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.books.writing_down import Failure, Job
-from ollama_tiering.store.upkeep import room, shares
+from ollama_tiering.store.upkeep import making_room, shares, unlinking
 from ollama_tiering.store.upkeep.copying import Copier, Filled
 from ollama_tiering.store.upkeep.expiry import Expiry
 from ollama_tiering.store.upkeep.transcode import Seconds
@@ -76,7 +76,7 @@ class Mover:
         evicting more would not free more.
         """
         state = self._state
-        moved = [room.shrink(state, level) for level in state.levels]
+        moved = [making_room.shrink(state, level) for level in state.levels]
         own = [level for level in state.levels if level.shared is None]
         if state.terms.with_budget:
             moved += [shares.shrink(state, level) for level in own]
@@ -85,7 +85,7 @@ class Mover:
         now = state.clock()
         if not 0 <= now - self._gave_back < _GIVE_BACK_SECONDS:
             self._gave_back = now
-            moved += [room.give_back(state, level) for level in state.levels]
+            moved += [making_room.give_back(state, level) for level in state.levels]
             moved.append(self._expiry.run(state, own))
         return any(moved)
 
@@ -112,7 +112,7 @@ class Mover:
     def _drop_early(self) -> bool:
         """Blocks whose parent was not stored after all, and that were in use when that was seen."""
         doomed = writing_down.without_parents(self._state)
-        room.unlink(self._state, doomed)
+        unlinking.unlink(self._state, doomed)
         return bool(doomed)
 
     def trim(self) -> bool:
@@ -124,7 +124,7 @@ class Mover:
         trimmed = False
         for level in state.levels[:-1]:
             doomed = writing_down.trim(state, level, self._high, self._low, self._trimming)
-            room.unlink(state, doomed)
+            unlinking.unlink(state, doomed)
             trimmed = trimmed or bool(doomed)
         return trimmed
 
@@ -158,16 +158,16 @@ class Mover:
         """(how many, from the first on, are down; why the first is not, if that was plain before
         anything was written).
         """
-        claims: list[Reservation[BlockKey]] = []
+        reservations: list[Reservation[BlockKey]] = []
         for job in jobs:
-            claim = self._copier.reserve(job.record, job.target)
-            if isinstance(claim, Failure):
-                if not claims:
-                    return 0, claim
+            reservation = self._copier.reserve(job.record, job.target)
+            if isinstance(reservation, Failure):
+                if not reservations:
+                    return 0, reservation
                 break  # those before it may have taken what it needs: it is tried again
-            claims.append(claim)
+            reservations.append(reservation)
         begin = time.perf_counter()
-        filled = self._fill(jobs, claims)
+        filled = self._fill(jobs, reservations)
         batch = [one for one in itertools.takewhile(lambda one: one is not None, filled) if one]
         sealed = self._each(self._copier.seal, batch)
         good = len(list(itertools.takewhile(bool, sealed)))
@@ -179,15 +179,15 @@ class Mover:
         return done, None
 
     def _fill(
-        self, jobs: Sequence[Job], claims: Sequence[Reservation[BlockKey]]
+        self, jobs: Sequence[Job], reservations: Sequence[Reservation[BlockKey]]
     ) -> list[Filled | None]:
         """Several files at once: while the disk writes one another is read."""
 
-        def fill(job: Job, claim: Reservation[BlockKey]) -> Filled | None:
-            filled = self._copier.fill(job.record, job.source, job.target, claim, Seconds())
+        def fill(job: Job, reservation: Reservation[BlockKey]) -> Filled | None:
+            filled = self._copier.fill(job.record, job.source, job.target, reservation, Seconds())
             return None if isinstance(filled, Failure) else filled
 
-        return self._each(fill, jobs, claims)
+        return self._each(fill, jobs, reservations)
 
     def _each(self, call: Callable[..., T], *of: Sequence[Any]) -> list[T]:
         """`map`, in the threads unless there is only one."""
@@ -210,7 +210,7 @@ class Mover:
                 weather.failed(state, level, error, "sync")
                 continue  # tried again when the tier is
             for record in self._to_sync.pop(level.index):
-                room.unlink(state, writing_down.covered(state, level, record))
+                unlinking.unlink(state, writing_down.covered(state, level, record))
 
     def close(self) -> None:
         self._threads.close()

@@ -70,7 +70,7 @@ def load(
         return {}
     levels = {int(level.tier.kind): level for level in state.levels}
     speeds = index.load_speeds()
-    state.codec.decoding.bytes_per_second = speeds.pop(_DECODING, (0.0, 0.0))[0]
+    state.encodings.decoding.bytes_per_second = speeds.pop(_DECODING, (0.0, 0.0))[0]
     for kind, (read, write) in speeds.items():
         if kind in levels:
             levels[kind].speed.read, levels[kind].speed.write = read, write
@@ -105,7 +105,7 @@ def save(state: StoreState, index: BlockIndex) -> None:
     changed = changes.take_changes(state, everything=index.rebuilt)
     index.rebuilt = False
     speeds = [(int(level.tier.kind), level.speed.read, level.speed.write) for level in state.levels]
-    speeds.append((_DECODING, state.codec.decoding.bytes_per_second, 0.0))
+    speeds.append((_DECODING, state.encodings.decoding.bytes_per_second, 0.0))
     keys = sorted(changed)  # neighbours share pages of the database
     for start in range(0, len(keys), _ROWS_PER_PART):
         part = keys[start : start + _ROWS_PER_PART]

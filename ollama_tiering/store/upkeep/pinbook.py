@@ -19,8 +19,8 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import PINS_NAME
+from ollama_tiering.store.upkeep.making_room import room_for_list
 from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
-from ollama_tiering.store.upkeep.room import room_for_list
 
 log = logging.getLogger(__name__)
 

@@ -31,15 +31,15 @@ def measure_levels(state: StoreState) -> None:
         need_bytes = PROBE_BYTES + level.tier.growth_bytes
         if level.space is not None and (level.space.headroom_bytes(fresh=True) or 0) < need_bytes:
             continue
-        claim = reserving.reserve(state, level, need_bytes)
-        if claim is None:
+        reservation = reserving.reserve(state, level, need_bytes)
+        if reservation is None:
             continue
         try:
             measure_directory(directory, level.speed, in_memory=level.tier.in_memory)
         except OSError as error:
             log.warning("not measured: tier=%s error=%s", level.tier.kind.label, error)
         finally:
-            reserving.release(state, claim)
+            reserving.release(state, reservation)
 
 
 def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) -> None:

@@ -13,7 +13,7 @@ from ollama_tiering.store.books.chain_walk import IN_USE, ChainWalk
 from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Doomed, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.values import Removal
 
@@ -70,7 +70,7 @@ def _unlink(
 ) -> None:
     """Removes the files of what was taken out of the books, tombstones first."""
     graveyard.bury(to_bury)
-    failed = room.unlink(state, doomed)
+    failed = unlinking.unlink(state, doomed)
     graves.lift_removed(state, graveyard.graves, [one for one in doomed if one not in failed])
     graveyard.flush(now=True)
 

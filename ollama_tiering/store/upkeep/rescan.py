@@ -18,7 +18,7 @@ from ollama_tiering.store.books.sharing import SharedBooks, generations
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock
-from ollama_tiering.store.upkeep import judging, room
+from ollama_tiering.store.upkeep import judging, unlinking
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.judging import Verdict
 from ollama_tiering.store.upkeep.opening import depths_of, record_of_meta, record_of_row
@@ -188,7 +188,7 @@ class Rescan:
     def _trim(self) -> None:
         """The last tier drops what was not used for longest, down to the low watermark."""
         doomed = shared_room.down_to(self._state, self._level, self._high, self._low)
-        room.unlink(self._state, doomed)
+        unlinking.unlink(self._state, doomed)
 
     def _claim(self, before: list[Neighbour], now: float) -> None:
         state, level, tier = self._state, self._level, self._tier
@@ -208,7 +208,7 @@ class Rescan:
             unclear=unclear,
             unseen_seconds=self._unseen_seconds,
         )
-        room.unlink(state, plan.doomed)
+        unlinking.unlink(state, plan.doomed)
         allowance = plan.allowance_bytes
         if plan.raised:
             self._generation += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ollama_tiering.store.books import reserving
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import making_room
 
 
 def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
@@ -20,6 +20,6 @@ def set_budget(state: StoreState, kind: TierKind, budget_bytes: int) -> int:
     if budget_bytes <= 0:
         raise ValueError(f"the {kind.label} tier cannot be removed while it is in use")
     reserving.set_budget(state, level, budget_bytes)
-    room.shrink(state, level)
+    making_room.shrink(state, level)
     state.work.set()
     return reserving.excess_bytes(state, level)

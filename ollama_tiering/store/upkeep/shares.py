@@ -10,7 +10,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import model_shares, reserving
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import making_room, unlinking
 
 _ROUNDS: Final = 4
 
@@ -18,18 +18,18 @@ _ROUNDS: Final = 4
 def reserve_room(
     state: StoreState, level: Level, namespace: NamespaceId, file_bytes: int
 ) -> Reservation[BlockKey] | None:
-    """A claim on the model's budget and the tier's, evicting what must go. None: nothing more may
-    be evicted.
+    """Reserves bytes of the model's budget and the tier's, evicting what must go. None: nothing
+    more may go.
     """
     if not model_shares.limit_bytes(state, level, namespace):
-        return room.reserve_room(state, level, file_bytes)
+        return making_room.reserve_room(state, level, file_bytes)
     with level.sharing:
         if not _make_room(state, level, namespace, file_bytes):
             return None
-        claim = room.reserve_room(state, level, file_bytes)
-        if claim is not None:
-            reserving.count_for_model(state, level, namespace, claim, file_bytes)
-        return claim
+        reservation = making_room.reserve_room(state, level, file_bytes)
+        if reservation is not None:
+            reserving.count_for_model(state, level, namespace, reservation, file_bytes)
+        return reservation
 
 
 def shrink(state: StoreState, level: Level) -> bool:
@@ -40,7 +40,7 @@ def shrink(state: StoreState, level: Level) -> bool:
         if not limit or not level.held_bytes.get(namespace):
             continue
         doomed = model_shares.excess_of(state, level, namespace)
-        room.unlink(state, doomed)
+        unlinking.unlink(state, doomed)
         evicted = evicted or bool(doomed)
     return evicted
 
@@ -54,5 +54,5 @@ def _make_room(state: StoreState, level: Level, namespace: NamespaceId, need_byt
             return True
         if not doomed:
             return False
-        room.unlink(state, doomed)
+        unlinking.unlink(state, doomed)
     return False

@@ -30,7 +30,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
 
@@ -66,16 +66,16 @@ class Transfer(Protocol):
 
 
 def plan(
-    meta: BlockMeta, block: OpenBlock, codec: Codec, target: Level, spent: Seconds
+    meta: BlockMeta, block: OpenBlock, encodings: TierEncodings, target: Level, spent: Seconds
 ) -> Transfer:
     """How an open block goes to `target`: encoded, decoded or as it is. CorruptBlock."""
-    wanted = codec.of(target)
-    rounded = bool(target.index) and codec.rounds(meta.namespace)
+    wanted = encodings.of(target)
+    rounded = bool(target.index) and encodings.rounds(meta.namespace)
     if meta.encoded and wanted is Encoding.NONE and not (rounded and _only_q8_0(meta)):
-        return DecodedBlock(meta, block, codec.planes)
+        return DecodedBlock(meta, block, encodings.planes)
     if not meta.encoded and (wanted is Encoding.ZSTD or rounded):
-        zstd = codec.planes if wanted is Encoding.ZSTD else None
-        encoded = encode(meta, block, zstd, spent, rounded=rounded)
+        planes = encodings.planes if wanted is Encoding.ZSTD else None
+        encoded = encode(meta, block, planes, spent, rounded=rounded)
         if encoded is not None:
             return encoded
     return SameBlock(meta, block)
@@ -104,12 +104,12 @@ class DecodedBlock:
 
     encoded = False
 
-    def __init__(self, meta: BlockMeta, block: OpenBlock, codec: ZstdPlanes) -> None:
+    def __init__(self, meta: BlockMeta, block: OpenBlock, planes: ZstdPlanes) -> None:
         self.file_bytes = meta.raw_file_bytes
-        self._meta, self._block, self._codec = meta, block, codec
+        self._meta, self._block, self._planes = meta, block, planes
 
     def write_to(self, temp: TempBlock, spent: Seconds) -> None:
-        decode(self._meta, self._block, temp, self._codec, spent)
+        decode(self._meta, self._block, temp, self._planes, spent)
 
 
 class SameBlock:
@@ -188,14 +188,14 @@ class RunningChecksums:
 def encode(
     meta: BlockMeta,
     block: OpenBlock,
-    codec: ZstdPlanes | None,
+    planes: ZstdPlanes | None,
     spent: Seconds,
     *,
     rounded: bool = False,
 ) -> EncodedBlock | None:
     """The encoded form of a raw block; None when it is better kept as it is. CorruptBlock.
 
-    `rounded` says that its rows are q8_0's and may be kept as such; other segments go to `codec`.
+    `rounded` says that its rows are q8_0's and may be kept as such; other segments go to `planes`.
     """
     if meta.encoded or meta.file_bytes > MAX_ENCODED_FILE_BYTES or not _dense(meta):
         return None
@@ -205,7 +205,7 @@ def encode(
     for segment, field in zip(meta.segments, header.segments, strict=True):
         raw = _read(block, segment, spent)
         start = time.perf_counter()
-        stored = _encode_segment(raw, field, codec, rounded=rounded)
+        stored = _encode_segment(raw, field, planes, rounded=rounded)
         field.offset = offset
         spent.coding += time.perf_counter() - start
         payload.append((offset, stored))
@@ -222,7 +222,7 @@ def encode(
 
 
 def _encode_segment(
-    raw: bytes, field: pb.Segment, codec: ZstdPlanes | None, *, rounded: bool
+    raw: bytes, field: pb.Segment, planes: ZstdPlanes | None, *, rounded: bool
 ) -> Buffer:
     """What to store for one segment; its header field is changed to say so."""
     if len(raw) > MAX_DECODED_BYTES:
@@ -232,8 +232,8 @@ def _encode_segment(
     if codes is not None:
         stored = codes.data
         field.encoding = pb.ENCODING_Q8_0
-    elif codec is not None:
-        frames = codec.encode(raw, field.dtype)
+    elif planes is not None:
+        frames = planes.encode(raw, field.dtype)
         if not pays(sum(map(len, frames)), len(raw)):
             return raw
         stored = b"".join(frames)
@@ -247,7 +247,7 @@ def _encode_segment(
 
 
 def decode(
-    meta: BlockMeta, block: OpenBlock, temp: TempBlock, codec: ZstdPlanes, spent: Seconds
+    meta: BlockMeta, block: OpenBlock, temp: TempBlock, planes: ZstdPlanes, spent: Seconds
 ) -> None:
     """Writes the raw form of an encoded block; `temp` has `meta.raw_file_bytes`. CorruptBlock."""
     if meta.file_bytes > MAX_ENCODED_FILE_BYTES:
@@ -261,7 +261,7 @@ def decode(
         start = time.perf_counter()
         raw: Buffer = stored
         if segment.encoding == pb.ENCODING_ZSTD:
-            raw = codec.decode(
+            raw = planes.decode(
                 stored, segment.plane_bytes, segment.dtype, segment.raw_bytes, scratch
             ).data
         elif segment.encoding == pb.ENCODING_Q8_0:

@@ -215,7 +215,7 @@ def test_a_stock_ollama_that_changed_since_the_build_is_warned_of(
     assert found is not None
     tree = place / "tree/src"
     fake_stock.program(tree / "ollama", "0.16.0")
-    gpu_libraries.put(found, tree.parent, tree, Report(quiet=True), with_shim=False)
+    gpu_libraries.put(found, tree.parent, tree, Report(quiet=True))
     states = [check.state for check in _library_checks(tree / "ollama", monkeypatch)]
     assert states == [CheckState.OK, CheckState.OK]
     library = root / "lib/ollama/cuda_v12/libggml-cuda.so"

@@ -20,27 +20,9 @@ from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Finding, Selection, VerifyStep
-from tests.places import short_directory
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace("administration")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory) as running:
-        yield running
-
-
-@pytest.fixture
-def channel(daemon: SidecarProcess) -> Iterator[grpc.Channel]:
-    with daemon.channel() as opened:
-        yield opened
-
-
-@pytest.fixture
-def stub(channel: grpc.Channel) -> Any:
-    return rpc.BlockStoreStub(channel)
 
 
 @pytest.fixture

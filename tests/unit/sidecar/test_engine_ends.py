@@ -42,27 +42,12 @@ from tests.contract.fake_engine import (
     engine_socket,
     hello,
     nothing_is_held,
+    prompt,
 )
 from tests.sidecar import SidecarProcess
 
 SECONDS = 20.0
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def engine(daemon: SidecarProcess) -> Iterator[FakeEngine]:
-    with FakeEngine(daemon.socket) as connected:
-        yield connected
-
-
-def prompt(first: int, count: int) -> list[int]:
-    return list(range(first, first + count))
 
 
 # --- damage ---------------------------------------------------------------------------------------

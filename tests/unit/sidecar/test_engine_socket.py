@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,26 +18,10 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.sidecar.engine.lookups import extend_chain
 from ollama_tiering.store.block.key import as_namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.contract.fake_engine import FakeEngine, hello, nothing_is_held
+from tests.contract.fake_engine import FakeEngine, hello, nothing_is_held, prompt
 from tests.sidecar import SidecarProcess
 
 SECONDS = 20.0
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def engine(daemon: SidecarProcess) -> Iterator[FakeEngine]:
-    with FakeEngine(daemon.socket) as connected:
-        yield connected
-
-
-def prompt(first: int, count: int) -> list[int]:
-    return list(range(first, first + count))
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,10 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
-from tests.places import short_directory
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory) as running:
-        yield running
-
-
-@pytest.fixture
-def channel(daemon: SidecarProcess) -> Iterator[grpc.Channel]:
-    with daemon.channel() as opened:
-        yield opened
-
-
-@pytest.fixture
-def stub(channel: grpc.Channel) -> Any:
-    return rpc.BlockStoreStub(channel)
 
 
 def has(stub: Any, tokens: list[int]) -> pb.HasResponse:

@@ -11,7 +11,7 @@ from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pla
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
@@ -65,7 +65,7 @@ class EncodedBench:
             list(zip([self.ram, self.local], self.budgets, strict=True)),
             background=False,
             measure=False,
-            codec=Codec({TierKind.LOCAL: self.encoding}),
+            encodings=TierEncodings({TierKind.LOCAL: self.encoding}),
             clock=lambda: self.now,
             **self.options,
         )

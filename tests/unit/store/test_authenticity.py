@@ -15,7 +15,7 @@ from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.tiers.authenticity import (
     TRAILER_BYTES,
@@ -145,7 +145,7 @@ def test_what_is_encoded_there_carries_one_too(opened: Opened, directory: Path) 
     encodings = {TierKind.REMOTE: Encoding.ZSTD}
     wide = samples.namespace("wide", kv_heads=4, head_dim=256)
     blocks = samples.sequence(wide, list(TOKENS))
-    one = opened(directory, codec=Codec(encodings))
+    one = opened(directory, encodings=TierEncodings(encodings))
     with one.store.open_session(wide.digest(), wide.fields(), 4) as session:
         for block in blocks:
             result = session.put_inline(block.key, block.data, last=True)

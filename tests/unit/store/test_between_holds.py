@@ -15,7 +15,7 @@ from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
-from ollama_tiering.store.upkeep import room, shares
+from ollama_tiering.store.upkeep import shares, unlinking
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_terms import Ruled
 
@@ -94,10 +94,10 @@ def test_a_block_that_one_writer_gives_up_is_the_next_ones_alone(
         return []
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, "unlink", unlink)
+        patch.setattr(unlinking, "unlink", unlink)
         first.close()
     assert answers == [Outcome.RESERVED]
     assert third.reserve([block.offer])[0].outcome is Outcome.PRESENT
-    assert bench.state.pinned(BlockKey(NAMESPACE))  # what comes before it, for the second writer
+    assert bench.state.held(BlockKey(NAMESPACE))  # what comes before it, for the second writer
     second.close()
-    assert not bench.state.pinned(BlockKey(NAMESPACE))
+    assert not bench.state.held(BlockKey(NAMESPACE))

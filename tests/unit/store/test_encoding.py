@@ -15,7 +15,7 @@ from ollama_tiering.store.block.encoding import ZstdPlanes, pays
 from ollama_tiering.store.errors import CorruptBlock
 
 DTYPES = ["f16", "bf16", "f32", "q8_0", ""]
-CODEC = ZstdPlanes()
+PLANES = ZstdPlanes()
 
 
 @given(st.binary(max_size=3000), st.sampled_from(DTYPES))
@@ -26,8 +26,8 @@ def test_any_bytes_come_back(raw: bytes, dtype: str) -> None:
     split = planes.split(raw, dtype)
     assert [plane.size for plane in split] == planes.plane_sizes(dtype, len(raw))
     assert planes.join(split, dtype, len(raw)).tobytes() == raw
-    frames = CODEC.encode(raw, dtype)
-    decoded = CODEC.decode(b"".join(frames), [len(f) for f in frames], dtype, len(raw))
+    frames = PLANES.encode(raw, dtype)
+    decoded = PLANES.decode(b"".join(frames), [len(f) for f in frames], dtype, len(raw))
     assert decoded.tobytes() == raw
 
 
@@ -56,13 +56,13 @@ def test_a_segment_longer_than_a_part_comes_back() -> None:
 
 def test_f16_noise_gets_smaller_only_because_its_bytes_are_apart() -> None:
     raw = np.random.default_rng(0).standard_normal(65536).astype(np.float16).tobytes()
-    apart = sum(map(len, CODEC.encode(raw, "f16")))
+    apart = sum(map(len, PLANES.encode(raw, "f16")))
     assert apart < 0.88 * len(raw)
     assert apart < 0.95 * len(zstandard.ZstdCompressor(level=1).compress(raw))
 
 
 RAW = np.random.default_rng(0).standard_normal(600).astype(np.float16).tobytes()
-FRAMES = CODEC.encode(RAW, "f16")
+FRAMES = PLANES.encode(RAW, "f16")
 SIZES = [len(frame) for frame in FRAMES]
 STORED = b"".join(FRAMES)
 
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_damage_or_other_bytes_of_the_same_length(at: int, bit:
     damaged = bytearray(STORED)
     damaged[at] ^= 1 << bit
     try:
-        decoded = CODEC.decode(damaged, SIZES, "f16", len(RAW))
+        decoded = PLANES.decode(damaged, SIZES, "f16", len(RAW))
     except CorruptBlock:
         return
     assert decoded.size == len(RAW)
@@ -84,13 +84,13 @@ def test_garbage_is_damage(garbage: bytes, raw_bytes: int) -> None:
     if raw_bytes == 0 and not garbage:
         return
     with pytest.raises(CorruptBlock):
-        CODEC.decode(garbage, [len(garbage)], "q8_0", raw_bytes)
+        PLANES.decode(garbage, [len(garbage)], "q8_0", raw_bytes)
 
 
 @pytest.mark.parametrize("cut", [1, 10, len(FRAMES[1]) - 1])
 def test_a_truncated_frame_is_damage(cut: int) -> None:
     with pytest.raises(CorruptBlock):
-        CODEC.decode(STORED[:-cut], [SIZES[0], SIZES[1] - cut], "f16", len(RAW))
+        PLANES.decode(STORED[:-cut], [SIZES[0], SIZES[1] - cut], "f16", len(RAW))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_truncated_frame_is_damage(cut: int) -> None:
 )
 def test_planes_that_do_not_add_up_are_damage(sizes: list[int]) -> None:
     with pytest.raises(CorruptBlock):
-        CODEC.decode(STORED, sizes, "f16", len(RAW))
+        PLANES.decode(STORED, sizes, "f16", len(RAW))
 
 
 @pytest.mark.parametrize("says_its_size", [True, False])
@@ -108,7 +108,7 @@ def test_a_bomb_allocates_no_more_than_its_segment(says_its_size: bool) -> None:
     assert len(frame) < 1 << 20
     tracemalloc.start()
     with pytest.raises(CorruptBlock):
-        CODEC.decode(frame, [len(frame)], "q8_0", 4096)
+        PLANES.decode(frame, [len(frame)], "q8_0", 4096)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 1 << 20
@@ -121,7 +121,7 @@ def test_a_frame_that_lies_about_its_size_is_damage() -> None:
     for lie in (99, 101):
         frame[5] = lie
         with pytest.raises(CorruptBlock):
-            CODEC.decode(bytes(frame), [len(frame)], "q8_0", lie)
+            PLANES.decode(bytes(frame), [len(frame)], "q8_0", lie)
 
 
 def test_five_percent_is_what_pays() -> None:

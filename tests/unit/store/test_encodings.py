@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store.books import encodings
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.speed import DecodeMeter
 from ollama_tiering.store.upkeep.index import BlockIndex
 
@@ -62,7 +62,7 @@ def test_samples_move_the_average_and_tiny_ones_do_not() -> None:
 
 
 def test_an_estimate_is_there_before_anything_was_measured_and_after_a_probe() -> None:
-    measured = Codec()
+    measured = TierEncodings()
     assert measured.decode_seconds(300 * MB) == pytest.approx(1.0)
     measured.measure()
     assert measured.decoding.bytes_per_second > 0

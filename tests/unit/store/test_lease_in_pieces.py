@@ -1,4 +1,4 @@
-"""A lease is given and ended in pieces: the lock is free in between, nothing stays pinned."""
+"""A lease is given and ended in pieces: the lock is free in between, nothing stays held."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def leaser(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Leaser:
     return Leaser(bench.state, no_copy, lease_seconds=60.0, deadline_seconds=1.0)
 
 
-def pinned(bench: Bench, keys: list[BlockKey]) -> int:
-    return sum(map(bench.state.pinned, keys))
+def held(bench: Bench, keys: list[BlockKey]) -> int:
+    return sum(map(bench.state.held, keys))
 
 
 def test_the_lock_is_held_for_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,15 +34,15 @@ def test_the_lock_is_held_for_a_bounded_number_of_blocks(monkeypatch: pytest.Mon
     keys, _ = in_books(bench, MANY)
     leases = leaser(bench, monkeypatch)
     watched = Holds(bench, monkeypatch)
-    for name in ("pin", "unpin", "touch"):
+    for name in ("hold", "let_go", "touch"):
         watched.count(bench.state, name)
     given = leases.begin(NAMESPACE, keys)
     assert len(given.blocks) == MANY
-    assert sum(watched.holds) == 2 * MANY  # pinned, touched
+    assert sum(watched.holds) == 2 * MANY  # held, touched
     leases.release(given.lease_id)
     assert sum(watched.holds) == 3 * MANY
     assert max(watched.holds) <= MOST_PER_HOLD
-    assert pinned(bench, keys) == 0
+    assert held(bench, keys) == 0
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 8, 512])
@@ -57,15 +57,15 @@ def test_the_lease_is_the_same_whatever_the_pieces(
     leases = leaser(bench, monkeypatch)
     given = leases.begin(NAMESPACE, asked)
     assert [block.key for block in given.blocks] == keys[:there]  # type: ignore[union-attr]
-    assert pinned(bench, keys) == there
+    assert held(bench, keys) == there
     assert bench.state.counters.misses.get("evicted", 0) == (there < 7)
     order = [key for key in bench.state.levels[0].lru if key in keys[:there]]
     assert order == keys[:there][::-1]  # the leaf is the first to be evicted
     leases.release(given.lease_id)
-    assert pinned(bench, keys) == 0
+    assert held(bench, keys) == 0
 
 
-def test_one_for_which_there_is_no_room_leaves_nothing_pinned(
+def test_one_for_which_there_is_no_room_leaves_nothing_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leasing, "PIECE_BLOCKS", 3)
@@ -75,7 +75,7 @@ def test_one_for_which_there_is_no_room_leaves_nothing_pinned(
     leases = leaser(bench, monkeypatch)
     with pytest.raises(NoRoom):
         leases.begin(NAMESPACE, keys)
-    assert (len(bench.state.leases), pinned(bench, keys)) == (0, 0)
+    assert (len(bench.state.leases), held(bench, keys)) == (0, 0)
     assert len(leases.begin(NAMESPACE, keys[:6]).blocks) == 6  # and none counted as leased
 
 
@@ -99,6 +99,6 @@ def test_one_that_takes_longer_than_a_lease_lasts_ends_there(
     monkeypatch.setattr(bench.state.leases, "extend", late)
     given = leases.begin(NAMESPACE, keys)
     assert [block.key for block in given.blocks] == keys[:3]  # type: ignore[union-attr]
-    assert (pieces, pinned(bench, keys)) == ([3, 3], 0)
+    assert (pieces, held(bench, keys)) == ([3, 3], 0)
     leases.release(given.lease_id)
-    assert pinned(bench, keys) == 0
+    assert held(bench, keys) == 0

@@ -84,7 +84,7 @@ def test_an_object_may_have_a_lock_of_its_own() -> None:
 
 # What other modules call of the state itself: words that are read at once, and what is done while
 # nobody else uses the books yet.
-_READ: Final = {"suspended", "pinned", "waits_for"}
+_READ: Final = {"suspended", "held", "waits_for"}
 _BEFORE_USE: Final = {
     ("store/upkeep/opening.py", "add_copy"),
     ("bench/tiers/looking_up.py", "add_copy"),

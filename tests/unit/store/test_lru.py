@@ -1,4 +1,4 @@
-"""ByteLru: budgets, order, pins, victims."""
+"""ByteLru: budgets, order, holds, victims."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ def victims(made: ByteLru[str], need: int, *, partial: bool = False) -> list[str
 def test_a_reservation_at_capacity_is_refused() -> None:
     made = lru(100, a=60)
     assert made.reserve(41) is None
-    claim = made.reserve(40)
-    assert claim is not None
+    reservation = made.reserve(40)
+    assert reservation is not None
     assert made.reserve(1) is None
 
 
-def test_leaving_without_commit_releases() -> None:
+def test_a_reservation_ends_once() -> None:
     made = lru()
-    claim = made.reserve(70)
-    assert claim is not None
-    with claim:
-        assert made.claimed_bytes == 70
-    assert made.claimed_bytes == 0
-    claim.release()
-    claim.commit("a", 10)
-    assert made.claimed_bytes == 0
+    reservation = made.reserve(70)
+    assert reservation is not None
+    assert made.counted_bytes == 70
+    reservation.release()
+    assert made.counted_bytes == 0
+    reservation.release()
+    reservation.commit("a", 10)
+    assert made.counted_bytes == 0
 
 
 def test_commit_counts_what_was_stored() -> None:
     made = lru()
-    claim = made.reserve(70)
-    assert claim is not None
-    with claim:
-        claim.commit("a", 50)
+    reservation = made.reserve(70)
+    assert reservation is not None
+    reservation.commit("a", 50)
     assert (made.used_bytes, made.reserved_bytes) == (50, 0)
 
 
@@ -57,13 +56,13 @@ def test_adding_a_key_again_replaces_its_size() -> None:
     assert made.used_bytes == 0
 
 
-def test_retired_bytes_stay_claimed_until_released() -> None:
+def test_retired_bytes_stay_counted_until_released() -> None:
     made = lru(a=30)
-    claim = made.retire("a")
+    reservation = made.retire("a")
     assert "a" not in made
-    assert made.claimed_bytes == 30
-    claim.release()
-    assert made.claimed_bytes == 0
+    assert made.counted_bytes == 30
+    reservation.release()
+    assert made.counted_bytes == 0
 
 
 def test_overhead_counts_against_the_budget() -> None:
@@ -84,20 +83,20 @@ def test_the_oldest_are_the_victims_and_touch_makes_young() -> None:
 
 def test_no_victims_when_not_enough_can_be_freed() -> None:
     made = lru(a=10, b=10)
-    made.pin("a")
+    made.hold("a")
     assert victims(made, 15) == []
     assert victims(made, 15, partial=True) == ["b"]
 
 
-def test_pins_count() -> None:
+def test_holds_are_counted() -> None:
     made = lru(a=10)
-    made.pin("a")
-    made.pin("a")
-    made.unpin("a")
-    assert made.pinned("a")
-    made.unpin("a")
-    made.unpin("a")
-    assert not made.pinned("a")
+    made.hold("a")
+    made.hold("a")
+    made.let_go("a")
+    assert made.held("a")
+    made.let_go("a")
+    made.let_go("a")
+    assert not made.held("a")
     assert victims(made, 5) == ["a"]
 
 
@@ -123,14 +122,14 @@ def test_what_a_victim_unblocks_is_taken_in_the_same_pass() -> None:
 def test_reservations_never_exceed_the_budget(steps: list[tuple[str, int]], budget: int) -> None:
     made: ByteLru[str] = ByteLru(budget)
     for key, need in steps:
-        claim = made.reserve(need)
-        if claim is None:
+        reservation = made.reserve(need)
+        if reservation is None:
             for victim in victims(made, made.shortfall_bytes(need)):
                 made.remove(victim)
-            claim = made.reserve(need)
-        if claim is not None:
-            claim.commit(key, need)
-        assert made.claimed_bytes <= budget
+            reservation = made.reserve(need)
+        if reservation is not None:
+            reservation.commit(key, need)
+        assert made.counted_bytes <= budget
     assert made.used_bytes == sum(made.stored_bytes(key) for key in made)
 
 
@@ -172,14 +171,14 @@ def test_an_entry_may_start_as_the_oldest() -> None:
     assert list(made) == ["b", "a", "c"]
 
 
-def test_a_claim_gives_back_a_part_and_no_more_than_it_has() -> None:
+def test_a_reservation_gives_back_a_part_and_no_more_than_it_has() -> None:
     made = lru()
-    claim = made.reserve(50)
-    assert claim is not None
-    claim.shrink(20)
+    reservation = made.reserve(50)
+    assert reservation is not None
+    reservation.shrink(20)
     assert made.reserved_bytes == 30
-    claim.shrink(1000)
-    claim.shrink(-5)
+    reservation.shrink(1000)
+    reservation.shrink(-5)
     assert made.reserved_bytes == 0
-    claim.release()
+    reservation.release()
     assert made.reserved_bytes == 0

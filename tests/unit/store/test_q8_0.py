@@ -23,7 +23,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
@@ -134,9 +134,9 @@ class Bench:
         self.open()
 
     def open(self) -> None:
-        codec = Codec({TierKind.LOCAL: self.encoding})
+        encodings = TierEncodings({TierKind.LOCAL: self.encoding})
         self.store = TieredStore(
-            [*self.tiers], background=False, measure=False, codec=codec, clock=lambda: 0.0
+            [*self.tiers], background=False, measure=False, encodings=encodings, clock=lambda: 0.0
         )
 
     def put(self, ns: Namespace, data: bytes, *, inline: bool = False) -> bytes:
@@ -182,7 +182,7 @@ def test_codes_go_down_another_tier_as_they_are(lowest: Encoding) -> None:
     far = MemoryTier(TierKind.REMOTE)
     bench.tiers.append((far, 1 << 20))
     bench.open()
-    bench.store._state.codec._encodings[TierKind.REMOTE] = lowest
+    bench.store._state.encodings._encodings[TierKind.REMOTE] = lowest
     key = bench.put(LOSSY, block(LOSSY))
     raw = bench.read(LOSSY, key)
     bench.store.run_pending()
@@ -248,14 +248,14 @@ def test_damage_is_found_before_it_is_rounded() -> None:
 
 
 def test_any_number_of_descriptions_is_remembered_up_to_a_bound() -> None:
-    codec = Codec()
+    encodings = TierEncodings()
     for index in range(1000):
         ns = Namespace.of(
             model=str(index), engine="", cache_dtype="f16", layers=[], extra="kv=q8_0"
         )
-        assert codec.note(ns.digest(), ns.fields())
-    assert len(codec.rounded_namespaces()) == 256
-    assert codec.rounds(ns.digest())
+        assert encodings.note(ns.digest(), ns.fields())
+    assert len(encodings.rounded_namespaces()) == 256
+    assert encodings.rounds(ns.digest())
 
 
 def encoded() -> bytes:

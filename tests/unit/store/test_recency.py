@@ -14,7 +14,7 @@ from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tools import samples
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.expiry import JUMP_SECONDS, START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
@@ -146,7 +146,7 @@ def test_three_levels_hold_whole_chains_from_any_one_down(seed: int) -> None:
         bench.store.run_pending()
         assert closed(bench)
         for level in bench.state.levels:
-            assert level.lru.claimed_bytes <= level.lru.budget_bytes
+            assert level.lru.counted_bytes <= level.lru.budget_bytes
 
 
 def test_a_parent_is_not_unlinked_before_a_child_that_another_thread_is_at() -> None:
@@ -156,7 +156,7 @@ def test_a_parent_is_not_unlinked_before_a_child_that_another_thread_is_at() -> 
     taken = state.take_victims(level, FILE_BYTES)
     assert [one.key for one in taken] == [third.key]
     assert state.take_victims(level, FILE_BYTES) == []
-    room.unlink(state, taken)
+    unlinking.unlink(state, taken)
     assert [one.key for one in state.take_victims(level, 2 * FILE_BYTES)] == [second.key, first.key]
     assert state.leaving_children != {}
 

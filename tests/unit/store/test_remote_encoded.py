@@ -12,7 +12,7 @@ import pytest
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiered import TieredStore
@@ -42,7 +42,7 @@ class FarBench(EncodedBench):
             tiers,
             background=False,
             measure=False,
-            codec=Codec(self.encodings),
+            encodings=TierEncodings(self.encodings),
             clock=lambda: self.now,
             wall_clock=lambda: self.now,
             **self.options,
@@ -171,7 +171,7 @@ def test_a_match_expects_the_encoded_bytes_and_their_decoding(make: Make) -> Non
     bench = make(NONE, ZSTD)
     key, data = bench.far_only(1)
     bench.state.levels[2].speed.read = 1e8
-    bench.state.codec.decoding.bytes_per_second = 1e7
+    bench.state.encodings.decoding.bytes_per_second = 1e7
     tokens = tokens_to_bytes(range(1, 1 + BLOCK_TOKENS))
     (found,) = bench.store.match(NAMESPACE, [key], tokens, BLOCK_TOKENS)
     assert (found.tier, found.raw_bytes) == (TierKind.REMOTE, len(data))
@@ -194,7 +194,7 @@ def test_staging_measures_reading_and_decoding_apart(
     assert [read_bytes for read_bytes, _, _ in told] == [len(bench.file(key)) for key in keys]
     assert all(reading > 0 and decoding > 0 for _, reading, decoding in told)
     assert bench.state.levels[2].speed.read > 0
-    assert bench.state.codec.decoding.bytes_per_second > 0
+    assert bench.state.encodings.decoding.bytes_per_second > 0
 
 
 def test_the_copy_that_is_there_sooner_is_staged(make: Make) -> None:
@@ -206,9 +206,9 @@ def test_the_copy_that_is_there_sooner_is_staged(make: Make) -> None:
     bench.ram.blocks.clear()
     record = bench.record(key)
     bench.state.levels[1].speed.read = bench.state.levels[2].speed.read = 1e9
-    bench.state.codec.decoding.bytes_per_second = 1e12
+    bench.state.encodings.decoding.bytes_per_second = 1e12
     assert bench.state.soonest_first(record) == [1, 2]
-    bench.state.codec.decoding.bytes_per_second = 1e6
+    bench.state.encodings.decoding.bytes_per_second = 1e6
     assert bench.state.soonest_first(record) == [2, 1]
     assert bench.read(key) == (TierKind.RAM, data)
     assert bench.state.levels[2].stats.read_bytes == len(data)
@@ -243,7 +243,7 @@ def test_damage_is_quarantined_and_a_miss(make: Make) -> None:
     assert bench.store.lease(NAMESPACE, [key]).blocks == []
     assert [p.name for p in bench.directory.rglob("*.bad")] == [path.name + ".bad"]
     assert bench.ram.blocks == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_sidecars_of_different_encodings_read_each_other(make: Make) -> None:

@@ -9,7 +9,7 @@ from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
-from ollama_tiering.store.upkeep import room
+from ollama_tiering.store.upkeep import making_room, unlinking
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 
@@ -234,8 +234,8 @@ def test_two_threads_do_not_evict_twice_for_one_excess() -> None:
     level.lru.budget_bytes = 4 * FILE_BYTES
     with bench.state.lock:  # another thread has begun and not yet unlinked
         taken = bench.state.take_victims(level, level.lru.excess_bytes)
-    assert not room.shrink(bench.state, level)
-    room.unlink(bench.state, taken)
+    assert not making_room.shrink(bench.state, level)
+    unlinking.unlink(bench.state, taken)
     assert excess(bench) == [0]
     assert bench.in_tier(0) == keys_of(blocks[:4])
     assert level.leaving_bytes == 0

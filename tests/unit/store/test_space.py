@@ -88,7 +88,7 @@ def test_the_index_counts_against_the_tier_it_lies_in(tmp_path: Path) -> None:
     bench.store.flush_index()
     assert (local / "index.sqlite").stat().st_size > 0
     assert bench.state.levels[0].physical_bytes == physical_bytes(local)
-    assert bench.state.levels[0].lru.claimed_bytes <= budget
+    assert bench.state.levels[0].lru.counted_bytes <= budget
     bench.store.close()
 
 

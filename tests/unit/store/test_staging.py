@@ -10,7 +10,7 @@ import pytest
 
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import InvalidBlock
@@ -65,7 +65,7 @@ def test_a_leased_block_is_decoded_into_ram() -> None:
         assert bench.store.read_part(block, 0, block.file_bytes) == data
         assert bench.content(bench.ram, key) == data
         assert (NAMESPACE, key) in bench.local.blocks
-    assert bench.state.codec.decoding.bytes_per_second > 0
+    assert bench.state.encodings.decoding.bytes_per_second > 0
     assert not bench.state.staging
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_encoded_block_is_quarantined_and_a_miss() -> None:
     assert bench.state.tree.get(key) is None
     assert bench.ram.blocks == {}
     assert bench.ram.writing == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_weather_while_decoding_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +224,9 @@ def test_a_match_tells_both_sizes_and_what_decoding_takes() -> None:
         )
         return found.expected_seconds
 
-    bench.state.codec.decoding.bytes_per_second = 1e6
+    bench.state.encodings.decoding.bytes_per_second = 1e6
     slow = expected()
-    bench.state.codec.decoding.bytes_per_second = 1e12
+    bench.state.encodings.decoding.bytes_per_second = 1e12
     fast = expected()
     assert slow - fast == pytest.approx(len(data) / 1e6, rel=1e-3)
     assert fast == pytest.approx(100e-6 + len(bench.content(bench.local, key)) / 1e8, rel=1e-3)
@@ -235,13 +235,13 @@ def test_a_match_tells_both_sizes_and_what_decoding_takes() -> None:
 def test_the_copy_that_is_there_sooner_is_counted_with() -> None:
     """A raw copy on a slow tier against an encoded one on a faster: by seconds, per block."""
     tiers = [(MemoryTier(kind), 1 << 30) for kind in TierKind]
-    state = StoreState(tiers, codec=Codec({TierKind.LOCAL: Encoding.ZSTD}))
+    state = StoreState(tiers, encodings=TierEncodings({TierKind.LOCAL: Encoding.ZSTD}))
     record = BlockRecord(BlockKey(bytes(32)), NAMESPACE, NAMESPACE, b"", 0, 1_000_000, 0.0)
     record.levels, record.encoded = frozenset({1, 2}), {1: 500_000}
     speeds = [(0.0, 1e-9), (0.0, 1e-8), (0.0, 1e-8)]
-    state.codec.decoding.bytes_per_second = 1e9  # 5 ms + 1 ms against 10 ms
+    state.encodings.decoding.bytes_per_second = 1e9  # 5 ms + 1 ms against 10 ms
     assert state.nearest(record, speeds) == (1, pytest.approx(6e-3))
-    state.codec.decoding.bytes_per_second = 1e8  # 5 ms + 10 ms
+    state.encodings.decoding.bytes_per_second = 1e8  # 5 ms + 10 ms
     assert state.nearest(record, speeds) == (2, pytest.approx(10e-3))
 
 
@@ -270,7 +270,7 @@ def test_a_client_may_not_put_an_encoded_block(inline: bool) -> None:
         assert not result.stored
         assert "raw" in result.reason
     assert bench.ram.blocks == {}
-    assert bench.state.levels[0].lru.claimed_bytes == 0
+    assert bench.state.levels[0].lru.counted_bytes == 0
 
 
 def test_books_that_name_a_wrong_size_are_corrected_by_the_file() -> None:
@@ -312,8 +312,8 @@ def test_the_speed_of_decoding_outlives_a_restart(tmp_path: Any) -> None:
     bench = EncodedBench(index_path=tmp_path / "index.sqlite")
     key, _ = bench.put(1)
     bench.store.run_pending()
-    bench.state.codec.decoding.bytes_per_second = 123e6
+    bench.state.encodings.decoding.bytes_per_second = 123e6
     bench.store.close()
     bench.open()
-    assert bench.state.codec.decoding.bytes_per_second == 123e6
+    assert bench.state.encodings.decoding.bytes_per_second == 123e6
     assert bench.state.tree.get(key) is not None

@@ -14,7 +14,7 @@ from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, Zst
 from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.window_fields import end_row
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.offers import BlockOffer, check_meta, check_offer
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
@@ -36,8 +36,8 @@ def opened(root: Path) -> Bench:
         (FsTier(TierKind.RAM, root / "ram"), 64 * MIB),
         (FsTier(TierKind.LOCAL, root / "local"), 64 * MIB),
     ]
-    codec = Codec({TierKind.LOCAL: Encoding.ZSTD})
-    return Bench(tiers=tiers, codec=codec)  # type: ignore[arg-type]
+    encodings = TierEncodings({TierKind.LOCAL: Encoding.ZSTD})
+    return Bench(tiers=tiers, encodings=encodings)  # type: ignore[arg-type]
 
 
 def states(blocks: list[samples.SampleBlock]) -> list[samples.SampleBlock]:
@@ -103,15 +103,15 @@ def test_a_large_one_is_a_valid_block_and_none_of_the_limits_is_below_it() -> No
     meta = read_meta(buffer_reader(head), file_bytes)
     assert (meta.rows, meta.cells, end_row(meta.plain_rows)) == (1, (2,), 2)
     assert {segment.raw_bytes for segment in meta.segments} == {LARGEST_ROW_BYTES}
-    claim = BlockOffer(meta.key, meta.parent, file_bytes, tail=True)
-    check_offer(claim)
-    check_meta(meta, claim, NAMESPACE, BLOCK_TOKENS)
+    offer = BlockOffer(meta.key, meta.parent, file_bytes, tail=True)
+    check_offer(offer)
+    check_meta(meta, offer, NAMESPACE, BLOCK_TOKENS)
     assert LARGEST_ROW_BYTES <= MAX_DECODED_BYTES
     assert file_bytes <= min(transcode.MAX_ENCODED_FILE_BYTES, MAX_AUTHENTIC_BYTES)
 
 
-@pytest.mark.parametrize("codec", [None, ZstdPlanes()])
-def test_rounding_to_q8_0_leaves_f32_alone(codec: ZstdPlanes | None) -> None:
+@pytest.mark.parametrize("planes", [None, ZstdPlanes()])
+def test_rounding_to_q8_0_leaves_f32_alone(planes: ZstdPlanes | None) -> None:
     """In a namespace whose rows are rounded, too."""
     state = states(samples.sequence(NS, TOKENS))[0]
     block = MemoryOpenBlock(state.data)
@@ -120,8 +120,8 @@ def test_rounding_to_q8_0_leaves_f32_alone(codec: ZstdPlanes | None) -> None:
     temp.write_at(0, state.data)
     transcode.round_rows(meta, block, temp)
     assert bytes(temp.data) == state.data
-    made = transcode.encode(meta, block, codec, Seconds(), rounded=True)
-    assert (made is None) == (codec is None)  # nothing but zstd may encode it
+    made = transcode.encode(meta, block, planes, Seconds(), rounded=True)
+    assert (made is None) == (planes is None)  # nothing but zstd may encode it
     if made is not None:
         temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
         made.write_to(temp, Seconds())

@@ -28,7 +28,7 @@ from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.unit.store.encoded import NAMESPACE, block
 
-CODEC = ZstdPlanes()
+PLANES = ZstdPlanes()
 RAW = block([1, 2, 3, 4])
 NOISE = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(9000 * 9))
 
@@ -36,7 +36,7 @@ NOISE = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(9000 * 9))
 def encoded(data: bytes) -> bytes | None:
     opened = MemoryOpenBlock(data)
     meta = read_meta(opened.read_at, opened.file_bytes)
-    made = transcode.encode(meta, opened, CODEC, Seconds())
+    made = transcode.encode(meta, opened, PLANES, Seconds())
     if made is None:
         return None
     temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
@@ -48,7 +48,7 @@ def decoded(data: bytes) -> bytes:
     opened = MemoryOpenBlock(data)
     meta = read_meta(opened.read_at, opened.file_bytes)
     temp = MemoryTempBlock(meta.namespace, meta.key, meta.raw_file_bytes)
-    transcode.decode(meta, opened, temp, CODEC, Seconds())
+    transcode.decode(meta, opened, temp, PLANES, Seconds())
     return bytes(temp.data)
 
 

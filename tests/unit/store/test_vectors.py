@@ -22,7 +22,7 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.books.encodings import Codec
+from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from tests.unit.store.test_transcode import decoded
 from tests.vectors import make
@@ -81,7 +81,7 @@ def test_the_sidecar_listens_where_the_vector_says(
 @pytest.mark.parametrize("entry", SETTINGS["extras"], ids=lambda entry: entry["name"])
 def test_rows_are_rounded_where_the_extra_of_the_vector_says_so(entry: dict[str, Any]) -> None:
     fields = [("model", "m"), ("extra", "devices=none" + entry["extra"])]
-    assert Codec().note(namespace_digest(fields), fields) == entry["rounded"]
+    assert TierEncodings().note(namespace_digest(fields), fields) == entry["rounded"]
 
 
 @pytest.mark.parametrize("entry", KEYS["chains"], ids=lambda entry: entry["name"])

@@ -225,7 +225,7 @@ func (s *sidecar) reported(t *testing.T, what string, wanted func(*tierpb.Runner
 	}
 }
 
-// Put reserves whatever is claimed and takes it.
+// Put reserves whatever is offered and takes it.
 func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 	for {
 		r, err := stream.Recv()

@@ -1,7 +1,7 @@
 """Making room: victims out of the books, then unlinked. Used by every writer.
 
 Room is what the budget, the free-space floor and the disk all grant. The budget may be lowered at
-any time: what is claimed already stays claimed, `shrink` evicts down to it.
+any time: what is stored or reserved by then stays, and `shrink` evicts down to it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.blockfile import ALIGNMENT, align
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import copies, reserving, weather
+from ollama_tiering.store.books import reserving, weather
 from ollama_tiering.store.books.lru import Reservation
-from ollama_tiering.store.books.state import Doomed, Level, StoreState
+from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
+from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.unusable import purge_quarantine
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _ROUNDS = 4  # what was freed may be counted as used elsewhere: directories that
 
 
 def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
-    """A claim on the level's budget, evicting what must go. None: nothing more may be evicted.
+    """Reserves bytes of the level's budget, evicting what must go. None: nothing more may go.
 
     It covers what the block adds to directories too.
     """
@@ -46,13 +47,13 @@ def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[
     """While one of the store's own small files is replaced, which counts against the budget, too.
     Gives whether there was room; afterwards what the tier's own files take is measured anew.
     """
-    claim = reserve_room(state, level, align(file_bytes)) if file_bytes else None
+    reservation = reserve_room(state, level, align(file_bytes)) if file_bytes else None
     try:
-        yield claim is not None
+        yield reservation is not None
     finally:
         with contextlib.suppress(OSError):
             level.tier.measure_overhead()
-        reserving.release(state, claim, level)
+        reserving.release(state, reservation, level)
 
 
 def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
@@ -63,7 +64,7 @@ def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[
                 level.space.take(need_bytes)
             return found
         if found:
-            unlink(state, found)
+            unlinking.unlink(state, found)
         elif not purge_quarantine(state, level, keep_blocks=0):
             return None
     return None
@@ -98,7 +99,7 @@ def give_back(state: StoreState, level: Level) -> bool:
     if headroom is None or headroom >= 0:
         return False
     doomed = reserving.victims(state, level, -headroom, partial=True)
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(doomed)
 
 
@@ -108,14 +109,14 @@ def shrink(state: StoreState, level: Level) -> bool:
         return False  # a shared tier's own thread trims it
     doomed, short = reserving.excess(state, level)
     bad_bytes = level.tier.quarantined_bytes() if short else 0
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
 
 
 def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:
     """Evicts that much within the budget: the disk is fuller than the budget knows."""
     doomed = reserving.victims(state, level, need_bytes)
-    unlink(state, doomed)
+    unlinking.unlink(state, doomed)
     return bool(doomed)
 
 
@@ -125,11 +126,11 @@ def create_temp(
     namespace: NamespaceId,
     key: BlockKey,
     file_bytes: int,
-    claim: Reservation[BlockKey],
+    reservation: Reservation[BlockKey],
 ) -> TempBlock:
     """A file for the block; on ENOSPC evicts, retries once, then lets the error pass.
 
-    What directories grew by is counted with them from now on, and no more in the claim.
+    What directories grew by is counted with them from now on, and no more in the reservation.
     """
     try:
         temp = level.tier.create(namespace, key, file_bytes)
@@ -139,7 +140,7 @@ def create_temp(
         if not free_bytes(state, level, file_bytes):
             raise
         temp = level.tier.create(namespace, key, file_bytes)
-    reserving.grown(state, level, claim, temp.grown_bytes)
+    reserving.grown(state, level, reservation, temp.grown_bytes)
     return temp
 
 
@@ -150,43 +151,12 @@ def describe(
     need_bytes = level.tier.growth_bytes
     if level.tier.directory is not None:  # the file, and what its directory may grow by
         need_bytes += align(len(namespace_text(fields))) + ALIGNMENT
-    claim = reserving.reserve(state, level, need_bytes)
-    if claim is None:
+    reservation = reserving.reserve(state, level, need_bytes)
+    if reservation is None:
         return
     try:
         if level.surveyed:
             level.tier.describe(namespace, fields)
     except OSError as error:
         log.warning("describe failed: tier=%s error=%s", level.tier.kind.label, error)
-    reserving.release(state, claim, level)
-
-
-def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
-    """Returns those whose files are still there."""
-    failed = []
-    for one in doomed:
-        if copies.left_to_its_thread(state, one):
-            continue
-        unlinked = True
-        try:
-            one.level.tier.remove(one.namespace, one.key)
-        except OSError as error:
-            unlinked = False
-            failed.append(one)
-            log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
-        copies.gone(state, one, unlinked=unlinked)
-    return failed
-
-
-def sync_removals(state: StoreState) -> None:
-    """What a person removed does not come back after a power cut. OSError is weather."""
-    for level in state.levels:
-        try:
-            level.tier.sync_removals()
-        except OSError as error:
-            weather.failed(state, level, error, "sync")
-
-
-def discard(level: Level, temp: TempBlock) -> None:
-    with contextlib.suppress(OSError):
-        level.tier.discard(temp)
+    reserving.release(state, reservation, level)
