@@ -85,8 +85,9 @@ struct cells : kvt::row_sink {
     cells(engine & of, slot & to, const std::vector<int32_t> & tokens, uint32_t have) : own(of), into(to), prompt(tokens), keep(have) {}
 
     bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) override {
-        if (into.tokens.size() > keep) {
+        if (!cut) { // its other rows go with the first that come
             into.tokens.resize(keep);
+            cut = true;
         }
         if (first != into.tokens.size() || first + rows > own.cells) {
             return false;
@@ -106,6 +107,7 @@ struct cells : kvt::row_sink {
     slot & into;
     const std::vector<int32_t> & prompt;
     const uint32_t keep;
+    bool cut = false;
 };
 
 struct server {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
+from difflib import ndiff
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ollama_tiering.patchset.llama_server.tree import patch_tree
 SOURCES = Path(__file__).parents[3] / "llama_server" / "src"
 # Of llama.cpp: a folder, or an sdist of llama-cpp-python.
 SDIST = "OLLAMA_TIERING_TEST_LLAMA_CPP"
+GIVEN = os.environ.get(SDIST)  # before a fixture clears it
 
 MADE_UP = {
     CMAKE: "set(TARGET server-context)\nadd_library(${TARGET} STATIC one.cpp)",  # no line end
@@ -94,10 +96,10 @@ def edit(tree: Path, path: str, old: str, new: str) -> None:
 
 
 def added(tree: Path, path: str) -> list[str]:
-    before = MADE_UP[path].splitlines()
-    lines = (tree / path).read_text().splitlines()
-    assert [line for line in lines if line in before] == before  # nothing of theirs is changed
-    return [line for line in lines if line not in before]
+    """Nothing of theirs is removed or changed."""
+    compared = list(ndiff(MADE_UP[path].splitlines(), (tree / path).read_text().splitlines()))
+    assert not [line for line in compared if line.startswith("- ")]
+    return [line[2:] for line in compared if line.startswith("+ ")]
 
 
 def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
@@ -110,7 +112,7 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
     assert "kv_tier.before_prompt(slot, params_base);\n            n_past = " in text
     assert "void update_slots() {\n        kv_tier.step(slots);\n" in text
-    assert len(added(tree, CONTEXT)) == len(HOOKS) - 1
+    assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
     assert added(tree, CMAKE) == ["include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)"]
 
 
@@ -227,10 +229,9 @@ def real_tree(place: Path, to: Path) -> Path:
 
 @pytest.mark.upstream
 def test_the_real_source_takes_all_hooks(tmp_path: Path) -> None:
-    source = os.environ.get(SDIST)
-    if not source:
+    if not GIVEN:
         pytest.skip(f"{SDIST} names no source of llama.cpp")
-    tree = real_tree(Path(source), tmp_path)
+    tree = real_tree(Path(GIVEN), tmp_path)
     assert patch_tree(tree, SOURCES)
     assert (tree / CONTEXT).read_text().count("kv_tier.") == 4
     assert not patch_tree(tree, SOURCES)
