@@ -15,7 +15,9 @@ from enum import Enum
 from ollama_tiering.errors import PatchConflict
 
 
-class Side(Enum):
+class Spot(Enum):
+    """Where lines go, seen from their anchor."""
+
     BEFORE = "before"
     AFTER = "after"
     END = "at the end"  # of the file; the anchor must be there all the same
@@ -28,7 +30,7 @@ class Anchored:
     path: str
     name: str  # of what the lines do, for messages
     pattern: str
-    side: Side
+    spot: Spot
     lines: str
 
 
@@ -72,10 +74,10 @@ def place(files: Mapping[str, str | None], anchored: Sequence[Anchored]) -> dict
             there.append(one.name)
             continue
         at = {
-            Side.BEFORE: found[0].start(),
-            Side.AFTER: found[0].end() + 1,
-            Side.END: len(text),
-        }[one.side]
+            Spot.BEFORE: found[0].start(),
+            Spot.AFTER: found[0].end() + 1,
+            Spot.END: len(text),
+        }[one.spot]
         before = text[:at] if text[:at].endswith("\n") or not at else text[:at] + "\n"
         texts[one.path] = before + lines + text[at:]
     if reasons:

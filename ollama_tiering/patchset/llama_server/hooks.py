@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ollama_tiering.patchset.llama_server.anchors import Anchored, NeededText, Side
+from ollama_tiering.patchset.llama_server.anchors import Anchored, NeededText, Spot
 
 SERVER: Final = "tools/server"
 OURS: Final = f"{SERVER}/kvt"  # where our sources go
@@ -19,43 +19,43 @@ HOOKS: Final = (
     Anchored(
         *(CMAKE, "the build"),
         r"set\(TARGET server-context\)",
-        Side.END,
+        Spot.END,
         "include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)",
     ),
     Anchored(
         *(CONTEXT, "the include"),
         r"struct server_context_impl \{",
-        Side.BEFORE,
+        Spot.BEFORE,
         '#include "kvt_server.h"\n',
     ),
     Anchored(
         *(CONTEXT, "the tier"),
         r"(?P<indent> *)server_response queue_results;",
-        Side.AFTER,
+        Spot.AFTER,
         r"\g<indent>kvt::tier kv_tier { queue_tasks };",
     ),
     Anchored(
         *(CONTEXT, "what is done before a prompt"),
         r"(?P<indent> *)n_past = slot\.prompt\.tokens\.get_common_prefix\(input_tokens\);",
-        Side.BEFORE,
+        Spot.BEFORE,
         r"\g<indent>kv_tier.before_prompt(slot, params_base);",
     ),
     Anchored(
         *(CONTEXT, "what is done after an answer"),
         r"(?P<indent> *)slot\.callback_on_release = \[this\]\(int (?P<id>\w+)\) \{",
-        Side.AFTER,
+        Spot.AFTER,
         r"\g<indent>    if (auto * s = get_slot_by_id(\g<id>)) { kv_tier.after_answer(*s); }",
     ),
     Anchored(
         *(CONTEXT, "what is done before a context shift"),
         r"(?P<indent> *)[\w.() ]*seq_rm *\([^;\n]*slot\.id, *n_keep *, *n_keep \+ n_discard\);",
-        Side.BEFORE,
+        Spot.BEFORE,
         r"\g<indent>kv_tier.before_shift(slots, slot, n_keep);",
     ),
     Anchored(
         *(CONTEXT, "what is done in each turn"),
         r"(?P<indent> *)void update_slots\(\) \{",
-        Side.AFTER,
+        Spot.AFTER,
         r"\g<indent>    kv_tier.step(slots);",
     ),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import PatchConflict, UsageError
-from ollama_tiering.patchset.llama_server.anchors import Anchored, Side, place
+from ollama_tiering.patchset.llama_server.anchors import Anchored, Spot, place
 from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT, HOOKS, NEEDED, OURS
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 
@@ -202,7 +202,7 @@ def test_no_tree_and_no_sources_are_usage(
 
 
 def test_a_file_that_is_not_there_is_a_reason() -> None:
-    one = Anchored("a", "it", "line", Side.BEFORE, "x")
+    one = Anchored("a", "it", "line", Spot.BEFORE, "x")
     with pytest.raises(PatchConflict, match="a: no such file"):
         place({}, [one])
 
