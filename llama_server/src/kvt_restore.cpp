@@ -71,6 +71,10 @@ size_t block_bytes(const hello & said, uint32_t rows) {
 
 void restore(client & look_up, const hello & said, const std::vector<int32_t> & tokens, uint32_t have, row_sink & sink,
              finished & report) {
+    if (tokens.size() < (size_t) have + 1 + look_up.greeting().min_tokens) {
+        report.reason = shortfall_too_short; // as the sidecar would say: a resident hit does not ask
+        return;
+    }
     const auto began = clock::now();
     matched found;
     status got = look_up.match(tokens.data(), tokens.size(), have, have, {}, lookup_timeout, found);

@@ -14,6 +14,7 @@ namespace kvt {
 // Numbers of `Shortfall` in block_store.proto: why there is not more.
 enum shortfall : uint32_t {
     shortfall_none = 0,
+    shortfall_too_short = 4,
     shortfall_sidecar_away = 7,
     shortfall_sidecar_late = 8,
     shortfall_sidecar_error = 9,

@@ -1,6 +1,7 @@
 // An engine with two slots for tests of saving and restoring: its main loop is the one that reads its input.
 //   kvt_slots SOCKET
 //   answer SLOT FIRST COUNT   the slot holds the rows of tokens FIRST …; they are to be stored
+//   hold SLOT FIRST COUNT     it holds them, and they are not to be stored
 //   prompt SLOT FIRST COUNT   it gets another prompt: what is not stored is kept, then what is stored comes back
 //   shift SLOT FIRST          from there on its rows are others, of the same tokens
 //   lose SLOT                 its rows go, and nobody said so before
@@ -182,6 +183,8 @@ int main(int argc, char ** argv) {
         if (what == "answer") {
             one.rows.slots[number].tokens = tokens_of(first, count);
             one.saver.add(number, tokens_of(first, count), 0);
+        } else if (what == "hold") {
+            one.rows.slots[number].tokens = tokens_of(first, count);
         } else if (what == "prompt") {
             answer = one.prompt(number, tokens_of(first, count));
         } else if (what == "shift") {

@@ -16,7 +16,7 @@ import pytest
 
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
-from tests.engine_llama_server.server import LlamaServer
+from tests.engine_llama_server.server import LlamaServer, Starter
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
@@ -69,9 +69,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def sidecar() -> Iterator[SidecarProcess]:
     with short_directory() as directory, SidecarProcess(directory) as running:
         yield running
-
-
-Starter = Callable[..., LlamaServer]
 
 
 @pytest.fixture

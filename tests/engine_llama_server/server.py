@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,3 +141,6 @@ class LlamaServer:
 
     def _url(self, path: str) -> str:
         return f"http://127.0.0.1:{self._port}{path}"
+
+
+Starter = Callable[..., LlamaServer]  # the fixture `start`

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.engine_llama_server.conftest import Starter
-from tests.engine_llama_server.server import Answer, LlamaServer
+from tests.engine_llama_server.server import Answer, LlamaServer, Starter
 from tests.sidecar import SidecarProcess
 
 PROMPT = 700

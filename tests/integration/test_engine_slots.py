@@ -75,6 +75,14 @@ def test_the_last_token_is_always_computed(talk: Talk, first: int) -> None:
     assert talk.say("prompt", 1, first, 128) == "have 0 restored 127 reason 0"
 
 
+def test_a_resident_hit_asks_nothing(program: Path, tmp_path: Path) -> None:
+    with BadSidecar(tmp_path / "s", []), Talk(program, tmp_path / "s") as talk:
+        talk.say("hold", 0, 0, 300)
+        # One that asks would get no answer: the connection ends.
+        assert talk.say("prompt", 0, 0, 301) == "have 300 restored 0 reason 4"
+        assert talk.say("prompt", 0, 0, 302) == "have 300 restored 0 reason 7"
+
+
 def test_only_new_blocks_are_written(talk: Talk, first: int) -> None:
     talk.say("answer", 0, first, 640)
     talk.say("settle", 10)
