@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean
+.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server
 default:
 	./scripts/test quick
 lint:
@@ -24,6 +24,8 @@ mutants-csrc: # each rule of the exact order broken in turn: a test has to fail;
 	./scripts/mutants-csrc
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
+llama-server: # with the tiering, and without: make llama-server SOURCE=sdist-or-folder FOLDER=where; half an hour
+	.venv/bin/python scripts/llama_server.py $(SOURCE) $(FOLDER)
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
 locks:

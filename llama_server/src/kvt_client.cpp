@@ -134,6 +134,11 @@ void client::wait_first(milliseconds timeout) {
     changed_.wait_for(lock, timeout, [this] { return tried_; });
 }
 
+void client::hang_up() {
+    std::lock_guard<std::mutex> lock(io_);
+    lose();
+}
+
 welcome client::greeting() const {
     std::lock_guard<std::mutex> lock(state_);
     return greeting_;

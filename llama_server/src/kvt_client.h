@@ -46,6 +46,9 @@ public:
     // Waits until the first try to connect has ended, at most so long.
     void wait_first(milliseconds timeout);
 
+    // Closes the connection, so that all that it reserved and leased is given back, and makes another.
+    void hang_up();
+
     welcome greeting() const;       // of the last connection
     std::string last_error() const; // in words, for a log
     uint32_t failures() const { return failures_.load(); }

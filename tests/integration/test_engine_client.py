@@ -4,94 +4,40 @@ against one that says whatever it likes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
-import shutil
 import signal
-import socket
 import struct
-import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
-from ollama_tiering.protocol.engine.wire import HEAD, MAX_HELLO_BYTES, frame, frame_head
+from ollama_tiering.protocol.engine.wire import HEAD, frame
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import engine_socket, nothing_is_held
+from tests.integration.bad_sidecar import BadSidecar
+from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
 from tests.sidecar import SidecarProcess
 
-SOURCE = Path(__file__).parents[2] / "llama_server"
-WARNINGS = [
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Wshadow",
-    "-Wconversion",
-    "-Wsign-conversion",
-    "-Werror",
-]
-SECONDS = 30.0
 LATE_MS = 80
 GARBAGE = 20  # answers that are none: each costs a pause of 200 ms
 
 
-@pytest.fixture(scope="module", params=["address,undefined", "thread"])
+@pytest.fixture(scope="module", params=SANITIZERS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    built = tmp_path_factory.mktemp("kvt") / "kvt_talk"
-    sources = [*(SOURCE / "src").glob("*.cpp"), SOURCE / "tests" / "kvt_talk.cpp"]
-    sanitize = ["-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
-    command = [compiler, "-std=c++17", "-O1", *WARNINGS, *sanitize, "-pthread"]
-    subprocess.run([*command, *map(str, sources), "-o", str(built)], check=True, timeout=600)
-    return built
+    return compiled("kvt_talk", request.param, tmp_path_factory.mktemp("kvt"))
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[SidecarProcess]:
     with tempfile.TemporaryDirectory() as directory, SidecarProcess(Path(directory)) as running:
         yield running
-
-
-class Talk:
-    """A running program. A context manager: it must end well."""
-
-    def __init__(self, program: Path, path: Path, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [program, path, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.greeting = self._line()
-
-    def say(self, *words: object) -> str:
-        assert self.process.stdin is not None
-        print(*words, file=self.process.stdin, flush=True)
-        return self._line()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        killed = self.process.poll() is not None or kind is not None
-        if kind is not None:
-            self.process.kill()
-        self.process.communicate(timeout=SECONDS)
-        assert killed or self.process.returncode == 0  # sanitizers found nothing
 
 
 def wait_stopped(pid: int) -> None:
@@ -213,47 +159,8 @@ def test_without_a_sidecar_nothing_happens(program: Path, tmp_path: Path) -> Non
 
 # --- a sidecar that says whatever it likes --------------------------------------------------------
 
-WELCOME = frame(Kind.WELCOME, m.Welcome(bytes(32), 64, 1, 1000, 1000).pack())
 FILES = (m.File("/dev/null", 4096, 4096, 0, 64, 64, 1, bytes(24)),)
 GOOD = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 2, 64, FILES).pack())
-
-
-class BadSidecar:
-    """Greets, and gives the next of these answers to the first request of each connection."""
-
-    def __init__(self, path: Path, answers: Sequence[bytes]) -> None:
-        self._answers = iter(answers)
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(path))
-        self._listening.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self) -> BadSidecar:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join(SECONDS)
-        self._listening.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                with client, contextlib.suppress(OSError, EOFError, StopIteration):
-                    _request(client)
-                    client.sendall(WELCOME)
-                    _request(client)
-                    client.sendall(next(self._answers))
-
-
-def _request(client: socket.socket) -> None:
-    head = client.recv(HEAD.size, socket.MSG_WAITALL)
-    if len(head) < HEAD.size:
-        raise EOFError
-    client.recv(frame_head(head, MAX_HELLO_BYTES)[0], socket.MSG_WAITALL)
 
 
 def garbage(rng: random.Random) -> bytes:

@@ -1,0 +1,203 @@
+#include "kvt_cache.h"
+
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "llama-batch.h"
+#include "llama-context.h"
+#include "llama-hparams.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+#include "llama-model.h"
+#include "llama.h"
+
+#include <cstring>
+#include <memory>
+
+namespace kvt {
+
+namespace {
+
+constexpr uint32_t missing = UINT32_MAX;
+
+using views = std::unique_ptr<ggml_context, void (*)(ggml_context *)>;
+
+views make_views() { return views(ggml_init({ 4*ggml_tensor_overhead(), nullptr, true }), ggml_free); }
+
+std::string other_memory(llama_memory_i * memory) {
+    if (memory == nullptr) {
+        return "the model has no K/V cache";
+    }
+    if (dynamic_cast<llama_kv_cache_iswa *>(memory) != nullptr) {
+        return "sliding windows that drop rows";
+    }
+    if (dynamic_cast<llama_memory_hybrid *>(memory) != nullptr || dynamic_cast<llama_memory_hybrid_iswa *>(memory) != nullptr) {
+        return "recurrent layers beside attention";
+    }
+    if (dynamic_cast<llama_memory_recurrent *>(memory) != nullptr) {
+        return "recurrent layers";
+    }
+    return "a kind of cache that is not known here";
+}
+
+// One view of get_k or get_v with all cells of the stream, as llama.cpp's graphs see them.
+bool describe(const ggml_tensor * view, bool is_v, int32_t layer, plane & out) {
+    if (view == nullptr || view->view_src == nullptr) {
+        return false;
+    }
+    out.layer         = layer;
+    out.is_v          = is_v;
+    out.transposed    = is_v && view->nb[1] > view->nb[2];
+    out.tensor        = view->view_src;
+    out.offset        = view->view_offs;
+    out.element_bytes = ggml_type_size(view->type);
+    out.kv_heads      = (uint32_t) view->ne[1];
+    out.head_dim      = (uint32_t) (out.transposed ? view->ne[2] : view->ne[0]);
+    out.row_bytes     = ggml_row_size(view->type, (int64_t) out.kv_heads*out.head_dim);
+    if (!out.transposed) {
+        return view->nb[2] == out.row_bytes; // else other bytes lie between the rows
+    }
+    out.column_bytes = view->nb[2];
+    // Quantised elements have no bytes of their own.
+    return ggml_blck_size(view->type) == 1 && view->nb[0] == out.element_bytes && view->nb[1] == out.head_dim*out.column_bytes;
+}
+
+// Calls each(first, count, cell) for runs of cells that follow each other.
+template <typename F> void each_run(const uint32_t * cells, size_t count, F && each) {
+    for (size_t i = 0; i < count;) {
+        size_t end = i + 1;
+        while (end < count && cells[end] == cells[end - 1] + 1) {
+            ++end;
+        }
+        each(i, end - i, (size_t) cells[i]);
+        i = end;
+    }
+}
+
+} // namespace
+
+llama_kv_cache * plain_cache(llama_context * ctx, std::string & why) {
+    llama_memory_i * memory = llama_get_memory(ctx);
+    auto * cache = dynamic_cast<llama_kv_cache *>(memory);
+    if (cache == nullptr) {
+        why = other_memory(memory);
+    }
+    return cache;
+}
+
+std::vector<plane> planes_of(llama_context * ctx, int32_t seq, std::string & why) {
+    const auto * cache = plain_cache(ctx, why);
+    if (cache == nullptr) {
+        return {};
+    }
+    llama_kv_cache::slot_info stream {};
+    stream.s0 = stream.s1 = cache->get_n_stream() == 1 ? 0 : (uint32_t) seq;
+    std::vector<plane> planes;
+    for (const uint32_t layer : cache->get_layer_ids()) {
+        const views own = make_views();
+        for (const bool is_v : { false, true }) {
+            const auto * view = is_v ? cache->get_v(own.get(), (int32_t) layer, cache->get_size(), stream)
+                                     : cache->get_k(own.get(), (int32_t) layer, cache->get_size(), stream);
+            plane one;
+            if (!describe(view, is_v, (int32_t) layer, one)) {
+                why = "rows of an unexpected size";
+                return {};
+            }
+            planes.push_back(one);
+        }
+    }
+    return planes;
+}
+
+std::vector<uint32_t> cells_of(llama_context * ctx, int32_t seq, uint32_t count) {
+    std::string why;
+    const auto * cache = plain_cache(ctx, why);
+    if (cache == nullptr || cache->get_has_shift()) {
+        return {};
+    }
+    const auto & cells = cache->get_cells(seq);
+    std::vector<uint32_t> found(count, missing);
+    uint32_t left = count;
+    for (uint32_t i = 0, end = cells.used_max_p1(); i < end; ++i) {
+        if (cells.is_empty(i) || !cells.seq_has(i, seq)) {
+            continue;
+        }
+        const llama_pos at = cells.pos_get(i);
+        if (at < 0 || (uint32_t) at >= count) {
+            continue;
+        }
+        if (found[(size_t) at] != missing) {
+            return {};
+        }
+        found[(size_t) at] = i;
+        --left;
+    }
+    return left == 0 ? found : std::vector<uint32_t>();
+}
+
+std::vector<uint32_t> take_cells(llama_context * ctx, int32_t seq, uint32_t first, uint32_t count) {
+    std::string why;
+    auto * cache = plain_cache(ctx, why);
+    if (cache == nullptr || count == 0) {
+        return {};
+    }
+    const uint32_t dimensions = llama_get_model(ctx)->hparams.n_pos_per_embd();
+    llama_batch_allocr allocator(dimensions);
+    llama_ubatch batch = allocator.ubatch_reserve(count, 1);
+    batch.seq_id_unq[0] = seq;
+    for (uint32_t i = 0; i < count; ++i) {
+        for (uint32_t d = 0; d < dimensions; ++d) { // M-RoPE: a text's tokens have the same position in the first three
+            batch.pos[i + d*count] = d < 3 ? (llama_pos) (first + i) : 0;
+        }
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i]   = &seq;
+    }
+    const auto found = cache->find_slot(batch, false);
+    if (found.empty() || found.idxs[0].size() != count) {
+        return {};
+    }
+    cache->apply_ubatch(found, batch);
+    return found.idxs[0];
+}
+
+void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {
+    if (!from.transposed) {
+        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
+            ggml_backend_tensor_get(from.tensor, out + i*from.row_bytes, from.offset + cell*from.row_bytes, n*from.row_bytes);
+        });
+        return;
+    }
+    const size_t size = from.element_bytes;
+    std::vector<char> column(count*size);
+    for (size_t element = 0; element < from.row_bytes/size; ++element) {
+        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
+            ggml_backend_tensor_get(from.tensor, column.data() + i*size, from.offset + element*from.column_bytes + cell*size, n*size);
+        });
+        for (size_t i = 0; i < count; ++i) {
+            std::memcpy(out + i*from.row_bytes + element*size, column.data() + i*size, size);
+        }
+    }
+}
+
+void write_rows(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
+    if (!to.transposed) {
+        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
+            ggml_backend_tensor_set(to.tensor, rows + i*to.row_bytes, to.offset + cell*to.row_bytes, n*to.row_bytes);
+        });
+        return;
+    }
+    const size_t size = to.element_bytes;
+    std::vector<char> column(count*size);
+    for (size_t element = 0; element < to.row_bytes/size; ++element) {
+        for (size_t i = 0; i < count; ++i) {
+            std::memcpy(column.data() + i*size, rows + i*to.row_bytes + element*size, size);
+        }
+        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
+            ggml_backend_tensor_set(to.tensor, column.data() + i*size, to.offset + element*to.column_bytes + cell*size, n*size);
+        });
+    }
+}
+
+} // namespace kvt

@@ -1,0 +1,47 @@
+// Rows of llama.cpp's K/V cache, by public members of llama.cpp only: which cell holds which position, where it would put
+// more, and the bytes. Used in the thread that decodes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct ggml_tensor;
+struct llama_context;
+class llama_kv_cache;
+
+namespace kvt {
+
+// K or V of one layer, in the stream of one sequence.
+struct plane {
+    int32_t layer = 0;
+    bool is_v = false;
+    bool transposed = false; // [element][cell] instead of [cell][element]
+    ggml_tensor * tensor = nullptr;
+    size_t offset = 0;       // of the stream in the tensor
+    size_t row_bytes = 0;    // of one position
+    size_t element_bytes = 0;
+    size_t column_bytes = 0; // if transposed: from one element to the next
+    uint32_t kv_heads = 0;
+    uint32_t head_dim = 0;
+};
+
+// The cache if this code knows it, or nullptr and why not.
+llama_kv_cache * plain_cache(llama_context * ctx, std::string & why);
+
+// By layer, K before V. Empty and why, if the tensors are not as expected.
+std::vector<plane> planes_of(llama_context * ctx, int32_t seq, std::string & why);
+
+// The cells of positions [0, count) of a sequence, in their order. Empty if one is missing, is there twice, or waits to be
+// rotated.
+std::vector<uint32_t> cells_of(llama_context * ctx, int32_t seq, uint32_t count);
+
+// Gives the positions [first, first + count) cells where llama.cpp itself would. Empty if there are not so many.
+std::vector<uint32_t> take_cells(llama_context * ctx, int32_t seq, uint32_t first, uint32_t count);
+
+// Rows of `count` cells, one after the other, out of the plane and into it.
+void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out);
+void write_rows(const plane & to, const uint32_t * cells, size_t count, const char * rows);
+
+} // namespace kvt

@@ -1,0 +1,105 @@
+"""Where llama-server calls the tiering, and what the tiering uses of llama.cpp.
+
+docs/llama-server.md says what each call is for. Data only: anchors.py places it, tree.py writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ollama_tiering.patchset.llama_server.anchors import Anchored, NeededText, Spot
+
+SERVER: Final = "tools/server"
+OURS: Final = f"{SERVER}/kvt"  # where our sources go
+CMAKE: Final = f"{SERVER}/CMakeLists.txt"
+CONTEXT: Final = f"{SERVER}/server-context.cpp"
+INCLUDED: Final = "kvt.cmake"
+
+HOOKS: Final = (
+    Anchored(
+        *(CMAKE, "the build"),
+        r"set\(TARGET server-context\)",
+        Spot.END,
+        "include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)",
+    ),
+    Anchored(
+        *(CONTEXT, "the include"),
+        r"struct server_context_impl \{",
+        Spot.BEFORE,
+        '#include "kvt_server.h"\n',
+    ),
+    Anchored(
+        *(CONTEXT, "the tier"),
+        r"(?P<indent> *)server_response queue_results;",
+        Spot.AFTER,
+        r"\g<indent>kvt::tier kv_tier { queue_tasks };",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done before a prompt"),
+        r"(?P<indent> *)n_past = slot\.prompt\.tokens\.get_common_prefix\(input_tokens\);",
+        Spot.BEFORE,
+        r"\g<indent>kv_tier.before_prompt(slot, params_base);",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done after an answer"),
+        r"(?P<indent> *)slot\.callback_on_release = \[this\]\(int (?P<id>\w+)\) \{",
+        Spot.AFTER,
+        r"\g<indent>    if (auto * s = get_slot_by_id(\g<id>)) { kv_tier.after_answer(*s); }",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done before a context shift"),
+        r"(?P<indent> *)[\w.() ]*seq_rm *\([^;\n]*slot\.id, *n_keep *, *n_keep \+ n_discard\);",
+        Spot.BEFORE,
+        r"\g<indent>kv_tier.before_shift(slots, slot, n_keep);",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done in each turn"),
+        r"(?P<indent> *)void update_slots\(\) \{",
+        Spot.AFTER,
+        r"\g<indent>    kv_tier.step(slots);",
+    ),
+)
+
+_CACHE: Final = "src/llama-kv-cache.h"
+_CELLS: Final = "src/llama-kv-cells.h"
+_TASK: Final = f"{SERVER}/server-task.h"
+
+NEEDED: Final = (
+    NeededText(_CACHE, "llama_kv_cache::get_cells", r"llama_kv_cells & get_cells\(llama_seq_id"),
+    NeededText(_CACHE, "llama_kv_cache::get_layer_ids", r"get_layer_ids\(\) const;"),
+    NeededText(
+        _CACHE, "llama_kv_cache::get_k", r"ggml_tensor \* get_k\(ggml_context \* ctx, int32_t"
+    ),
+    NeededText(
+        _CACHE, "llama_kv_cache::get_v", r"ggml_tensor \* get_v\(ggml_context \* ctx, int32_t"
+    ),
+    NeededText(
+        *(_CACHE, "llama_kv_cache::find_slot"),
+        r"slot_info find_slot\(const llama_ubatch & ubatch, bool cont\) const;",
+    ),
+    NeededText(
+        *(_CACHE, "llama_kv_cache::apply_ubatch"),
+        r"void apply_ubatch\(const slot_info & sinfo, const llama_ubatch & ubatch\);",
+    ),
+    NeededText(_CACHE, "llama_kv_cache::get_has_shift", r"bool get_has_shift\(\) const;"),
+    NeededText(_CACHE, "llama_kv_cache::get_n_stream", r"get_n_stream\(\) +const;"),
+    NeededText(_CACHE, "llama_kv_cache::get_size", r"get_size\(\) +const;"),
+    NeededText(_CELLS, "llama_kv_cells::seq_has", r"bool seq_has\(uint32_t i, llama_seq_id"),
+    NeededText(_CELLS, "llama_kv_cells::pos_get", r"llama_pos pos_get\(uint32_t i\) const"),
+    NeededText(_CELLS, "llama_kv_cells::used_max_p1", r"used_max_p1\(\) const"),
+    NeededText("src/llama-batch.h", "llama_batch_allocr::ubatch_reserve", r"ubatch_reserve\("),
+    NeededText("src/llama-context.h", "llama_context::get_cparams", r"get_cparams\(\) const;"),
+    NeededText("src/llama-model.h", "llama_model::dev_layer", r"dev_layer\(int il\) const;"),
+    NeededText(
+        "src/llama-memory-hybrid-iswa.h", "hybrid caches", r"class llama_memory_hybrid_iswa"
+    ),
+    NeededText("common/build-info.h", "llama_build_info", r"llama_build_info\("),
+    NeededText(CONTEXT, "server_slot::ctx_dft", r"llama_context \* ctx_dft"),
+    NeededText(CONTEXT, "common_memory of a slot", r"^ +common_memory mem;"),
+    NeededText(CONTEXT, "get_slot_by_id", r"server_slot \* get_slot_by_id\("),
+    NeededText(CONTEXT, "params_base", r"^ +common_params params_base;"),
+    NeededText(CONTEXT, "the slots", r"std::vector<server_slot> slots;"),
+    NeededText(_TASK, "server_task::need_logits", r"bool need_logits\(\) const"),
+    NeededText(_TASK, "an empty task", r"SERVER_TASK_TYPE_NEXT_RESPONSE"),
+    NeededText(_TASK, "n_cache_reuse", r"n_cache_reuse"),
+)

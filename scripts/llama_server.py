@@ -1,0 +1,112 @@
+"""Maintainer: builds llama-server with the tiering, and without, from a source of llama.cpp.
+
+    .venv/bin/python scripts/llama_server.py SOURCE FOLDER [--jobs N]
+
+SOURCE is a folder, or an sdist of llama-cpp-python, which has llama.cpp in it. FOLDER gets
+`source`, `build/bin/llama-server`, and in `stock` what the same source builds without our lines.
+For the CPU alone, and quick to compile: for tests, not for measurements. On 2 cores it takes half
+an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from ollama_tiering.errors import TieringError, UsageError
+from ollama_tiering.patchset.llama_server.hooks import OURS
+from ollama_tiering.patchset.llama_server.tree import patch_tree
+
+SOURCES = Path(__file__).resolve().parents[1] / "llama_server" / "src"
+INSIDE = "/vendor/llama.cpp/"
+LEFT_OUT = (".git", "objects", "models", "docs", "benches", "media")  # four fifths of an sdist
+OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "CMAKE_C_FLAGS_RELEASE": "-O0",  # with assertions; FAST is for what computes
+    "CMAKE_CXX_FLAGS_RELEASE": "-O0",
+    "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # `stock` is a copy
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_OPENMP": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+}
+
+FAST = """\
+function(kvt_fast)
+    foreach(target ggml-base ggml-cpu)
+        target_compile_options(${target} PRIVATE -O2)
+    endforeach()
+endfunction()
+cmake_language(DEFER CALL kvt_fast)
+"""
+
+
+def unpack(source: Path, to: Path) -> None:
+    """Without the repository that it came from: in an sdist it is a file that git trips over."""
+    part = to.with_name(f"{to.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    if source.is_dir():
+        shutil.copytree(source, part, ignore=shutil.ignore_patterns(".git"))
+    else:
+        with tarfile.open(source) as archive:
+            for member in archive:
+                name = member.name.partition(INSIDE)[2]
+                if name and name.partition("/")[0] not in LEFT_OUT:
+                    member.name = name
+                    archive.extract(member, part, filter="data")
+    if not (part / "CMakeLists.txt").is_file():
+        raise UsageError(f"{source} is no source of llama.cpp")
+    part.rename(to)
+
+
+def compile_server(source: Path, build: Path, jobs: int) -> Path:
+    build.mkdir(exist_ok=True)
+    fast = build / "fast.cmake"
+    fast.write_text(FAST)
+    given = {**OPTIONS, "CMAKE_PROJECT_llama.cpp_INCLUDE": str(fast)}
+    options = [f"-D{name}={value}" for name, value in given.items()]
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    subprocess.run(["cmake", "-S", source, "-B", build, *generator, *options], check=True)
+    target = ["--target", "llama-server", "--parallel", str(jobs)]
+    subprocess.run(["cmake", "--build", build, *target], check=True)
+    return build / "bin" / "llama-server"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers at a time (default: 2)")
+    given = parser.parse_args()
+    folder: Path = given.folder.resolve()
+    source, build, stock = folder / "source", folder / "build", folder / "stock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not source.exists():
+            unpack(given.source, source)
+        if not (source / OURS).exists():
+            compile_server(source, build, given.jobs)
+            shutil.copytree(build / "bin", stock, symlinks=True, dirs_exist_ok=True)
+        patch_tree(source, SOURCES)
+        program = compile_server(source, build, given.jobs)
+    except TieringError as error:
+        print(f"error: {error.message}", *filter(None, [error.hint]), sep="\n", file=sys.stderr)
+        return error.exit_code
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    print(program)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A llama-server in a process of its own, on loopback, with the tiering or without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_SECONDS = 60.0
+REQUEST_SECONDS = 120.0
+SOCKET = "OLLAMA_KV_TIER_ENGINE_SOCKET"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`bits`: of each token its number and logarithm, and those of the most likely ones."""
+
+    cached: int
+    computed: int
+    tokens: tuple[int, ...]
+    bits: tuple[Any, ...]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class LlamaServer:
+    """A context manager. It is ended by its own process id."""
+
+    def __init__(
+        self,
+        binary: Path,
+        model: Path,
+        log: Path,
+        *options: str,
+        sidecar: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._port = free_port()
+        self.log = log
+        fixed = ("--host", "127.0.0.1", "--port", str(self._port), "-t", "1", "--no-webui")
+        self._command = [str(binary), "--model", str(model), *fixed, "--offline", *options]
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
+        self._env |= {"LLAMA_ARG_CACHE_RAM": "0", **(env or {})}
+        if sidecar is not None:
+            self._env[SOCKET] = str(sidecar)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        with self.log.open("ab") as output:
+            process = self.process = subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                if self._get("/health").get("status") == "ok":
+                    return self
+            said = self.log.read_text(errors="replace")[-3000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < end, said
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def complete(self, tokens: Sequence[int], count: int = 12, **options: Any) -> Answer:
+        body = {
+            "prompt": list(tokens),
+            "n_predict": count,
+            "temperature": 0,
+            "n_probs": 5,
+            "cache_prompt": True,
+            "return_tokens": True,
+            "ignore_eos": True,
+            **options,
+        }
+        said = self._post("/completion", body)
+        bits = tuple(
+            (
+                *(one["id"], one["logprob"]),
+                tuple((top["id"], top["logprob"]) for top in one["top_logprobs"]),
+            )
+            for one in said["completion_probabilities"]
+        )
+        timings = said["timings"]
+        return Answer(timings["cache_n"], timings["prompt_n"], tuple(said["tokens"]), bits)
+
+    def slot_file(self, action: str, name: str) -> None:
+        """`save` or `restore` of the first slot: stock's own files."""
+        self._post(f"/slots/0?action={action}", {"filename": name})
+
+    def _get(self, path: str) -> Any:
+        return self._ask(urllib.request.Request(self._url(path)), 2.0)
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        data = json.dumps(body).encode()
+        kind = {"Content-Type": "application/json"}
+        return self._ask(urllib.request.Request(self._url(path), data, kind), REQUEST_SECONDS)
+
+    def _ask(self, request: urllib.request.Request, seconds: float) -> Any:
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 503:  # it is loading the model
+                    raise AssertionError(error.read().decode()) from None
+            raise OSError("not ready") from None
+
+    def _url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self._port}{path}"
+
+
+Starter = Callable[..., LlamaServer]  # the fixture `start`

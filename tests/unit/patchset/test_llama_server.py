@@ -1,0 +1,237 @@
+"""Hooks by anchor: into sources made up here, and into a tree of llama.cpp where one is at hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from difflib import ndiff
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import PatchConflict, UsageError
+from ollama_tiering.patchset.llama_server.anchors import Anchored, Spot, place
+from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT, HOOKS, NEEDED, OURS
+from ollama_tiering.patchset.llama_server.tree import patch_tree
+
+SOURCES = Path(__file__).parents[3] / "llama_server" / "src"
+# Of llama.cpp: a folder, or an sdist of llama-cpp-python.
+SDIST = "OLLAMA_TIERING_TEST_LLAMA_CPP"
+GIVEN = os.environ.get(SDIST)  # before a fixture clears it
+
+MADE_UP = {
+    CMAKE: "set(TARGET server-context)\nadd_library(${TARGET} STATIC one.cpp)",  # no line end
+    CONTEXT: """\
+struct server_slot {
+    llama_context * ctx_dft = nullptr;
+    common_memory mem;
+};
+
+struct server_context_impl {
+    server_queue    queue_tasks;
+    server_response queue_results;
+    common_params params_base;
+    std::vector<server_slot> slots;
+
+    void init() {
+        slot.callback_on_release = [this](int id_slot) {
+            other();
+        };
+    }
+    server_slot * get_slot_by_id(int id) { return nullptr; }
+    void update_slots() {
+        slot.mem.seq_rm (slot.id, n_keep            , n_keep + n_discard);
+        if (cache_prompt) {
+            n_past = slot.prompt.tokens.get_common_prefix(input_tokens);
+        }
+    }
+};
+""",
+    "src/llama-kv-cache.h": """\
+    const llama_kv_cells & get_cells(llama_seq_id seq_id) const;
+    std::vector<uint32_t> get_layer_ids() const;
+    ggml_tensor * get_k(ggml_context * ctx, int32_t il) const;
+    ggml_tensor * get_v(ggml_context * ctx, int32_t il) const;
+    slot_info find_slot(const llama_ubatch & ubatch, bool cont) const;
+    void apply_ubatch(const slot_info & sinfo, const llama_ubatch & ubatch);
+    bool get_has_shift() const;
+    uint32_t get_size()     const;
+    uint32_t get_n_stream() const;
+""",
+    "src/llama-kv-cells.h": """\
+    bool seq_has(uint32_t i, llama_seq_id seq_id) const;
+    llama_pos pos_get(uint32_t i) const;
+    uint32_t used_max_p1() const;
+""",
+    "src/llama-batch.h": "    llama_ubatch ubatch_reserve(uint32_t a, uint32_t b);\n",
+    "src/llama-context.h": "    const llama_cparams & get_cparams() const;\n",
+    "src/llama-model.h": "    ggml_backend_dev_t dev_layer(int il) const;\n",
+    "src/llama-memory-hybrid-iswa.h": "class llama_memory_hybrid_iswa {};\n",
+    "common/build-info.h": "const char * llama_build_info(void);\n",
+    "tools/server/server-task.h": """\
+    SERVER_TASK_TYPE_NEXT_RESPONSE,
+    int32_t n_cache_reuse = 0;
+    bool need_logits() const {
+""",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for path, text in MADE_UP.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+def edit(tree: Path, path: str, old: str, new: str) -> None:
+    text = (tree / path).read_text()
+    assert old in text
+    (tree / path).write_text(text.replace(old, new))
+
+
+def added(tree: Path, path: str) -> list[str]:
+    """Nothing of theirs is removed or changed."""
+    compared = list(ndiff(MADE_UP[path].splitlines(), (tree / path).read_text().splitlines()))
+    assert not [line for line in compared if line.startswith("- ")]
+    return [line[2:] for line in compared if line.startswith("+ ")]
+
+
+def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
+    assert patch_tree(tree, SOURCES)
+    text = (tree / CONTEXT).read_text()
+    assert '#include "kvt_server.h"\n\nstruct server_context_impl {\n' in text
+    assert "    server_response queue_results;\n    kvt::tier kv_tier { queue_tasks };\n" in text
+    after = "if (auto * s = get_slot_by_id(id_slot)) { kv_tier.after_answer(*s); }"
+    assert f"[this](int id_slot) {{\n            {after}\n            other();\n" in text
+    assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
+    assert "kv_tier.before_prompt(slot, params_base);\n            n_past = " in text
+    assert "void update_slots() {\n        kv_tier.step(slots);\n" in text
+    assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
+    assert added(tree, CMAKE) == ["include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)"]
+
+
+def test_all_our_sources_lie_there_and_are_compiled(tree: Path) -> None:
+    patch_tree(tree, SOURCES)
+    ours = {path.name for path in SOURCES.rglob("*") if path.is_file()}
+    assert {path.name for path in (tree / OURS).iterdir()} == ours | {"kvt.cmake"}
+    text = (tree / OURS / "kvt.cmake").read_text()
+    compiled = set(re.findall(r"CURRENT_LIST_DIR}/(kvt_\w+\.cpp)", text))
+    assert compiled == {name for name in ours if name.endswith(".cpp")}
+
+
+def test_a_second_time_changes_nothing(tree: Path) -> None:
+    assert patch_tree(tree, SOURCES)
+    before = contents(tree)
+    assert not patch_tree(tree, SOURCES)
+    assert contents(tree) == before
+
+
+def test_a_tree_with_other_sources_of_ours_is_refused(tree: Path) -> None:
+    patch_tree(tree, SOURCES)
+    edit(tree, f"{OURS}/kvt_crc.cpp", "0x82f63b78", "0x82f63b79")
+    with pytest.raises(PatchConflict, match=r"other sources: kvt_crc\.cpp"):
+        patch_tree(tree, SOURCES)
+
+
+@pytest.mark.parametrize("one", HOOKS, ids=lambda one: one.name)
+def test_an_anchor_that_is_missing_or_there_twice_leaves_all_as_it_was(
+    tree: Path, one: Anchored
+) -> None:
+    line = re.search(f"^{one.pattern}$", MADE_UP[one.path], re.MULTILINE)
+    assert line is not None
+    for instead, said in ((f"// {line[0]}", "not there"), (f"{line[0]}\n{line[0]}", "2 times")):
+        (tree / one.path).write_text(MADE_UP[one.path].replace(line[0], instead))
+        before = contents(tree)
+        with pytest.raises(PatchConflict, match=f"{re.escape(one.name)} is {said}"):
+            patch_tree(tree, SOURCES)
+        assert contents(tree) == before
+
+
+@pytest.mark.parametrize("one", NEEDED, ids=lambda one: one.name)
+def test_without_what_the_code_uses_nothing_is_written(tree: Path, one: object) -> None:
+    needed = next(each for each in NEEDED if each is one)
+    line = next(
+        line for line in MADE_UP[needed.path].splitlines() if re.search(needed.pattern, line)
+    )
+    edit(tree, needed.path, f"{line}\n", "")
+    before = contents(tree)
+    with pytest.raises(PatchConflict, match=re.escape(needed.name)):
+        patch_tree(tree, SOURCES)
+    assert contents(tree) == before
+
+
+def test_every_reason_is_named_at_once(tree: Path) -> None:
+    edit(tree, CONTEXT, "get_common_prefix", "common_prefix")
+    edit(tree, CONTEXT, "void update_slots()", "void turn()")
+    with pytest.raises(PatchConflict) as refused:
+        patch_tree(tree, SOURCES)
+    assert "before a prompt" in refused.value.message
+    assert "in each turn" in refused.value.message
+
+
+def test_half_a_patch_is_refused(tree: Path) -> None:
+    patch_tree(tree, SOURCES)
+    edit(tree, CONTEXT, "        kv_tier.step(slots);\n", "")
+    before = contents(tree)
+    with pytest.raises(PatchConflict, match="placed already"):
+        patch_tree(tree, SOURCES)
+    assert contents(tree) == before
+
+
+def test_a_folder_of_that_name_is_not_overwritten(tree: Path) -> None:
+    (tree / OURS).mkdir()
+    with pytest.raises(PatchConflict, match="exists already"):
+        patch_tree(tree, SOURCES)
+    assert (tree / CONTEXT).read_text() == MADE_UP[CONTEXT]
+
+
+def test_no_tree_and_no_sources_are_usage(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(UsageError, match=r"no source of llama\.cpp"):
+        patch_tree(empty, SOURCES)
+    with pytest.raises(UsageError, match="no sources"):
+        patch_tree(tree, empty)
+
+
+def test_a_file_that_is_not_there_is_a_reason() -> None:
+    one = Anchored("a", "it", "line", Spot.BEFORE, "x")
+    with pytest.raises(PatchConflict, match="a: no such file"):
+        place({}, [one])
+
+
+def real_tree(place: Path, to: Path) -> Path:
+    """The files that matter of a folder or of an sdist."""
+    wanted = {one.path for one in HOOKS} | {one.path for one in NEEDED}
+    if place.is_dir():
+        found = {path: (place / path).read_bytes() for path in wanted}
+    else:
+        with tarfile.open(place) as archive:
+            found = {}
+            for member in archive:
+                path = member.name.partition("vendor/llama.cpp/")[2]
+                if path in wanted:
+                    part = archive.extractfile(member)
+                    assert part is not None
+                    found[path] = part.read()
+    for path, data in found.items():
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        (to / path).write_bytes(data)
+    return to
+
+
+@pytest.mark.upstream
+def test_the_real_source_takes_all_hooks(tmp_path: Path) -> None:
+    if not GIVEN:
+        pytest.skip(f"{SDIST} names no source of llama.cpp")
+    tree = real_tree(Path(GIVEN), tmp_path)
+    assert patch_tree(tree, SOURCES)
+    assert (tree / CONTEXT).read_text().count("kv_tier.") == 4
+    assert not patch_tree(tree, SOURCES)
