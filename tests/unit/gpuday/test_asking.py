@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from ollama_tiering.launch.ollama import Generated
@@ -127,3 +129,43 @@ def test_a_report_without_a_gpu_lacks_it_and_one_that_failed_failed() -> None:
     assert outcome.status == FAILED
     assert "x" in outcome.why
     assert measuring.of_report(LINES, "").status == DONE
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+    done = subprocess.CompletedProcess([], code, said)
+    monkeypatch.setattr(measuring, "_run", lambda *_: done)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "status"),
+    [
+        (0, "....\n41 passed, 2 deselected in 80.1s", DONE),
+        (0, "s\n1 skipped, 2 deselected in 0.3s", LACKING),  # nothing ran, which is no result
+        (5, "no tests ran in 0.01s", LACKING),
+        (1, "FAILED tests/gpu/x.py\n1 failed, 40 passed in 80.1s", FAILED),
+        (1, "/usr/bin/python3: No module named pytest", LACKING),
+        (-11, "Fatal Python error: Segmentation fault", FAILED),
+    ],
+)
+def test_a_suite_that_did_not_run_has_not_passed(
+    monkeypatch: pytest.MonkeyPatch, code: int, said: str, status: str
+) -> None:
+    ended(monkeypatch, code, said)
+    assert measuring.suite().status == status
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "status"),
+    [
+        (0, "{}\n========= ERROR SUMMARY: 0 errors", DONE),
+        (9, "========= ERROR SUMMARY: 2 errors", FAILED),
+        (0, "{}", FAILED),  # it says nothing: it was not there
+        (1, "Device not supported\n========= ERROR SUMMARY: 0 errors", FAILED),
+    ],
+)
+def test_only_a_sanitizer_that_found_no_error_is_done(
+    monkeypatch: pytest.MonkeyPatch, code: int, said: str, status: str
+) -> None:
+    ended(monkeypatch, code, said)
+    assert measuring.sanitizer({"compute-sanitizer"}).status == status
+    assert measuring.sanitizer({}).status == LACKING
