@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from ollama_tiering.launch import server_log
 from ollama_tiering.patchset.binary import ENV_BINARY
+from tests.engine import paged
 from tests.engine.fake_gpu import devices
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,7 +29,7 @@ def demo(
     env = own | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY), ENV_BINARY: str(binary)}
     command = [sys.executable, "-m", "ollama_tiering", "demo", "--context", *options]
     return subprocess.run(
-        command, env=env | variables, capture_output=True, text=True, check=False, timeout=110
+        command, env=env | variables, capture_output=True, text=True, check=False, timeout=250
     )
 
 
@@ -81,9 +83,7 @@ def test_stock_gives_layers_up_and_paging_none_with_one_answer(
     assert "paged attention: K/V of some layers go to pinned memory" in log
 
 
-def test_without_a_device_it_says_so_in_one_line(
-    paged_binary: Path, tmp_path: Path
-) -> None:
+def test_without_a_device_it_says_so_in_one_line(paged_binary: Path, tmp_path: Path) -> None:
     done = demo(paged_binary, tmp_path, "--quiet", CUDA_VISIBLE_DEVICES="none", **devices(2048))
     assert done.returncode == 6, done.stderr
     assert done.stdout == ""
@@ -96,3 +96,17 @@ def test_without_what_pages_nothing_is_started(gpu_binary: Path, tmp_path: Path)
     assert done.returncode == 6
     assert "there is no libggml-cuda-tiering.so beside" in done.stderr
     assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_shim_that_gives_another_answer_is_found_out(
+    gpu_binary: Path, binary: Path, tmp_path: Path
+) -> None:
+    """Copies come before their batch's rows are written, and the rows are not written again."""
+    change = "attention.cpp", "part_of(graph, both, 2)", "part_of(graph, both, 1)"
+    wrong = paged.install(gpu_binary, binary.parent, tmp_path / "wrong", change)
+    done = demo(wrong, tmp_path, "--quiet", **devices(2048, **paged.COMPUTING_LATE))
+    if done.returncode != 9:  # NaN can end a request
+        assert done.returncode == 1, done.stderr
+        assert "the paged answer differs from that with all K/V on the GPU" in done.stderr

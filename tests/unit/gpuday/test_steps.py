@@ -160,7 +160,9 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert State.read(tmp_path / "new" / "state.json") == state
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 0, "about": {}, "steps": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 0, "about": {"gpu": "x"}, "steps": {}}']
+)
 def test_a_state_that_is_not_whole_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     assert State.read(tmp_path / "state.json") == State()
