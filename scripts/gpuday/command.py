@@ -67,7 +67,7 @@ def _earlier(day: Day, before: Path | None) -> State:
         "stand_in": str(day.program) if day.stand_in else "",
         "settings": "small sizes" if day.small else "",
         "command": "scripts/gpu_day run",
-        "measured": _when(),
+        "measured": _when(day),
     }
     for path in (day.out / STATE, day.work / STATE, before):
         old = State.read(path) if path else State()
@@ -90,24 +90,30 @@ def _note_machine(state: State, outcome: Outcome) -> None:
     state.about["machine"] = machine.words(facts)[0].removeprefix("- ")
 
 
-def _when() -> str:
+def _when(day: Day) -> str:
+    """The time, and the commit: by git, or by the pack where a checkout came without."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    commit = machine.ask("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
+    commit = _commit() or pack.read_about(day.pack).get("commit")
     return f"{date}, commit {commit or 'not told (no git here)'}"
+
+
+def _commit() -> str:
+    return machine.ask("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
 
 
 def _keep_log(day: Day, name: str) -> None:
     """Few files come back from such a machine: all logs are in one."""
     text = (day.work / f"{name}.log").read_bytes()[-MOST_LOG_BYTES:]
     with (day.out / LOG).open("ab") as log:
-        log.write(f"\n===== {name}, {_when()}\n".encode() + text)
+        log.write(f"\n===== {name}, {_when(day)}\n".encode() + text)
 
 
 def make_pack(target: Path, program: Path) -> int:
     """`gpu_day pack`: exit code 1 if it is more than may travel."""
     locks = [ROOT / "requirements.lock", ROOT / "requirements-models.lock"]
     shutil.rmtree(target, ignore_errors=True)
-    parts = pack.make(target, program, locks, lambda text: print(f"* {text}", flush=True))
+    say = lambda text: print(f"* {text}", flush=True)  # noqa: E731
+    parts = pack.make(target, program, locks, say, _commit())
     parts["the checkout"] = pack.checkout_bytes(ROOT)
     total = sum(parts.values())
     for name, size in parts.items():

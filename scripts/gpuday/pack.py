@@ -104,10 +104,10 @@ def download_wheels(target: Path, locks: Iterable[Path], say: Callable[[str], No
 
 
 def make(
-    target: Path, binary: Path, locks: Iterable[Path], say: Callable[[str], None]
+    target: Path, binary: Path, locks: Iterable[Path], say: Callable[[str], None], commit: str = ""
 ) -> dict[str, int]:
     """Writes the folder; returns the bytes of its parts. `binary` is a patched Ollama that lies in
-    the tree that it was built from. ValueError if that is not so.
+    the tree that it was built from. ValueError if that is not so. `commit` is the checkout's.
     """
     tree = binary.parent
     if not (tree / GGML / "src/ggml-cuda").is_dir():
@@ -121,7 +121,7 @@ def make(
     wheels = sum(path.stat().st_size for path in (target / WHEELS).glob("*.whl"))
     digest = hashlib.sha256(binary.read_bytes()).hexdigest()
     # <cache>/trees/<tag>-<kind>/src/ollama
-    about = {"program": binary.name, "build": tree.parent.name, "sha256": digest}
+    about = {"program": binary.name, "build": tree.parent.name, "sha256": digest, "commit": commit}
     about["processor"] = "" if any(cpu_libraries(tree)) else " ".join(sorted(processor_flags()))
     (target / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     return {PROGRAM: program, SOURCES: sources, WHEELS: wheels}

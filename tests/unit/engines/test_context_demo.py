@@ -106,6 +106,12 @@ def test_one_bit_of_the_paged_answer_is_a_failure(other: Generated) -> None:
     assert found.verdict(found.runs[2]) == "NO"
 
 
+def test_no_answer_is_no_answer_that_agrees() -> None:
+    silent = Generated()
+    found = outcome((FITS[0], silent), (DIVIDED[0], silent), (OURS[0], silent))
+    assert found.failures == ["the paged answer differs from that with all K/V on the GPU"]
+
+
 @pytest.mark.parametrize(
     ("runs", "words"),
     [

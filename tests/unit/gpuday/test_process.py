@@ -107,6 +107,16 @@ def test_figures_of_another_gpu_are_forgotten(tmp_path: Path) -> None:
     assert state.is_done("stock")
 
 
+def test_a_checkout_without_git_is_named_by_the_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = Day(tmp_path / "out", tmp_path / "work", tmp_path / "pack")
+    monkeypatch.setattr(command, "_commit", lambda: "")
+    assert command._when(day).endswith("commit not told (no git here)")
+    monkeypatch.setattr(command.pack, "read_about", lambda _: {"commit": "abc1234"})
+    assert command._when(day).endswith("commit abc1234")
+
+
 def test_an_unknown_step_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["run", "--work", str(tmp_path), "--again", "dance"])
