@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ollama_tiering.errors import TieringError
+from ollama_tiering.launch import leash
 from scripts.gpuday.day import PACK_CURE, ROOT, Day
 from scripts.gpuday.steps import FAILED, LACKING, TIMEOUT, Outcome, State, Step
 
@@ -77,7 +78,9 @@ def launch(day: Day, step: Step, limit_s: float) -> Outcome:
     """Runs the step as a process, ended with all that it started when its time is over."""
     result, log = day.work / f"{step.name}.json", day.work / f"{step.name}.log"
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", MODULE, step.name, str(day.work)]
+    # leashed: if this process is killed, the step ends too, and does not hold the GPU
+    command = [sys.executable, "-IS", leash.__file__, sys.executable, "-m", MODULE]
+    command += [step.name, str(day.work)]
     paths = [str(ROOT), str(day.work / "site"), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     env["OLLAMA_TIERING_CACHE"] = str(day.work / "cache")

@@ -1,6 +1,7 @@
 """A step as scripts.gpuday.process starts one: does what its name says."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ match name:
         sys.exit(134)
     case "polite":
         signal.signal(signal.SIGTERM, lambda *_: (print("cleaned up", flush=True), sys.exit(0)))
+        (work / "pid").write_text(str(os.getpid()))
         time.sleep(60)
     case "stuck":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from scripts.gpuday import command, machine, process
-from scripts.gpuday.day import Day, steps_of
+from scripts.gpuday.day import ROOT, Day, steps_of
 from scripts.gpuday.process import launch
 from scripts.gpuday.steps import DONE, FAILED, LACKING, TIMEOUT, Outcome, State, Step
 
@@ -49,8 +52,37 @@ def test_a_step_whose_time_is_over_is_ended(day: Day) -> None:
 def test_a_step_that_does_not_listen_is_killed_with_what_it_started(day: Day) -> None:
     assert begin(day, "stuck", limit_s=1.5).status == TIMEOUT
     child = int((day.work / "child").read_text())
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    zombie = psutil.STATUS_ZOMBIE
+    _wait(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == zombie)
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from scripts.gpuday import process
+from scripts.gpuday.day import Day
+from scripts.gpuday.steps import Step
+process.MODULE = "tests.unit.gpuday.fake_process"
+process.launch(Day.read(Path(sys.argv[1])), Step("polite", "", 60, 1), 60)
+"""
+
+
+def test_a_step_ends_with_the_command_that_was_killed(day: Day) -> None:
+    """Else it would hold the GPU while the next command goes on."""
+    command = subprocess.Popen([sys.executable, "-c", STARTER, day.work], cwd=ROOT)
+    try:
+        _wait(lambda: (day.work / "pid").exists() and (day.work / "pid").read_text())
+    finally:
+        command.kill()
+        command.wait()
+    step = int((day.work / "pid").read_text())
+    _wait(lambda: not psutil.pid_exists(step))
+    assert "cleaned up" in (day.work / "polite.log").read_text()
+
+
+def _wait(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
