@@ -1,5 +1,5 @@
-"""`tiering demo`: shows on this machine a restart that keeps its KV cache, and leaves nothing
-behind.
+"""`tiering demo`: shows on this machine a restart that keeps its KV cache, or a context that does
+not fit the GPU, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.config.words import flag_note
-from ollama_tiering.errors import ResultDiffers
+from ollama_tiering.errors import ResultDiffers, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,15 +47,34 @@ _COLD = {
     help="What computes: the patched Ollama, or a small engine in numpy that needs no build.",
 )
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
+@click.option(
+    "--context",
+    is_flag=True,
+    help="Show a context that does not fit the GPU instead: stock's plan, and K/V paged.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-def demo(engine: str, tag: str | None, as_json: bool, keep: bool, quiet: bool) -> None:
+def demo(
+    engine: str, tag: str | None, context: bool, as_json: bool, keep: bool, quiet: bool
+) -> None:
     """Answer one prompt four times: computed, from memory, after an unload, and after a restart.
 
     The demonstration makes a model of its own and starts a sidecar and a server of its own, in
     temporary directories. Exit code 1 if a restored answer differs or nothing was restored.
+
+    With --context it answers one prompt three times, without tiering: with a context that fits the
+    GPU, with one that does not, as stock plans that, and with K/V paged. It uses about 1 GiB of the
+    GPU and leaves the rest of it alone. Exit code 1 if paged K/V give another answer or leave a
+    layer to the CPU, 6 if there is no NVIDIA GPU, or no build of Ollama that can page.
     """
+    if context:
+        from ollama_tiering.cli import demo_context
+
+        if engine == "reference":
+            raise UsageError("--context needs Ollama; the numpy engine has no GPU")
+        demo_context.run(tag, as_json=as_json, keep=keep, quiet=quiet)
+        return
     from ollama_tiering import extras
     from ollama_tiering.engines import demo as demonstration
     from ollama_tiering.engines.drivers import Scratch

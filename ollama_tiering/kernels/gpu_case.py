@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 from ollama_tiering.errors import TieringError
-from ollama_tiering.kernels import check, gpu_bench, nvrtc
+from ollama_tiering.kernels import check, gpu_bench, gpu_predicted, nvrtc
 from ollama_tiering.kernels.binding import PaError
 from ollama_tiering.kernels.check_gpu import Gpu, alignment
 from ollama_tiering.kernels.gpu import instance_of
@@ -57,6 +58,7 @@ def compared(problem: Problem, name: str) -> Case:
             **row.as_json(),
             "registers": {r.kernel: r.registers for r in image.resources()},
             "spilled": [r.kernel for r in spilled],
+            "blocks": gpu_predicted.resident(instance, device.arch),
         }
 
     return run
@@ -67,10 +69,7 @@ def measured(measure: Callable[[GpuDevice, Sizes], list[BoundedRatio]]) -> Case:
         ratios = measure(device, gpu_bench.fitting(device, Sizes()))
         return {
             "ok": all(ratio.holds for ratio in ratios),
-            "ratios": [
-                {"name": r.name, "value": r.value, "bound": r.bound, "at_least": r.at_least}
-                for r in ratios
-            ],
+            "ratios": [asdict(ratio) for ratio in ratios],
         }
 
     return run

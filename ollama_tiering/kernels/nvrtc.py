@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ ARCHS = (
     120,
 )  # NVRTC 12.9's, of the compute capabilities that matter
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
+WHEELS = ("cuda_nvrtc", "cu13")
 IMAGE_VERSION = 2  # kImageVersion of csrc/cuda/problem.h
 KERNELS = ("pa_decode", "pa_narrow", "pa_wide", "pa_combine", "pa_bounds")
 
@@ -209,17 +210,25 @@ class Compiler:
 def compiler() -> Compiler:
     """NVRTC from the wheel, else from the machine. MissingTool if there is none."""
     spec = importlib.util.find_spec("nvidia")
-    places: Sequence[str] = spec.submodule_search_locations or () if spec else ()
-    candidates = [Path(p) / "cuda_nvrtc" / "lib" / name for p in places for name in LIBRARIES]
-    for candidate in candidates:
-        if candidate.is_file():
-            return Compiler(candidate)
+    wheels = spec.submodule_search_locations or () if spec else ()
+    if found := library(map(Path, wheels), os.environ.get("CUDA_HOME")):
+        return Compiler(found)
     for name in LIBRARIES:
         try:
             return Compiler(name)
         except OSError:
             continue
     raise extras.lacking("cuda")
+
+
+def library(wheels: Iterable[Path], toolkit: str | None) -> Path | None:
+    """The library in a wheel, of CUDA 12 (`nvidia/cuda_nvrtc`) or 13 (`nvidia/cu13`), or in a
+    toolkit that the loader does not know.
+    """
+    folders = [place / package / "lib" for place in wheels for package in WHEELS]
+    folders += [Path(home) / "lib64" for home in (toolkit, "/usr/local/cuda") if home]
+    candidates = (folder / name for folder in folders for name in LIBRARIES)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def line_info() -> list[str]:

@@ -38,6 +38,19 @@ ptxas info    : Used 40 registers, used 1 barriers, 544 bytes cmem[0]
     ]
 
 
+def test_the_library_is_found_in_wheels_and_in_a_toolkit(tmp_path: Path) -> None:
+    wheels, home = tmp_path / "nvidia", tmp_path / "cuda"
+    assert nvrtc.library([wheels], None) in (None, *Path("/usr/local/cuda").glob("lib64/*"))
+    for place in (home / "lib64/libnvrtc.so.12", wheels / "cu13/lib/libnvrtc.so.13"):
+        place.parent.mkdir(parents=True)
+        place.touch()
+        assert nvrtc.library([wheels], str(home)) == place
+    old = wheels / "cuda_nvrtc/lib/libnvrtc.so.12"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    assert nvrtc.library([wheels], str(home)) == old
+
+
 def test_compiler_serves_every_compute_capability(compiler: nvrtc.Compiler) -> None:
     assert set(nvrtc.ARCHS) <= set(compiler.archs())
 
