@@ -43,6 +43,7 @@ FOLDERS = [
 FILES = [
     "CMakeLists.txt",
     "CMakePresets.json",
+    "cmd/cmd.go",
     "go.mod",
     "go.sum",
     "main.go",

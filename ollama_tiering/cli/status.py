@@ -14,6 +14,7 @@ from ollama_tiering import config
 from ollama_tiering.cli import status_rules, status_shortfalls, status_use
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
                 "failures": runner.failures,
                 "cpu_attention": runner.cpu_attention,
                 "caches": runner.caches,
+                "cache_memory": cache_memory.document(runner),
                 "min_tokens": runner.min_tokens,
                 "to_store": runner.to_store,
                 "shortfalls": status_shortfalls.documents(runner.shortfalls),
@@ -240,6 +242,8 @@ def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator
 def _properties(runner: pb.RunnerReport) -> Iterator[str]:
     if runner.caches:
         yield f"  caches: {runner.caches}"
+    if where := cache_memory.words(runner.cache_memory):
+        yield f"  K/V: {where}"
     if runner.cpu_attention:
         yield f"  attention on the CPU: {runner.cpu_attention}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ollama_tiering import __version__
 from ollama_tiering.config import SidecarConfig
+from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
@@ -14,6 +15,7 @@ from ollama_tiering.launch.address import Address, address_of
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import running
 from ollama_tiering.launch.up import require_free
+from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -75,6 +77,7 @@ def _port(address: Address) -> Check:
 def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]:
     """Whether its model is tiered and, if so, whether that has any effect."""
     yield from _attention(report)
+    yield from _paging(report)
     name = f"runner {report.pid}"
     model = f"{shown(report.model, names)} ({report.engine})"
     if not report.tiered:
@@ -104,6 +107,21 @@ def _attention(report: pb.RunnerReport) -> Iterator[Check]:
         yield warn(name, report.cpu_attention, "shapes that are served: docs/operations.md")
     elif report.cpu_attention.startswith("exact"):
         yield ok(name, report.cpu_attention)
+
+
+def _paging(report: pb.RunnerReport) -> Iterator[Check]:
+    """Paged K/V that were asked for are to keep all layers on GPUs. Where they did not, answers
+    are slow, and nothing else shows it.
+    """
+    name, memory = f"K/V of runner {report.pid}", report.cache_memory
+    if memory.paging_asked and memory.host_layers:
+        yield warn(
+            name,
+            f"{cache_memory.words(memory)}, although {ENV_PAGED}=1",
+            "search Ollama's log for `paged attention`; without a GPU nothing is paged",
+        )
+    elif memory.pinned_layers:
+        yield ok(name, cache_memory.words(memory))
 
 
 def broken_settings(error: str, hint: str) -> Check:

@@ -56,6 +56,12 @@ def kv_bytes(server: Server) -> dict[str, int]:
     return {place: round(float(size) * _UNITS[unit]) for place, size, unit in found}
 
 
+def staged_bytes(device_log: Path) -> int:
+    """Bytes that devices copied out of pinned memory, by the log of the fake GPU."""
+    said = device_log.read_text(encoding="utf-8")
+    return sum(map(int, re.findall(r"(\d+) bytes copied from pinned memory", said)))
+
+
 def libraries_of(pid: int) -> Sequence[str]:
     """The names of the shared libraries that a process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")

@@ -46,6 +46,7 @@ void set_async(ggml_backend_t backend, ggml_tensor *tensor, const void *data, si
     char *to = bytes_at(static_cast<char *>(tensor->data) + offset, bytes, tensor->name);
     Place place;
     if (find(data, bytes, &place)) {
+        say("device %d: %zu bytes copied from pinned memory", backend_of(backend).device.number, bytes);
         backend_of(backend).stream.put([=] { std::memcpy(to, place.bytes, bytes); });
         return;
     }

@@ -6,8 +6,8 @@
 //   FAKEGPU_SEED          of those delays (1)
 //   FAKEGPU_FAIL_ALLOC    these allocations of device memory fail, counted from 1 over the process (none)
 //   FAKEGPU_HOST_VISIBLE  1: the host may access device memory, as that of an integrated GPU, or pinned memory (0)
-//   FAKEGPU_LOG           file that gets a line for every allocation, graph and fault, and for every source of attention
-//                         that no device reads (none)
+//   FAKEGPU_LOG           file that gets a line for every allocation, graph, fault and copy out of pinned memory, and for
+//                         every source of attention that no device reads (none)
 //   CUDA_VISIBLE_DEVICES  numbers or ids of the devices that there are, as with CUDA (all)
 #pragma once
 #include <optional>

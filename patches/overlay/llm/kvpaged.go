@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/ollama/ollama/api"
 	"github.com/ollama/ollama/format"
 	"github.com/ollama/ollama/fs/ggml"
 	"github.com/ollama/ollama/kvpaged"
@@ -17,6 +18,14 @@ func pagedFlashAttention(on, userSet bool, gpus []ml.DeviceInfo, model *ggml.GGM
 		return on
 	}
 	return model.SupportsFlashAttention()
+}
+
+// PagedModelOf is what `ollama ps` is told of a model's K/V in pinned memory.
+func PagedModelOf(server LlamaServer) api.PagedModel {
+	if s, ok := server.(*ollamaServer); ok && s.mem != nil {
+		return api.PagedModel{SizePinned: int64(s.mem.CPU.PinnedSize())}
+	}
+	return api.PagedModel{}
 }
 
 // paging decides, while a model is loaded, whose K/V lie in pinned system memory: of no layer, while stock's layout has all

@@ -237,3 +237,17 @@ func TestPagedMemoryIsCountedAsTheSystems(t *testing.T) {
 		t.Error("more than the system has is not refused")
 	}
 }
+
+func TestWhatIsPinnedIsToldOfAModel(t *testing.T) {
+	s := pagedServer()
+	if told := PagedModelOf(s); told.SizePinned != 0 {
+		t.Errorf("%d bytes of a model that is not loaded", told.SizePinned)
+	}
+	s.mem = &ml.BackendMemory{CPU: ml.DeviceMemory{Cache: []uint64{9, 0, 0}, PagedMemory: ml.PagedMemory{Pinned: []uint64{0, 3, 4}}}}
+	if told := PagedModelOf(s); told.SizePinned != 7 {
+		t.Errorf("%d bytes, not 7", told.SizePinned)
+	}
+	if told := PagedModelOf(&llamaServer{}); told.SizePinned != 0 {
+		t.Errorf("%d bytes of a model of the other engine", told.SizePinned)
+	}
+}

@@ -49,6 +49,54 @@ def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
     assert [runner["memory_short_tokens"] for runner in runners] == [4096, 0]
 
 
+def test_where_k_and_v_lie_is_told_of_tiered_and_other_runners_alike() -> None:
+    paged = pb.CacheMemory(
+        device_layers=1, device_bytes=128 << 20, pinned_layers=7, pinned_bytes=896 << 20
+    )
+    split = pb.CacheMemory(
+        device_layers=2, device_bytes=6 << 20, host_layers=6, host_bytes=18 << 20
+    )
+    split.paging_asked = True
+    runners = [
+        pb.RunnerReport(pid=1, model="m", tiered=True, cache_memory=paged),
+        pb.RunnerReport(pid=2, model="m", reason="embedding model", cache_memory=split),
+        pb.RunnerReport(pid=3, model="m", tiered=True, cache_memory=pb.CacheMemory()),
+        pb.RunnerReport(pid=4, model="m", tiered=True),
+    ]
+    answer = pb.StatResponse(version="1", runners=runners)
+    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    assert told == [
+        "  K/V: 1 layer (128.0 MiB) in GPU memory, "
+        "7 layers (896.0 MiB) paged, in pinned memory of the system",
+        "  K/V: 2 layers (6.0 MiB) in GPU memory, "
+        "6 layers (18.0 MiB) in the CPU's memory, which computes them",
+    ]
+    said = [one["cache_memory"] for one in status._document(Path("s"), answer)["runners"]]
+    assert said[0] == {
+        "device_layers": 1,
+        "device_bytes": 128 << 20,
+        "pinned_layers": 7,
+        "pinned_bytes": 896 << 20,
+        "host_layers": 0,
+        "host_bytes": 0,
+        "paging_asked": False,
+        "in_turn": False,
+    }
+    assert said[1]["paging_asked"]
+    assert said[2]["pinned_layers"] == 0
+    assert said[3] is None
+
+
+def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:
+    memory = pb.CacheMemory(pinned_layers=8, pinned_bytes=1 << 30, in_turn=True)
+    answer = pb.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
+    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    assert told == [
+        "  K/V: 8 layers (1.0 GiB) paged, in pinned memory of the system, "
+        "none is copied ahead of its turn, for want of GPU memory"
+    ]
+
+
 def use(namespace: bytes, model: str, name: str = "", **more: Any) -> pb.ModelUse:
     counts = {"requests": 3, "prompt_tokens": 1900, "memory_tokens": 400, "restored_tokens": 1000}
     counts |= {"recomputed_tokens": 500}

@@ -288,6 +288,31 @@ def test_attention_that_was_asked_for_and_not_served_is_a_warning(
     assert not states[1:] or checks[0].finding == attention
 
 
+@pytest.mark.parametrize(
+    ("memory", "states"),
+    [
+        ({}, []),
+        ({"device_layers": 8, "paging_asked": True}, []),
+        ({"host_layers": 8}, []),
+        ({"device_layers": 1, "pinned_layers": 7, "paging_asked": True}, [CheckState.OK]),
+        ({"device_layers": 2, "host_layers": 6, "paging_asked": True}, [CheckState.WARN]),
+    ],
+    ids=str,
+)
+def test_k_and_v_that_are_not_paged_although_that_was_asked_for_are_a_warning(
+    memory: dict[str, int], states: list[CheckState]
+) -> None:
+    said = pb.CacheMemory(**memory)  # type: ignore[arg-type]
+    for tiered in (True, False):
+        report = pb.RunnerReport(pid=7, model="m", tiered=tiered, cache_memory=said)
+        checks = [check for check in check_running.runner(report, {}) if "K/V" in check.name]
+        assert [check.state for check in checks] == states
+        for check in checks:
+            layers = said.pinned_layers or said.host_layers
+            assert f"{layers} layers (" in check.finding
+            assert ("OLLAMA_PAGED_ATTN=1" in check.finding) == (check.state is CheckState.WARN)
+
+
 def test_a_check_that_cannot_be_made_is_a_failed_one() -> None:
     def look() -> list[Check]:
         raise PermissionError(13, "Permission denied", "/x")

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
@@ -38,6 +40,18 @@ func TestAReportTellsHowMuchIsStillToBeStored(t *testing.T) {
 	defer store.mu.Unlock()
 	if len(store.put) != 2 {
 		t.Errorf("%d blocks are stored, and none is said to be missing", len(store.put))
+	}
+}
+
+func TestAReportSaysWhereKVLieWhetherTheModelIsTieredOrNot(t *testing.T) {
+	memory := &tierpb.CacheMemory{DeviceLayers: 1, PinnedLayers: 7, PinnedBytes: 7 << 20}
+	model := Model{Attention: func() string { return "" }, Memory: memory}
+	var s stats
+	s.init(&Tier{model: model})
+	for _, r := range []*tierpb.RunnerReport{&s.counts, s.unsupported(model, "a reason")} {
+		if !proto.Equal(r.CacheMemory, memory) {
+			t.Errorf("reported %v", r)
+		}
 	}
 }
 

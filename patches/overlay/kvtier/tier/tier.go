@@ -52,11 +52,12 @@ type fileAccess struct {
 	open, read func(path string, size int) (*kvtier.File, error)
 }
 
-// Model is what a runner says of the model that it has loaded. Of one that can't be tiered the first three are enough.
+// Model is what a runner says of the model that it has loaded. Of one that can't be tiered the first four are enough.
 type Model struct {
-	Path      string        // of its file
-	Engine    string        // as the namespace names it
-	Attention func() string // how attention is computed on the CPU, "" where it is not; for reports
+	Path      string              // of its file
+	Engine    string              // as the namespace names it
+	Attention func() string       // how attention is computed on the CPU, "" where it is not; for reports
+	Memory    *tierpb.CacheMemory // where its K/V lie, nil where the runner does not know; for reports
 
 	Slots       int
 	Layers      []kvtier.Layer // that keep every row

@@ -62,3 +62,23 @@ func TestTierBatchesPendingCellsAreThoseNotYetComputed(t *testing.T) {
 	}()
 	b.awaitBuilt(time.Hour)
 }
+
+func TestTierQuiesceWaitsForTheBatchesAndThenForTheDevices(t *testing.T) {
+	h := newTierHost(&Server{})
+	waited := 0
+	h.sync = func() {
+		waited++
+		if running := h.Running(); len(running) > 0 {
+			t.Errorf("waits for what the devices have been given while batches %v go on giving", running)
+		}
+	}
+	for _, wait := range []func(){h.Quiesce, h.BeforeRestore} {
+		h.batches.built(1, []int32{4})
+		h.batches.begin(1)
+		go func() { time.Sleep(10 * time.Millisecond); h.batches.end(1) }()
+		before := waited
+		if wait(); waited != before+1 {
+			t.Errorf("waited %d times for the devices", waited-before)
+		}
+	}
+}

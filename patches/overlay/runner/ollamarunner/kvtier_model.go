@@ -24,6 +24,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	if s.cache == nil || s.cache.cache == nil {
 		return nil, m, "the model has no K/V cache"
 	}
+	m.Memory = tierCacheMemory(s.model.Backend().BackendMemory(), s.lastLoad.PagedParams)
 	if pooling.Type(s.model.Backend().Config().Uint("pooling_type")) != pooling.TypeNone {
 		return nil, m, "embedding model"
 	}

@@ -1,0 +1,37 @@
+package ollamarunner
+
+import (
+	"github.com/ollama/ollama/kvpaged"
+	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/ml"
+)
+
+// tierCacheMemory says where the K/V of a model lie, for reports: what was allocated, not what was planned. A layer is counted
+// once, where most depends on it: as paged, if any of it is; else as the CPU's, if any of it is.
+func tierCacheMemory(memory ml.BackendMemory, paged ml.PagedParams) *tierpb.CacheMemory {
+	said := &tierpb.CacheMemory{PagingAsked: kvpaged.On(), InTurn: paged.PagedInTurn}
+	device := make([]uint64, len(memory.CPU.Cache))
+	for _, gpu := range memory.GPUs {
+		for layer, size := range gpu.Cache {
+			device[layer] += size
+		}
+	}
+	for layer, host := range memory.CPU.Cache {
+		var pinned uint64
+		if memory.CPU.Pinned != nil {
+			pinned = memory.CPU.Pinned[layer]
+		}
+		switch {
+		case pinned > 0:
+			said.PinnedLayers++
+		case host > 0:
+			said.HostLayers++
+		case device[layer] > 0:
+			said.DeviceLayers++
+		}
+		said.PinnedBytes += pinned
+		said.HostBytes += host
+		said.DeviceBytes += device[layer]
+	}
+	return said
+}
