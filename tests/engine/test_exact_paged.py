@@ -14,7 +14,7 @@ from tests.engine import paged
 from tests.engine.fake_gpu import computed, devices, offloaded
 from tests.engine.harness import Result, Server, Sidecar, assert_same, text
 from tests.engine.paged import BOTH_LATE, EXACT
-from tests.engine.test_replay import assert_nothing_wrong, environment, make_prompts, replay, storm
+from tests.engine.test_replay import assert_nothing_wrong, environment, replay, storm
 from tests.engine.test_restore import LookupTooSlow, until_heard
 
 LAYERS, G2_LAYERS = 8, 4
@@ -196,10 +196,16 @@ def test_a_context_shift_gives_the_same_wherever_k_and_v_lie(
 def test_under_four_clients_that_hang_up_every_row_is_what_one_at_a_time_would_write(
     replay_binary: Path, exact_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
+    """As in test_paged_slots.py, of shorter prompts."""
     binary = paged.with_program(exact_binary, replay_binary, tmp_path / "ollama")
     env = environment(1, 1, "5ms") | paged.hot(1) | EXACT | {"OLLAMA_NUM_PARALLEL": 4}
     env |= devices(1024, **BOTH_LATE)
+    lengths = (90, 110, 130, 150, 170, 190, 200, 210)
+    prompts = [
+        (text(70 * (number % 2), "shared") + text(220, ("storm", number)))[:length]
+        for number, length in enumerate(lengths)
+    ]
     with Server(binary, tmp_path / "server", models, socket=sidecar.socket, env=env) as server:
-        storm(server, make_prompts(16), 24, seed=16)
+        storm(server, prompts, 14, seed=16)
         assert paged.kv_bytes(server)["Pinned"] > 0
         assert_nothing_wrong(replay(server), tiered=True)
