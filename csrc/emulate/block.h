@@ -28,6 +28,7 @@ namespace paged_attn::gpu::emulate {
 
 struct Buffer { // global memory that a launch may touch
     const char *begin, *end;
+    ptrdiff_t moved = 0; // its bytes lie so far from its addresses, which the host may not be able to read
 };
 
 // What is wrong on purpose. All of it: nothing.
@@ -132,7 +133,7 @@ public:
     }
 
     void copy_async(void *to, const void *from, size_t size, bool valid) {
-        if (valid) global(from, size);
+        const char *bytes = valid ? global(from, size) : nullptr;
         const long at = offset(to, size, "written");
         if (at < 0) return;
         if (reinterpret_cast<uintptr_t>(to) % size || (valid && reinterpret_cast<uintptr_t>(from) % size))
@@ -142,7 +143,7 @@ public:
             shadow_[(at + i) / kGrain].in_flight++;
         }
         Copy copy{static_cast<char *>(to), at, size, {}};
-        if (valid) std::memcpy(copy.bytes, from, size);
+        if (bytes) std::memcpy(copy.bytes, bytes, size);
         threads_[thread_].open.push_back(copy);
     }
     void commit_async() {
@@ -168,16 +169,18 @@ public:
         }
     }
 
-    void global(const void *p, size_t size) {
+    // Where the bytes of a global address lie; nullptr: nowhere, and that is noted.
+    const char *global(const void *p, size_t size) {
         const auto *at = static_cast<const char *>(p);
         if (reinterpret_cast<uintptr_t>(p) % (size <= 16 ? size : 4))
             findings_.add("outside: a global address is not aligned for its type");
-        for (const Buffer &b : buffers_)
-            if (at >= b.begin && at + size <= b.end) return;
+        const auto holds = [&](const Buffer &b) { return at >= b.begin && at + size <= b.end; };
+        if (last_ < buffers_.size() && holds(buffers_[last_])) return at + buffers_[last_].moved;
+        for (last_ = 0; last_ < buffers_.size(); last_++)
+            if (holds(buffers_[last_])) return at + buffers_[last_].moved;
         findings_.add("outside: global memory that was not given to the launch");
-        throw_away_ = true;
+        return nullptr;
     }
-    bool outside() { return std::exchange(throw_away_, false); }
 
 private:
     static constexpr int kNone = 0, kBlock = 1, kWarp = 2, kMany = 1 << 20;
@@ -260,7 +263,7 @@ private:
     std::vector<Warp> warps_;
     std::vector<std::unique_ptr<Fiber>> *fibers_ = nullptr;
     int thread_ = 0;
-    bool throw_away_ = false;
+    size_t last_ = 0; // of the buffers, the one that was touched last
 };
 
 } // namespace paged_attn::gpu::emulate

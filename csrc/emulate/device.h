@@ -37,12 +37,11 @@ template <class T> PA_DEVICE void store_shared(T *p, T x) {
     *p = x;
 }
 template <class T> PA_DEVICE T load_global(const T *p) {
-    here().global(p, sizeof(T));
-    return here().outside() ? T{} : *p;
+    const char *at = here().global(p, sizeof(T));
+    return at ? *reinterpret_cast<const T *>(at) : T{};
 }
 template <class T> PA_DEVICE void store_global(T *p, T x) {
-    here().global(p, sizeof(T));
-    if (!here().outside()) *p = x;
+    if (const char *at = here().global(p, sizeof(T))) *reinterpret_cast<T *>(const_cast<char *>(at)) = x;
 }
 template <class T> PA_DEVICE T load_rows(const T *p) { return load_global(p); }
 

@@ -1,4 +1,4 @@
-// Attention over K/V in pinned memory: copies into staging memory on the device, and the stock kernel over those.
+// Attention over K/V in pinned memory: copies into staging memory on the device, and a kernel over those.
 //
 // Sequential: the copy is an operation of the stream that computes, between SET_ROWS and the attention.
 // Prefetching: a second stream copies the K/V of the next two such layers while the first computes, ordered by events:
@@ -7,7 +7,7 @@
 //   drained  the copy for the layer after next comes after the attention that reads the same staging memory
 // Such a copy may run before this graph has written its own rows. They are written a second time, into the staging
 // memory, right after the first: what was written is still there then, whatever the allocator puts in its place later.
-#include "shim.h"
+#include "exact.h"
 
 #include <algorithm>
 
@@ -37,7 +37,7 @@ ggml_cgraph part_of(const ggml_cgraph *graph, ggml_tensor **nodes, int count) {
     return part;
 }
 
-ggml_status run(ggml_backend_t backend, const ggml_cgraph *graph, int first, int end, int batch_size) {
+ggml_status run_stock(ggml_backend_t backend, const ggml_cgraph *graph, int first, int end, int batch_size) {
     if (std::all_of(graph->nodes + first, graph->nodes + end, is_view)) return GGML_STATUS_SUCCESS; // nothing to compute
     ggml_cgraph part = part_of(graph, graph->nodes + first, end - first);
     return backend->iface.graph_compute(backend, &part, batch_size);
@@ -68,23 +68,37 @@ std::vector<Layer> layers_of(const ggml_cgraph *graph) {
 
 ggml_status Pager::compute(ggml_cgraph *graph, int batch_size) {
     const std::vector<Layer> layers = layers_of(graph);
-    if (layers.empty()) return compute_->iface.graph_compute(compute_, graph, batch_size);
+    if (layers.empty() && !exact_takes_any(graph)) return compute_->iface.graph_compute(compute_, graph, batch_size);
     note(graph, layers);
+    if (exact_ && !exact_->provide()) return GGML_STATUS_ALLOC_FAILED;
+    if (layers.empty()) return run(graph, 0, graph->n_nodes, batch_size);
     if (!provide(slots_[0])) return GGML_STATUS_ALLOC_FAILED;
     const bool all_ahead = std::all_of(layers.begin(), layers.end(), [](const Layer &layer) { return layer.ahead; });
     if (all_ahead && may_prefetch() && provide(slots_[1])) return prefetching(graph, layers, batch_size);
     return sequential(graph, layers, batch_size);
 }
 
+// Without the attention over paged K/V. What csrc's kernels attend over K/V on the device stands between two parts.
+ggml_status Pager::run(const ggml_cgraph *graph, int first, int end, int batch_size) {
+    for (int i = first; exact_ && i < end; i++) {
+        const ggml_tensor *node = graph->nodes[i];
+        if (!exact_takes(node)) continue;
+        if (ggml_status bad = run_stock(compute_, graph, first, i, batch_size)) return bad;
+        if (ggml_status bad = exact_->attend(node, node->src[1]->data, node->src[2]->data)) return bad;
+        first = i + 1;
+    }
+    return run_stock(compute_, graph, first, end, batch_size);
+}
+
 ggml_status Pager::sequential(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size) {
     int next = 0;
     for (const Layer &layer : layers) {
-        if (ggml_status bad = run(compute_, graph, next, layer.attention, batch_size)) return bad;
+        if (ggml_status bad = run(graph, next, layer.attention, batch_size)) return bad;
         fill(slots_[0], graph->nodes[layer.attention], compute_);
         if (ggml_status bad = attend(slots_[0], graph, graph->nodes[layer.attention], batch_size)) return bad;
         next = layer.attention + 1;
     }
-    return run(compute_, graph, next, graph->n_nodes, batch_size);
+    return run(graph, next, graph->n_nodes, batch_size);
 }
 
 ggml_status Pager::prefetching(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size) {
@@ -104,21 +118,21 @@ ggml_status Pager::prefetching(ggml_cgraph *graph, const std::vector<Layer> &lay
         const Layer &layer = layers[index];
         const Slot &slot = slots_[index % 2];
         const int first_write = layer.writes.empty() ? layer.attention : layer.writes.front();
-        if (ggml_status bad = run(compute_, graph, next, first_write, batch_size)) return bad;
+        if (ggml_status bad = run(graph, next, first_write, batch_size)) return bad;
         compute_->iface.event_wait(compute_, slot.filled);
         next = first_write;
         for (int write : layer.writes) {
-            if (ggml_status bad = run(compute_, graph, next, write, batch_size)) return bad;
+            if (ggml_status bad = run(graph, next, write, batch_size)) return bad;
             if (ggml_status bad = write_again(slot, graph, layer, write, batch_size)) return bad;
             next = write + 1;
         }
-        if (ggml_status bad = run(compute_, graph, next, layer.attention, batch_size)) return bad;
+        if (ggml_status bad = run(graph, next, layer.attention, batch_size)) return bad;
         if (ggml_status bad = attend(slot, graph, graph->nodes[layer.attention], batch_size)) return bad;
         compute_->iface.event_record(compute_, slot.drained);
         if (index + 2 < layers.size()) copy_ahead(index + 2);
         next = layer.attention + 1;
     }
-    return run(compute_, graph, next, graph->n_nodes, batch_size);
+    return run(graph, next, graph->n_nodes, batch_size);
 }
 
 // A SET_ROWS, and the same into the staging memory. They are a graph of their own: the stock library may compute
@@ -137,6 +151,7 @@ ggml_status Pager::write_again(const Slot &slot, const ggml_cgraph *graph, const
 
 ggml_status Pager::attend(const Slot &slot, const ggml_cgraph *graph, const ggml_tensor *node, int batch_size) {
     ggml_tensor k = staged(node->src[1], slot.k), v = staged(node->src[2], slot.v), over_staged = *node;
+    if (exact_takes(node)) return exact_->attend(node, k.data, v.data);
     over_staged.src[1] = &k; // the query, the mask and the sinks are as they were
     over_staged.src[2] = &v;
     ggml_tensor *one[] = {&over_staged};

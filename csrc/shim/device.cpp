@@ -49,16 +49,21 @@ void reset(ggml_backend_dev_t outer) {
 // are made from then on.
 ggml_backend_buffer_type_t paged_buffer_type(ggml_backend_dev_t outer, bool no_alloc, bool ahead) {
     Device &device = device_of(outer);
+    choose_engine(device); // only for a runner that asks for this type, and says in its namespace what computes
     device.paged.no_alloc = no_alloc;
     device.ahead = ahead;
     return device.inner->iface.get_host_buffer_type ? &device.paged : nullptr;
 }
+
+// What computes attention on a device instead of the stock library; "": nothing does.
+const char *engine_name(ggml_backend_dev_t outer) { return device_of(outer).engine.name.c_str(); }
 
 const char *reg_name(ggml_backend_reg_t) { return stock_reg->iface.get_name(stock_reg); }
 size_t reg_count(ggml_backend_reg_t) { return devices.size(); }
 ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t index) { return &devices.at(index)->outer; }
 void *reg_proc(ggml_backend_reg_t, const char *name) {
     if (!std::strcmp(name, "kvpaged_buffer_type")) return reinterpret_cast<void *>(paged_buffer_type);
+    if (!std::strcmp(name, "kvpaged_engine")) return reinterpret_cast<void *>(engine_name);
     return stock_reg->iface.get_proc_address ? stock_reg->iface.get_proc_address(stock_reg, name) : nullptr;
 }
 
@@ -81,10 +86,11 @@ ggml_backend_reg_t open_stock() {
 Device &device_of(ggml_backend_dev_t outer) { return *static_cast<Device *>(outer->context); }
 ggml_backend_dev_t inner_of(ggml_backend_dev_t outer) { return device_of(outer).inner; }
 
-std::unique_ptr<Device> wrap_device(ggml_backend_dev_t inner, ggml_backend_reg_t reg) {
+std::unique_ptr<Device> wrap_device(ggml_backend_dev_t inner, ggml_backend_reg_t reg, int ordinal) {
     using I = ggml_backend_device_i;
     auto device = std::make_unique<Device>();
     device->inner = inner;
+    device->ordinal = ordinal;
     I &iface = device->outer.iface;
     forward<&I::get_name>(iface, inner->iface);
     forward<&I::get_description>(iface, inner->iface);
@@ -123,7 +129,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     if (!stock || stock->api_version != GGML_BACKEND_API_VERSION) return stock; // the loader says what is wrong
     stock_reg = stock;
     for (size_t i = 0; i < stock->iface.get_device_count(stock); i++) {
-        devices.push_back(wrap_device(stock->iface.get_device(stock, i), &reg));
+        devices.push_back(wrap_device(stock->iface.get_device(stock, i), &reg, static_cast<int>(i)));
     }
     return &reg;
 }

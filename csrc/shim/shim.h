@@ -2,24 +2,37 @@
 // libggml-cuda-*.so whose score is above 0; ours is 0 unless OLLAMA_PAGED_ATTN=1. It opens the stock library, forwards
 // all through the public backend interface (ggml-backend-impl.h), and adds for every device
 //   - a buffer type CUDA<i>_Paged: the stock backend's pinned memory, which the device reads and writes in place,
-//   - attention (FLASH_ATTN_EXT) over K/V that lie there: the stock kernel, over copies in staging memory.
+//   - attention (FLASH_ATTN_EXT) over K/V that lie there, over copies in staging memory: by the stock kernel, or by
+//     csrc's (exact.h).
 // Buffers, buffer types and events are the stock library's own objects; only its devices and backends are wrapped.
 #pragma once
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <memory>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 namespace shim {
 
+// What computes attention on a device instead of the stock library.
+struct Engine {
+    bool chosen = false;
+    std::string name;             // "exact." and a digest of all that its results' bits depend on; "": the stock library
+    std::string folder;           // of the files of kernels
+    std::set<std::string> images; // those files
+    int arch = 0;                 // compute capability x 10
+};
+
 struct Device {
     ggml_backend_dev_t inner = nullptr; // of the stock library
     ggml_backend_device outer{};        // what GGML sees
     ggml_backend_buffer_type paged{};   // K/V in pinned memory
     std::string paged_name;
+    int ordinal = 0;                    // among the devices of the stock library
+    Engine engine;
     bool ahead = true;                  // there is room on the device for copies ahead of their layer
     void (*free_pinned)(ggml_backend_buffer_t) = nullptr; // of the stock library's pinned buffers
 };
@@ -41,11 +54,12 @@ inline const ggml_tensor *root(const ggml_tensor *tensor) { return tensor->view_
 
 size_t chunk_cells(); // OLLAMA_PAGED_CHUNK_SIZE; if it is not set, more than there are
 
+class Exact;
+
 // Computes graphs of one backend. Like a backend itself it is used by one thread at a time.
 class Pager {
   public:
-    Pager(const Device &device, ggml_backend_t compute)
-        : device_(device), compute_(compute), chunk_cells_(chunk_cells()) {}
+    Pager(const Device &device, ggml_backend_t compute);
     ~Pager();
     Pager(const Pager &) = delete;
     Pager &operator=(const Pager &) = delete;
@@ -63,6 +77,9 @@ class Pager {
     ggml_status write_again(const Slot &slot, const ggml_cgraph *graph, const Layer &layer, int write, int batch_size);
     void fill(const Slot &slot, const ggml_tensor *node, ggml_backend_t stream);
     void note(const ggml_cgraph *graph, const std::vector<Layer> &layers);
+    ggml_status run(const ggml_cgraph *graph, int first, int end, int batch_size);
+    bool exact_takes(const ggml_tensor *node); // else the stock library attends
+    bool exact_takes_any(const ggml_cgraph *graph);
     bool provide(Slot &slot);
     void give_back(Slot &slot);
     bool may_prefetch();
@@ -76,6 +93,7 @@ class Pager {
     size_t k_bytes_ = 0, v_bytes_ = 0;             // largest K and V
     enum { unknown, yes, no } prefetch_ = unknown; // until the first layer in pinned memory
     bool one_slot_ = false;                        // there was no memory for the second
+    std::unique_ptr<Exact> exact_;                 // made when it is first asked for
 };
 
 // attention.cpp
@@ -86,6 +104,10 @@ std::vector<Layer> layers_of(const ggml_cgraph *graph);
 ggml_tensor staged(const ggml_tensor *tensor, ggml_backend_buffer_t buffer);
 void wait_for(ggml_backend_t backend);
 
+// images.cpp
+void choose_engine(Device &device);
+std::string read_image(const Engine &engine, const std::string &name);
+
 // pinned.cpp
 void make_paged_type(Device &device);
 bool lies_paged(const ggml_tensor *tensor); // false for nullptr
@@ -94,7 +116,7 @@ int paged_buffers();                        // that exist, of all devices
 bool serves(const ggml_tensor *op);
 
 // device.cpp
-std::unique_ptr<Device> wrap_device(ggml_backend_dev_t inner, ggml_backend_reg_t reg);
+std::unique_ptr<Device> wrap_device(ggml_backend_dev_t inner, ggml_backend_reg_t reg, int ordinal);
 Device &device_of(ggml_backend_dev_t outer);
 
 // backend.cpp

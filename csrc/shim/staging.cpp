@@ -1,5 +1,5 @@
 // Staging memory on the device, and what else a Pager holds there: the stream that copies, and its events.
-#include "shim.h"
+#include "exact.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -35,8 +35,12 @@ size_t chunk_cells() {
     return all;
 }
 
+Pager::Pager(const Device &device, ggml_backend_t compute)
+    : device_(device), compute_(compute), chunk_cells_(chunk_cells()) {}
+
 Pager::~Pager() {
     synchronize();
+    exact_.reset();
     for (Slot &slot : slots_) {
         give_back(slot);
         for (ggml_backend_event_t event : {slot.filled, slot.drained}) {
@@ -54,6 +58,20 @@ void Pager::note(const ggml_cgraph *graph, const std::vector<Layer> &layers) {
         k_bytes_ = std::max(k_bytes_, ggml_backend_buft_get_alloc_size(type, root(node->src[1])));
         v_bytes_ = std::max(v_bytes_, ggml_backend_buft_get_alloc_size(type, root(node->src[2])));
     }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (exact_takes(graph->nodes[i])) exact_->note(graph->nodes[i]);
+    }
+}
+
+bool Pager::exact_takes(const ggml_tensor *node) {
+    if (device_.engine.name.empty()) return false;
+    if (!exact_) exact_ = std::make_unique<Exact>(device_, compute_);
+    return exact_->takes(node);
+}
+
+bool Pager::exact_takes_any(const ggml_cgraph *graph) {
+    const auto takes = [this](const ggml_tensor *node) { return exact_takes(node); };
+    return !device_.engine.name.empty() && std::any_of(graph->nodes, graph->nodes + graph->n_nodes, takes);
 }
 
 bool Pager::provide(Slot &slot) {
@@ -81,7 +99,7 @@ void Pager::give_back(Slot &slot) {
 }
 
 size_t Pager::staging_bytes() const {
-    return (prefetch_ == yes && device_.ahead && !one_slot_ ? 2 : 1) * (k_bytes_ + v_bytes_);
+    return (prefetch_ == yes && device_.ahead && !one_slot_ ? 2 : 1) * (k_bytes_ + v_bytes_) + (exact_ ? exact_->bytes() : 0);
 }
 
 void Pager::synchronize() {
@@ -94,6 +112,7 @@ void Pager::reset() {
     for (Slot &slot : slots_) {
         give_back(slot);
     }
+    if (exact_) exact_->reset();
     k_bytes_ = v_bytes_ = 0;
     one_slot_ = false;
 }
@@ -103,6 +122,7 @@ ggml_status Pager::reserve(ggml_cgraph *graph, bool alloc) {
     const std::vector<Layer> layers = layers_of(graph);
     note(graph, layers);
     const bool prefetch = !layers.empty() && may_prefetch();
+    if (alloc && exact_ && !exact_->provide()) return GGML_STATUS_ALLOC_FAILED;
     if (alloc && !layers.empty()) {
         if (!provide(slots_[0])) return GGML_STATUS_ALLOC_FAILED;
         if (prefetch) provide(slots_[1]);

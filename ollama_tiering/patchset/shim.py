@@ -2,7 +2,8 @@
 
 It is compiled against GGML's backend interface, from the source tree of any accepted version of
 Ollama: those headers are the same in all of them. No CUDA is needed, only a C++ compiler, and the
-libggml-base.so that lies beside the stock library, or above it.
+libggml-base.so that lies beside the stock library, or above it. The host side of our own kernels
+(csrc/cuda/host) is compiled in; it finds the driver, and the kernels, when they are asked for.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ BASE = "libggml-base.so"
 GGML = Path("ml/backend/ggml/ggml")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror")
+HOST = ("cuda/host/driver.cpp", "cuda/host/device.cpp", "cuda/host/plan.cpp")  # beside the sources
+HEADERS = ("cuda/*.h", "cuda/host/*.h", "include/paged_attn/*.h")
 
 
 def default_sources(root: Path) -> Path:
-    """`csrc/shim` beside `patches/` of a checkout, or the copy an installed package carries."""
+    """`csrc/shim` beside `patches/` of a checkout, or the copy an installed package carries; the
+    rest of csrc lies beside it.
+    """
     checkout = root.parent / "csrc/shim"
     return checkout if checkout.is_dir() else root.parent / "_csrc/shim"
 
@@ -45,7 +50,8 @@ def find_base(folder: Path) -> Path:
 def digest(sources: Path, tree: Path) -> str:
     """Of what the library is compiled from, GGML's headers of `tree` included, as hex digits."""
     seen = hashlib.sha256("\0".join(FLAGS).encode())
-    own = (*sources.glob("*.cpp"), *sources.glob("*.h"))
+    beside = [file for pattern in (*HOST, *HEADERS) for file in sources.parent.glob(pattern)]
+    own = (*sources.glob("*.cpp"), *sources.glob("*.h"), *beside)
     for file in (*sorted(own), *sorted((tree / GGML).glob("*/ggml*.h"))):
         seen.update(file.name.encode() + b"\0" + file.read_bytes())
     return seen.hexdigest()
@@ -91,9 +97,10 @@ def compile_shim(
         fresh = Path(work, LIBRARY)
         # GGML's headers are not ours to warn about
         include = [f"-isystem{headers / 'include'}", f"-isystem{headers / 'src'}"]
+        include += [f"-I{sources.parent / 'include'}", f'-DSHIM_SOURCES="{digest(sources, tree)}"']
         # where libggml-base.so lies, from a folder such as lib/ollama/cuda_v13
         linked: list[str | Path] = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--no-undefined", base]
-        parts = sorted(sources.glob("*.cpp"))
+        parts = [*sorted(sources.glob("*.cpp")), *(sources.parent / name for name in HOST)]
         compiler = tools.cxx_compiler()
         done = run(
             *compiler, *FLAGS, *flags, *include, *parts, *linked, "-ldl", "-o", fresh, report=report

@@ -195,6 +195,18 @@ def paged_binary(binary: Path, gpu_binary: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
+def exact_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a fake GPU that runs csrc's kernels (tests/fakegpu/driver), for heads of 64
+    values in groups of 1, 2 and 5.
+    """
+    built = fake_gpu.build(binary.parent, libraries, driver=True)
+    gpu = fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("driver"))
+    exact = paged.install(gpu, binary.parent, tmp_path_factory.mktemp("exact") / "ollama")
+    paged.put_kernels(exact, 1, 2, 5)
+    return exact
+
+
+@pytest.fixture(scope="session")
 def eight(gpu_binary: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of a model of eight layers: 8 KiB of K/V a token, 15 MiB of weights."""
     folder = tmp_path_factory.mktemp("eight")

@@ -21,6 +21,8 @@ from ollama_tiering import config
 from tests.engine.harness import Server
 
 SOURCES = Path(__file__).parents[1] / "fakegpu"
+CSRC = Path(__file__).parents[2] / "csrc"
+DRIVER = "libcuda.so.1"
 GGML = Path("ml/backend/ggml/ggml")
 MINIMUM_MIB = 457  # that Ollama leaves alone of every device, v0.16.3 ml/device.go:348
 NO_DEVICE = {"OLLAMA_LLM_LIBRARY": "cpu"}  # no folder of libraries has that name
@@ -28,31 +30,42 @@ NO_DEVICE = {"OLLAMA_LLM_LIBRARY": "cpu"}  # no folder of libraries has that nam
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
 
-def build(tree: Path, libraries: Path) -> Path:
-    """The folder with libggml-cuda.so and `check`, from this source and that GGML."""
+def build(tree: Path, libraries: Path, *, driver: bool = False) -> Path:
+    """The folder with libggml-cuda.so and `check`, from this source and that GGML. With `driver`
+    the library is the CUDA driver, too, and runs csrc's kernels (tests/fakegpu/driver), and `op`
+    lies beside it.
+    """
     compiler = shutil.which("g++")
     if compiler is None or not (tree / GGML / "src/ggml-backend-impl.h").is_file():
         pytest.skip(f"needs g++ and the source tree of the binary ({tree})")
     base = libraries / "libggml-base.so.0"
     sources = sorted(file for file in SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
+    beside: list[Path] = []
+    if driver:
+        sources += sorted((SOURCES / "driver").iterdir())
+        beside = sorted(file for part in ("cuda", "emulate") for file in (CSRC / part).rglob("*.*"))
     seen = hashlib.sha256()
-    for file in (*sources, *sorted((tree / GGML).glob("*/ggml*.h")), base):
+    for file in (*sources, *beside, *sorted((tree / GGML).glob("*/ggml*.h")), base):
         seen.update(file.read_bytes())
     seen.update(subprocess.check_output([compiler, "--version"]))
-    folder = config.cache_dir() / "fakegpu-test" / tree.parent.name / seen.hexdigest()[:16]
+    kind = tree.parent.name + "-driver" * driver
+    folder = config.cache_dir() / "fakegpu-test" / kind / seen.hexdigest()[:16]
     if not folder.is_dir():
         shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier sources
         fresh = folder.with_suffix(".new")
         fresh.mkdir(parents=True)
-        parts = [file for file in sources if file.suffix == ".cpp" and file.name != "check.cpp"]
+        programs = [file for file in sources if file.name in ("check.cpp", "op.cpp")]
+        parts = [one for one in sources if one.suffix == ".cpp" and one not in programs]
         include = ["-isystem", tree / GGML / "include", "-isystem", tree / GGML / "src"]
         common = [compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+        if driver:  # fibers jump between stacks, which fortified longjmp refuses
+            include += ["-DPA_EMULATE", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas"]
+            include += ["-I", CSRC, "-I", CSRC / "include"]
         common += [*include, "-pthread", "-Wl,-rpath,$ORIGIN/..:$ORIGIN", "-Wl,--no-undefined"]
         shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
-        for command in (
-            [*common, *shared, *parts, base, "-ldl", "-o", fresh / "libggml-cuda.so"],
-            [*common, SOURCES / "check.cpp", base, "-ldl", "-o", fresh / "check"],
-        ):
+        commands = [[*common, *shared, *parts, base, "-ldl", "-o", fresh / "libggml-cuda.so"]]
+        commands += [[*common, one, base, "-ldl", "-o", fresh / one.stem] for one in programs]
+        for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert not done.returncode, done.stderr[-3000:]
         fresh.rename(folder)
@@ -67,7 +80,9 @@ def install(binary: Path, libraries: Path, built: Path, folder: Path) -> Path:
     for file in libraries.glob("libggml-*"):
         shutil.copy2(file, lib, follow_symlinks=False)
     shutil.copy2(built / "libggml-cuda.so", lib / "cuda_fake")
-    shutil.copy2(built / "check", lib / "cuda_fake")
+    for name in ("check", "op"):
+        if (built / name).is_file():
+            shutil.copy2(built / name, lib / "cuda_fake")
     return shutil.copy2(binary, folder / "bin/ollama")
 
 

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ollama_tiering.kernels import images
+from ollama_tiering.kernels.nvrtc import Instance
 from ollama_tiering.patchset import manifest, shim
 from ollama_tiering.patchset.report import Report
-from tests.engine.fake_gpu import NO_DEVICE
+from tests.engine.fake_gpu import DRIVER, NO_DEVICE
 from tests.engine.harness import Result, Server, assert_same, text
 
 SOURCES = shim.default_sources(manifest.load().root)
@@ -20,9 +22,18 @@ ON = FLASH | {"OLLAMA_PAGED_ATTN": "1"}
 COMPUTING_LATE = {"DELAY_US": "20000,0", "SEED": 5}  # so that copies come too early, if they can
 COPYING_LATE = {"DELAY_US": "0,20000", "SEED": 5}
 BOTH_LATE = {"DELAY_US": 3000, "SEED": 5}
+EXACT = {"OLLAMA_PAGED_ENGINE": "exact"}
+ARCH = 89  # of the fake GPU
 
 _KV_CACHE = re.compile(r'msg="kv cache" device=(\S+) size="([\d.]+) (\w+)"')
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def copy_sources(folder: Path) -> Path:
+    """A copy of the shim's sources below `folder`, with what they need beside them."""
+    for part in ("shim", "cuda", "include"):
+        shutil.copytree(SOURCES.parent / part, folder / part)
+    return folder / "shim"
 
 
 def install(binary: Path, tree: Path, folder: Path, *changes: tuple[str, str, str]) -> Path:
@@ -30,16 +41,34 @@ def install(binary: Path, tree: Path, folder: Path, *changes: tuple[str, str, st
     beside its library. Each change (file, old, new) makes a shim that is wrong.
     """
     shutil.copytree(binary.parents[1], folder, symlinks=True)
-    sources = folder / "shim"
-    shutil.copytree(SOURCES, sources)
+    compile_changed(tree, folder / "lib/ollama/cuda_fake", folder / "csrc", *changes)
+    return folder / "bin/ollama"
+
+
+def compile_changed(
+    tree: Path, libraries: Path, folder: Path, *changes: tuple[str, str, str]
+) -> None:
+    """The shim, with these changes, into `libraries`; its sources lie in `folder`."""
+    sources = copy_sources(folder)
     for name, old, new in changes:
         text = (sources / name).read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{name} has not this once: {old}"
         (sources / name).write_text(text.replace(old, new), encoding="utf-8")
-    libraries = folder / "lib/ollama/cuda_fake"
     base = shim.find_base(libraries)
     shim.compile_shim(sources, tree, base, libraries / shim.LIBRARY, Report(), shim.WARNINGS)
-    return folder / "bin/ollama"
+
+
+def put_kernels(binary: Path, *rows: int) -> None:
+    """Files of csrc's kernels for heads of 64 values in f16, and the driver that runs them: both of
+    a fake GPU that was built with one. `rows`: query heads for each K/V head, 1, 2 or 5.
+    """
+    lib = binary.parents[1] / "lib/ollama"
+    (lib / images.FOLDER).mkdir()
+    for count in rows:
+        name = images.file_name(Instance(64, 64, "f16", "f16", count, 16), ARCH)
+        content = f"emulated 64x64 f16 rows{count}\n"
+        (lib / images.FOLDER / name).write_text(content, encoding="utf-8")
+    (lib / "cuda_fake" / DRIVER).symlink_to("libggml-cuda.so")
 
 
 def with_program(binary: Path, program: Path, folder: Path) -> Path:

@@ -139,8 +139,7 @@ def test_a_shim_that_is_wrong_is_noticed(
     binary: Path, tests_folder: Path, tmp_path: Path, fault: str
 ) -> None:
     name, old, new = MUTANTS[fault]
-    sources = tmp_path / "shim"
-    shutil.copytree(paged.SOURCES, sources)
+    sources = paged.copy_sources(tmp_path)
     text = (sources / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     (sources / name).write_text(text.replace(old, new), encoding="utf-8")

@@ -104,6 +104,15 @@ bool find(const void *address, size_t bytes, Place *place) {
     return true;
 }
 
+std::vector<Reachable> reachable_by(int device) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<Reachable> found;
+    for (const auto &[address, range] : ranges)
+        if (range.owner == device || range.owner == kPinned)
+            found.push_back({reinterpret_cast<const char *>(address), range.memory, range.bytes});
+    return found;
+}
+
 char *bytes_at(const void *address, size_t bytes, const char *what) {
     Place place;
     if (!find(address, bytes, &place)) fault("%s: %zu bytes at %p are no memory of a device", what, bytes, address);

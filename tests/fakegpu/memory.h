@@ -6,6 +6,7 @@
 // again.
 #pragma once
 #include <cstddef>
+#include <vector>
 
 namespace fakegpu {
 
@@ -41,6 +42,15 @@ struct Place {
 
 // False: it is not, or not as a whole, in memory of a device or pinned.
 bool find(const void *address, size_t bytes, Place *place);
+
+// A range of addresses that a device may touch, and where its bytes lie.
+struct Reachable {
+    const char *address, *memory;
+    size_t bytes;
+};
+
+// Memory of the device, and pinned memory, as it is now.
+std::vector<Reachable> reachable_by(int device);
 
 // `find`, where anything else is a fault; `what` is for its message.
 char *bytes_at(const void *address, size_t bytes, const char *what);

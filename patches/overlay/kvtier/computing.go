@@ -35,6 +35,7 @@ const (
 // its last bits. Even with every layer on a GPU the CPU looks up the tokens' embeddings.
 type Computing struct {
 	CPU, Libc string
+	Attention string // what computes attention on the devices, where that is not GGML's own libraries
 	Devices   []Device
 	Places    []string // of every layer: a device's Name, OnHost or OnDevice
 }
@@ -64,6 +65,7 @@ func (c Computing) Extra() string {
 	if len(names) > 0 {
 		listed = strings.Join(names, " | ")
 	}
-	parts := Part("devices", listed) + Part("cpu", c.CPU) + Part("libc", c.Libc) + Part("rows", rows.String())
+	parts := Part("devices", listed) + Part("cpu", c.CPU) + Part("libc", c.Libc)
+	parts += Part("paged", c.Attention) + Part("rows", rows.String())
 	return strings.TrimPrefix(parts, ";")
 }

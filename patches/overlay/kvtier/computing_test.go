@@ -28,6 +28,17 @@ func TestWhatComputesAModelIsSaidInFull(t *testing.T) {
 	}
 }
 
+func TestWhatComputesAttentionOnDevicesIsSaidWhereItIsNotTheirLibrary(t *testing.T) {
+	computing := Computing{Libc: "2.36", Places: []string{OnHost}}
+	if got := computing.Extra(); got != "devices=none;libc=2.36;rows=h" {
+		t.Error(got)
+	}
+	computing.Attention = "exact.0123456789abcdef"
+	if got := computing.Extra(); got != "devices=none;libc=2.36;paged=exact.0123456789abcdef;rows=h" {
+		t.Error(got)
+	}
+}
+
 func TestEveryWordOfADeviceCounts(t *testing.T) {
 	names := map[string]bool{card("RTX 3090", 12).Name(): true}
 	for _, change := range []func(*Device){

@@ -46,8 +46,12 @@ def test_all_sources_are_compiled_against_the_trees_headers_and_linked_to_its_ba
     monkeypatch.setenv("CXX", "special++ -m64")
     words = _compile(tree, libraries, report).read_text().split()
     assert words[0] == "-m64"
-    sources = shim.default_sources(manifest.load().root).glob("*.cpp")
-    assert {word for word in words if word.endswith(".cpp")} == set(map(str, sources))
+    sources = shim.default_sources(manifest.load().root)
+    wanted = {*sources.glob("*.cpp"), *(sources.parent / name for name in shim.HOST)}
+    assert all(file.is_file() for file in wanted)
+    assert {word for word in words if word.endswith(".cpp")} == set(map(str, wanted))
+    assert f"-I{sources.parent / 'include'}" in words
+    assert f'-DSHIM_SOURCES="{shim.digest(sources, tree)}"' in words
     assert f"-isystem{tree / shim.GGML / 'src'}" in words
     assert str(libraries.parent / "libggml-base.so.0") in words
     assert [file.name for file in libraries.iterdir()] == [shim.LIBRARY]
@@ -83,6 +87,10 @@ def test_it_is_put_beside_a_stock_library_alone_and_compiled_when_something_chan
     assert (compiled(), compiled()) == (3, 3)
     (libraries / shim.LIBRARY).unlink()
     assert compiled() == 4
+    for number, name in enumerate((shim.HOST[0], "cuda/problem.h"), 5):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("// the host side of the kernels")
+        assert compiled() == number
 
 
 def test_a_compiler_that_fails_is_quoted_and_what_was_there_stays(

@@ -13,6 +13,7 @@ type tierBackend interface {
 	KVTierSync()
 	KVTierCPU() string
 	KVTierLibc() string
+	KVPagedEngine() string
 	ExactAttnAnyCut() bool
 	ExactAttnReads(cache []ml.Tensor) func(batch ml.Context) string
 	ExactAttnRefused() int
@@ -20,7 +21,7 @@ type tierBackend interface {
 
 // tierComputing says what computes the model and which layer where. by is the ComputedBy of its cache.
 func tierComputing(backend tierBackend, by string, layers []kvtier.Layer, assigned ml.GPULayersList) string {
-	computing := kvtier.Computing{CPU: backend.KVTierCPU(), Libc: backend.KVTierLibc()}
+	computing := kvtier.Computing{CPU: backend.KVTierCPU(), Libc: backend.KVTierLibc(), Attention: backend.KVPagedEngine()}
 	devices := backend.BackendDevices()
 	for _, d := range devices {
 		computing.Devices = append(computing.Devices, tierDevice(d))

@@ -11,6 +11,7 @@ import (
 type tierFakeDevices struct {
 	devices []ml.DeviceInfo
 	libc    string
+	engine  string
 	iq4nl   bool
 }
 
@@ -18,6 +19,7 @@ func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
+func (f tierFakeDevices) KVPagedEngine() string           { return f.engine }
 func (f tierFakeDevices) ExactAttnAnyCut() bool           { return !f.iq4nl }
 func (tierFakeDevices) ExactAttnRefused() int             { return 0 }
 
@@ -58,6 +60,10 @@ func TestTierWhatComputesTheModelIsInTheNamespace(t *testing.T) {
 		say(both, "dddd", tierLayersOn("GPU-a", 0, 1, 2), tierLayersOn("GPU-b", 3)),
 		say(both, "dddd", tierLayersOn("GPU-b", 0, 1), tierLayersOn("GPU-a", 2, 3)),
 		tierComputing(tierFakeDevices{devices: nil, libc: "2.40"}, "hhhh", layers, nil),
+		tierComputing(tierFakeDevices{devices: []ml.DeviceInfo{one}, libc: "2.36", engine: "exact.1"}, "dddd", layers,
+			[]ml.GPULayers{tierLayersOn("GPU-a", 0, 1, 2, 3)}),
+		tierComputing(tierFakeDevices{devices: []ml.DeviceInfo{one}, libc: "2.36", engine: "exact.2"}, "dddd", layers,
+			[]ml.GPULayers{tierLayersOn("GPU-a", 0, 1, 2, 3)}),
 	} {
 		if first, ok := seen[said]; ok {
 			t.Errorf("%d says what %d says: %s", i, first, said)

@@ -11,10 +11,17 @@ package ggml
 //     type_t type = (type_t) ggml_backend_reg_get_proc_address(reg, "kvpaged_buffer_type");
 //     return type ? type(device, no_alloc, ahead) : NULL;
 // }
+// static const char * kvpaged_engine(ggml_backend_dev_t device) {
+//     ggml_backend_reg_t reg = device ? ggml_backend_dev_backend_reg(device) : NULL;
+//     typedef const char * (*engine_t)(ggml_backend_dev_t);
+//     engine_t engine = reg ? (engine_t) ggml_backend_reg_get_proc_address(reg, "kvpaged_engine") : NULL;
+//     return engine ? engine(device) : "";
+// }
 import "C"
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/ollama/ollama/kvpaged"
 	"github.com/ollama/ollama/ml"
@@ -44,6 +51,19 @@ func kvpagedAccount(d C.ggml_backend_dev_t, params ml.BackendParams, memory *ml.
 		memory.CPU.Pinned = make([]uint64, len(memory.CPU.Cache))
 	}
 	counted[bt] = &ml.DeviceMemory{Cache: memory.CPU.Pinned}
+}
+
+// KVPagedEngine names what computes attention on the GPUs of the model's layers: the kernels of libggml-cuda-tiering.so, with
+// all that their results' bits depend on; "" where GGML's own libraries do.
+func (b *Backend) KVPagedEngine() string {
+	var names []string
+	for _, layer := range b.layers {
+		if name := C.GoString(C.kvpaged_engine(layer.d)); name != "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ",")
 }
 
 // KVPagedLayer is Layer for what a cache allocates: in pinned memory, if that is where the layer's K/V shall lie.
