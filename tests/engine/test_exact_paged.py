@@ -17,9 +17,10 @@ from tests.engine.paged import BOTH_LATE, EXACT
 from tests.engine.test_replay import assert_nothing_wrong, environment, replay, storm
 from tests.engine.test_restore import LookupTooSlow, until_heard
 
-LAYERS, G2_LAYERS = 8, 4
+LAYERS = 4  # of g2
 PROMPT_TOKENS = 140
 PREDICT = 6
+SLOW = pytest.mark.slow
 
 
 def _answers(server: Server, model: str, seed: object, tokens: int = PROMPT_TOKENS) -> list[Result]:
@@ -38,15 +39,15 @@ def _extras(sidecar: Sidecar) -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_all_attention_on_the_gpu_is_its_own_wherever_k_and_v_lie(
-    exact_binary: Path, models: Path, eight: str, tmp_path: Path
+    exact_binary: Path, models: Path, tmp_path: Path
 ) -> None:
     """Close to what engine 1 computes, and not the same: its sums are others."""
     found = []
-    for number, (hot, late) in enumerate([(LAYERS, {}), (3, BOTH_LATE), (0, {"DELAY_US": 2000})]):
+    for number, (hot, late) in enumerate([(LAYERS, {}), (1, BOTH_LATE), (0, {"DELAY_US": 2000})]):
         log = tmp_path / f"{number}.log"
         env = paged.hot(hot) | EXACT | devices(1024, LOG=str(log), **late)
         with Server(exact_binary, tmp_path / str(number), models, env=env) as server:
-            found.append(_answers(server, eight, "exact"))
+            found.append(_answers(server, "g2", "exact"))
             assert offloaded(server) == (LAYERS + 1, LAYERS + 1)
             assert "computes attention by kernels of its own, exact." in server.log_text()
             assert "does not serve" not in server.log_text()
@@ -57,15 +58,17 @@ def test_all_attention_on_the_gpu_is_its_own_wherever_k_and_v_lie(
             assert f"kernel {kernel} " in said
     for other in found[1:]:
         paged.assert_all_same(other, found[0])
-    env = paged.hot(3) | devices(1024)
+    env = paged.hot(1) | devices(1024)
     with Server(exact_binary, tmp_path / "stock", models, env=env) as server:
-        stock = _answers(server, eight, "exact")
+        stock = _answers(server, "g2", "exact")
     assert stock[0].logprobs != found[0][0].logprobs
     for mine, theirs in zip(found[0], stock, strict=True):
         assert mine.logprobs[0].logprob == pytest.approx(theirs.logprobs[0].logprob, abs=0.05)
 
 
-@pytest.mark.parametrize("model", ["sinks", pytest.param("sliding", marks=pytest.mark.slow), "g5"])
+@pytest.mark.parametrize(
+    "model", ["sinks", pytest.param("sliding", marks=SLOW), pytest.param("g5", marks=SLOW)]
+)
 @pytest.mark.timeout(400)
 def test_sinks_windows_and_groups_of_five_are_served(
     exact_binary: Path, models: Path, tmp_path: Path, model: str
@@ -117,7 +120,7 @@ def test_what_it_computed_is_restored_wherever_it_lay_with_the_bits_of_an_in_mem
     def check(attempt: int) -> None:
         prompt = text(PROMPT_TOKENS, ("tiers", attempt))
         answers = []
-        for number, hot in enumerate((1, G2_LAYERS, 0)):
+        for number, hot in enumerate((1, LAYERS, 0)):
             env = paged.hot(hot) | EXACT | devices(1024, **BOTH_LATE)
             folder = tmp_path / f"{attempt}-{number}"
             with Server(exact_binary, folder, models, socket=sidecar.socket, env=env) as server:
@@ -171,7 +174,7 @@ def test_a_launch_that_fails_ends_the_request_with_an_error_and_is_said(
     assert "error computing ggml graph" in said
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.timeout(600)
 def test_a_context_shift_gives_the_same_wherever_k_and_v_lie(
     exact_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
@@ -180,7 +183,7 @@ def test_a_context_shift_gives_the_same_wherever_k_and_v_lie(
     each server has blocks of its own.
     """
     found = []
-    for hot in (G2_LAYERS, 1, 0):
+    for hot in (LAYERS, 1, 0):
         env = paged.hot(hot) | EXACT | devices(1024, **BOTH_LATE)
         env |= {"OLLAMA_KV_TIER_SALT": str(hot)}
         folder = tmp_path / str(hot)
@@ -191,7 +194,7 @@ def test_a_context_shift_gives_the_same_wherever_k_and_v_lie(
     paged.assert_all_same(found[1:], [found[0]] * 2)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.timeout(900)
 def test_under_four_clients_that_hang_up_every_row_is_what_one_at_a_time_would_write(
     replay_binary: Path, exact_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
