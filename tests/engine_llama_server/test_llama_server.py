@@ -259,20 +259,18 @@ def test_rows_that_the_server_moves_are_not_stored(
     assert fresh.complete([*again, 7]).cached == 64 * 3
 
 
-@pytest.mark.parametrize("shape", ["gemma3-tiny", "qwen35-tiny"])
 def test_a_cache_of_another_kind_is_refused_by_name(
-    start: Starter, sidecar: SidecarProcess, rng: random.Random, shape: str
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
 ) -> None:
-    why = {"gemma3-tiny": "sliding windows that drop rows", "qwen35-tiny": "recurrent layers"}
+    options = ("gemma3-tiny", "-fa", "on", "-np", "1", "-c", "2048")
     prompt = text(rng, 300)
-    resident = start(shape, "-fa", "on", "-np", "1", "-c", "2048")
+    resident = start(*options)
     cold = resident.complete(prompt)
     resident.kill()
-    tiered = start(shape, "-fa", "on", "-np", "1", "-c", "2048", sidecar=sidecar)
+    tiered = start(*options, sidecar=sidecar)
     assert tiered.complete(prompt) == cold
     stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
-    (one,) = stat.runners
-    assert one.reason.startswith(why[shape])
+    assert [one.reason for one in stat.runners] == ["sliding windows that drop rows"]
 
 
 def test_slots_that_share_cells_are_refused(
