@@ -132,6 +132,12 @@ string rope(const llama_cparams & cparams) {
     return text;
 }
 
+// How a prompt is cut decides which product of matrices computes it. n_batch cuts only where it is no multiple of n_ubatch.
+string batches(const llama_cparams & cparams) {
+    const string all = cparams.n_batch % cparams.n_ubatch != 0 ? " of " + std::to_string(cparams.n_batch) : "";
+    return std::to_string(cparams.n_ubatch) + all;
+}
+
 // Which of two tables of factors is used follows from the size of the context (LongRoPE).
 bool long_context(const llama_cparams & cparams) { return cparams.n_ctx_seq > cparams.n_ctx_orig_yarn; }
 
@@ -246,8 +252,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     }
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
     said.fields.emplace_back("v", planes[1].transposed ? "transposed" : "");
-    // How a prompt is cut into batches decides which product of matrices computes it.
-    said.fields.emplace_back("batch", std::to_string(cparams.n_batch) + " " + std::to_string(cparams.n_ubatch));
+    said.fields.emplace_back("batch", batches(cparams));
     said.fields.emplace_back("devices", devices(*llama_get_model(ctx), planes));
     said.fields.emplace_back("cpu", processor() + " " + llama_print_system_info());
     said.fields.emplace_back("libc", gnu_get_libc_version());

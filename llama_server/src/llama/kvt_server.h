@@ -166,6 +166,13 @@ public:
         own.began = clock::now();
     }
 
+    // Before the server's own cache of prompts takes the slot's rows away, and may give it others.
+    void before_swap(const server_slot & slot) {
+        if (saver_ != nullptr) {
+            leave(slot, 0);
+        }
+    }
+
     // When the slot is idle again, before it gets another request.
     void after_answer(server_slot & slot) {
         const auto found = seats_.find(slot.id);

@@ -53,6 +53,12 @@ HOOKS: Final = (
         r"\g<indent>kv_tier.before_shift(slots, slot, n_keep);",
     ),
     Anchored(
+        *(CONTEXT, "what is done before a swap"),
+        r"(?P<indent> *)ret->prompt_save\(\*prompt_cache\);",
+        Spot.BEFORE,
+        r"\g<indent>kv_tier.before_swap(*ret);",
+    ),
+    Anchored(
         *(CONTEXT, "what is done in each turn"),
         r"(?P<indent> *)void update_slots\(\) \{",
         Spot.AFTER,

@@ -42,6 +42,7 @@ struct server_context_impl {
     server_slot * get_slot_by_id(int id) { return nullptr; }
     void update_slots() {
         slot.mem.seq_rm (slot.id, n_keep            , n_keep + n_discard);
+        ret->prompt_save(*prompt_cache);
         if (cache_prompt) {
             n_past = slot.prompt.tokens.get_common_prefix(input_tokens);
         }
@@ -110,6 +111,7 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     after = "if (auto * s = get_slot_by_id(id_slot)) { kv_tier.after_answer(*s); }"
     assert f"[this](int id_slot) {{\n            {after}\n            other();\n" in text
     assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
+    assert "kv_tier.before_swap(*ret);\n        ret->prompt_save" in text
     assert "kv_tier.before_prompt(slot, params_base);\n            n_past = " in text
     assert "void update_slots() {\n        kv_tier.step(slots);\n" in text
     assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
@@ -233,5 +235,5 @@ def test_the_real_source_takes_all_hooks(tmp_path: Path) -> None:
         pytest.skip(f"{SDIST} names no source of llama.cpp")
     tree = real_tree(Path(GIVEN), tmp_path)
     assert patch_tree(tree, SOURCES)
-    assert (tree / CONTEXT).read_text().count("kv_tier.") == 4
+    assert (tree / CONTEXT).read_text().count("kv_tier.") == 5
     assert not patch_tree(tree, SOURCES)
