@@ -85,6 +85,24 @@ def test_sinks_windows_and_groups_of_five_are_served(
 
 
 @pytest.mark.timeout(300)
+def test_each_of_two_devices_runs_the_kernels_of_its_own_layers(
+    exact_binary: Path, models: Path, tmp_path: Path
+) -> None:
+    """What lies on another device, a kernel cannot touch: that is a fault of the fake GPU."""
+    found = []
+    for count in (1, 2):
+        log = tmp_path / f"{count}.log"
+        env = paged.hot(1) | EXACT | {"OLLAMA_SCHED_SPREAD": "1"}
+        env |= devices(*[1024] * count, LOG=str(log))
+        with Server(exact_binary, tmp_path / str(count), models, env=env) as server:
+            found.append(server.generate("g2", text(60, "two"), predict=3))
+        said = log.read_text(encoding="utf-8")
+        for number in range(count):
+            assert f"device {number}: kernel pa_decode " in said
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.timeout(300)
 def test_what_it_does_not_serve_engine_1_computes_and_says_so_once(
     exact_binary: Path, models: Path, tmp_path: Path
 ) -> None:
