@@ -25,38 +25,38 @@ func TestTierWhereKVLieIsSaidByLayerAndEachIsCountedOnce(t *testing.T) {
 		memory ml.BackendMemory
 		paged  ml.PagedParams
 		on     string
-		want   tierpb.CacheMemory
+		want   *tierpb.CacheMemory
 	}{
 		{
 			name: "no GPU", memory: ml.BackendMemory{CPU: cpu([]uint64{5, 5, 5, 0}, nil)},
-			want: tierpb.CacheMemory{HostLayers: 3, HostBytes: 15},
+			want: &tierpb.CacheMemory{HostLayers: 3, HostBytes: 15},
 		},
 		{
 			name: "two GPUs", memory: ml.BackendMemory{CPU: cpu(none, nil), GPUs: gpus([]uint64{5, 0, 0, 0}, []uint64{0, 5, 5, 0})},
-			want: tierpb.CacheMemory{DeviceLayers: 3, DeviceBytes: 15},
+			want: &tierpb.CacheMemory{DeviceLayers: 3, DeviceBytes: 15},
 		},
 		{
 			name: "paged, but for one layer", on: "1", paged: ml.PagedParams{PagedLayers: []int{1, 2}, PagedInTurn: true},
 			memory: ml.BackendMemory{CPU: cpu(none, []uint64{0, 7, 7, 0}), GPUs: gpus([]uint64{5, 0, 0, 0})},
-			want: tierpb.CacheMemory{
+			want: &tierpb.CacheMemory{
 				DeviceLayers: 1, DeviceBytes: 5, PinnedLayers: 2, PinnedBytes: 14, PagingAsked: true, InTurn: true,
 			},
 		},
 		{
 			name: "a paged layer that has a state on its GPU", on: "1",
 			memory: ml.BackendMemory{CPU: cpu(none, []uint64{7, 0, 0, 0}), GPUs: gpus([]uint64{5, 5, 0, 0})},
-			want:   tierpb.CacheMemory{DeviceLayers: 1, DeviceBytes: 10, PinnedLayers: 1, PinnedBytes: 7, PagingAsked: true},
+			want:   &tierpb.CacheMemory{DeviceLayers: 1, DeviceBytes: 10, PinnedLayers: 1, PinnedBytes: 7, PagingAsked: true},
 		},
 		{
 			name: "asked for, and a layer is the CPU's", on: "1",
 			memory: ml.BackendMemory{CPU: cpu([]uint64{5, 0, 0, 0}, none), GPUs: gpus([]uint64{0, 5, 5, 0})},
-			want:   tierpb.CacheMemory{HostLayers: 1, HostBytes: 5, DeviceLayers: 2, DeviceBytes: 10, PagingAsked: true},
+			want:   &tierpb.CacheMemory{HostLayers: 1, HostBytes: 5, DeviceLayers: 2, DeviceBytes: 10, PagingAsked: true},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("OLLAMA_PAGED_ATTN", test.on)
-			if got := tierCacheMemory(test.memory, test.paged); !proto.Equal(got, &test.want) {
-				t.Errorf("%v, not %v", got, &test.want)
+			if got := tierCacheMemory(test.memory, test.paged); !proto.Equal(got, test.want) {
+				t.Errorf("%v, not %v", got, test.want)
 			}
 		})
 	}
