@@ -122,6 +122,9 @@ func tierRestore(slot *InputCacheSlot, prompt []input, numPast int, cachePrompt 
 	}
 	resume = numPast
 	defer tier.Guard("restore")
+	if numPast == 0 { // stock has emptied the slot
+		delete(host.rows.shifted, slot.Id)
+	}
 	if host.rows.lost(slot.Id, numPast) {
 		t.BeforeDiscard(slot.Id, 0)
 		host.rows.Drop(slot.Id, 0)
