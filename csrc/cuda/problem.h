@@ -50,7 +50,7 @@ struct Problem {
     Slots slots;
     int first_slot; // split x of the grid writes slot first_slot + x
     int n_splits;   // of the cells, at multiples of 64
-    int accumulate; // 1: the slot's state joins (one split only); 0: it is overwritten
+    int accumulate; // 1: each split's state joins what its slot holds; 0: that is overwritten
 };
 
 struct Combination {

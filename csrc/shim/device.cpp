@@ -55,6 +55,12 @@ ggml_backend_buffer_type_t paged_buffer_type(ggml_backend_dev_t outer, bool no_a
     return device.inner->iface.get_host_buffer_type ? &device.paged : nullptr;
 }
 
+// Room on the device for mirrors of paged K/V (mirror.h), for graphs that are reserved from then on.
+void set_mirror_bytes(ggml_backend_dev_t outer, size_t bytes) { device_of(outer).mirror_bytes = bytes; }
+
+// What mirrors have taken of that room.
+size_t mirrored_bytes(ggml_backend_dev_t outer) { return device_of(outer).mirrored; }
+
 // What computes attention on a device instead of the stock library; "": nothing does.
 const char *engine_name(ggml_backend_dev_t outer) { return device_of(outer).engine.name.c_str(); }
 
@@ -64,6 +70,8 @@ ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t index) { return &device
 void *reg_proc(ggml_backend_reg_t, const char *name) {
     if (!std::strcmp(name, "kvpaged_buffer_type")) return reinterpret_cast<void *>(paged_buffer_type);
     if (!std::strcmp(name, "kvpaged_engine")) return reinterpret_cast<void *>(engine_name);
+    if (!std::strcmp(name, "kvpaged_mirror_bytes")) return reinterpret_cast<void *>(set_mirror_bytes);
+    if (!std::strcmp(name, "kvpaged_mirrored_bytes")) return reinterpret_cast<void *>(mirrored_bytes);
     return stock_reg->iface.get_proc_address ? stock_reg->iface.get_proc_address(stock_reg, name) : nullptr;
 }
 

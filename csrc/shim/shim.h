@@ -9,6 +9,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -34,13 +35,45 @@ struct Device {
     int ordinal = 0;                    // among the devices of the stock library
     Engine engine;
     bool ahead = true;                  // there is room on the device for copies ahead of their layer
+    size_t mirror_bytes = 0;            // room for mirrors (mirror.h), of the plan
+    mutable std::atomic<size_t> mirrored{0}; // bytes that mirrors have taken, of all backends
     void (*free_pinned)(ggml_backend_buffer_t) = nullptr; // of the stock library's pinned buffers
 };
 
-// Staging memory for K and V of one layer, as large as the tensors themselves, so that every row has its place.
+// Memory on the device for copies of K and V.
 struct Slot {
     ggml_backend_buffer_t k = nullptr, v = nullptr;
     ggml_backend_event_t filled = nullptr, drained = nullptr; // the copy has come; the attention has read it
+};
+
+class Exact;
+class Mirrors;
+struct Use;
+
+// Two slots that take turns; the second for copies ahead only.
+struct Staging {
+    Slot slots[2];
+    size_t k_bytes = 0, v_bytes = 0; // of a slot, as noted; 0: nothing goes there
+    bool one_slot = false;           // there was no memory for the second
+    size_t drained = 0;              // copies of the graph at hand whose attention is queued
+};
+
+// Some consecutive splits of a round of engine 2 (exact.h), which one launch attends.
+enum class From { device, ahead, after }; // lies on the device; or is copied: before the graph has written its rows, or not
+struct Piece {
+    From from;
+    int round, first_split, n_splits;
+    size_t first_cell, end_cell; // of those that the attention sees
+};
+
+// What the second stream copies at once.
+struct Copy {
+    const ggml_tensor *node; // the attention
+    const Use *use;
+    size_t layer;            // of a piece: among those of the graph that are cut
+    const Piece *piece;      // null: all that the layer sees
+    Staging *to;
+    size_t turn;             // among the copies that go there
 };
 
 // An attention node over K/V in pinned memory, and the nodes that write them.
@@ -52,9 +85,8 @@ struct Layer {
 
 inline const ggml_tensor *root(const ggml_tensor *tensor) { return tensor->view_src ? tensor->view_src : tensor; }
 
+bool ring_wanted();   // OLLAMA_PAGED_RING
 size_t chunk_cells(); // OLLAMA_PAGED_CHUNK_SIZE; if it is not set, more than there are
-
-class Exact;
 
 // Computes graphs of one backend. Like a backend itself it is used by one thread at a time.
 class Pager {
@@ -71,16 +103,33 @@ class Pager {
     void reset(); // gives the staging back
 
   private:
-    ggml_status sequential(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size);
-    ggml_status prefetching(ggml_cgraph *graph, const std::vector<Layer> &layers, int batch_size);
+    ggml_status paged(ggml_cgraph *graph, const std::vector<Layer> &layers, std::vector<Use> &uses, int batch_size);
+    ggml_status sequential(ggml_cgraph *graph, const std::vector<Layer> &layers, const std::vector<Use> &uses, int batch_size);
+    ggml_status prefetching(ggml_cgraph *graph, const std::vector<Layer> &layers, const std::vector<Use> &uses, int batch_size);
+    void begin_copies(const ggml_cgraph *graph, const std::vector<Layer> &layers, const std::vector<Use> &uses);
+    void copy_ahead();
+    ggml_status over_mirror(ggml_cgraph *graph, int next, const Layer &layer, const Use &use, int batch_size);
+    std::vector<Piece> pieces_of(const ggml_cgraph *graph, const Layer &layer, const Use &use);
+    ggml_status pieces_in_turn(const ggml_tensor *node, const Use &use);
+    ggml_status pieces_ahead(const ggml_tensor *node, const Use &use);
+    ggml_status attend_mirror(const ggml_tensor *node, const Use &use, const Piece &piece);
     ggml_status attend(const Slot &slot, const ggml_cgraph *graph, const ggml_tensor *node, int batch_size);
-    ggml_status write_again(const Slot &slot, const ggml_cgraph *graph, const Layer &layer, int write, int batch_size);
-    void fill(const Slot &slot, const ggml_tensor *node, ggml_backend_t stream);
+    ggml_status attend(const ggml_cgraph *graph, const ggml_tensor *node, ggml_tensor k, ggml_tensor v, int batch_size);
+    ggml_status write_again(const ggml_cgraph *graph, ggml_tensor *write, ggml_tensor place, int batch_size);
+    void fill(const Slot &slot, const ggml_tensor *node, const Use &use, const Piece *piece, ggml_backend_t stream);
+    void catch_up(const Slot &slot, const ggml_tensor *node, const Use &use);
+    void catch_up(const ggml_tensor *node, const Use &use);
+    void copy_pinned(const ggml_tensor *rows, size_t from, size_t end, ggml_tensor to, ggml_backend_t stream);
+    bool copy_within(ggml_tensor from, ggml_tensor to, ggml_backend_t stream);
     void note(const ggml_cgraph *graph, const std::vector<Layer> &layers);
+    void note_pieces(const ggml_tensor *node);
+    ggml_status reserve_without_mirrors(ggml_cgraph *graph, const std::vector<Layer> &layers, bool alloc);
     ggml_status run(const ggml_cgraph *graph, int first, int end, int batch_size);
     bool exact_takes(const ggml_tensor *node); // else the stock library attends
     bool exact_takes_any(const ggml_cgraph *graph);
-    bool provide(Slot &slot);
+    bool in_pieces(const ggml_tensor *node) { return ring_wanted_ && exact_takes(node); }
+    bool provide(size_t index); // the first slot of what is noted, or the second
+    bool provide(Staging &staging, size_t index);
     void give_back(Slot &slot);
     bool may_prefetch();
 
@@ -88,12 +137,16 @@ class Pager {
     const ggml_backend_t compute_;                 // the stock backend of this device: the stream that computes
     ggml_backend_t copier_ = nullptr;              // a second one: the stream that copies ahead
     ggml_backend_event_t begun_ = nullptr;         // the stream that computes has come to the graph
+    ggml_backend_event_t written_ = nullptr;       // it has written the rows of the layer at hand
     const size_t chunk_cells_;                     // that are copied at a time
-    Slot slots_[2];                                // the second for prefetching only
-    size_t k_bytes_ = 0, v_bytes_ = 0;             // largest K and V
+    Staging whole_;                                // as large as K and V, so that every row has its place
+    Staging ring_;                                 // for pieces of them
+    const bool ring_wanted_;
+    std::vector<Copy> copies_;                     // of the graph at hand, in the order in which they are attended
+    size_t n_queued_ = 0, n_written_ = 0;          // of them; and layers whose rows are written
     enum { unknown, yes, no } prefetch_ = unknown; // until the first layer in pinned memory
-    bool one_slot_ = false;                        // there was no memory for the second
     std::unique_ptr<Exact> exact_;                 // made when it is first asked for
+    const std::unique_ptr<Mirrors> mirrors_;
 };
 
 // attention.cpp

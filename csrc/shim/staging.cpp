@@ -1,5 +1,6 @@
 // Staging memory on the device, and what else a Pager holds there: the stream that copies, and its events.
 #include "exact.h"
+#include "mirror.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -36,18 +37,22 @@ size_t chunk_cells() {
 }
 
 Pager::Pager(const Device &device, ggml_backend_t compute)
-    : device_(device), compute_(compute), chunk_cells_(chunk_cells()) {}
+    : device_(device), compute_(compute), chunk_cells_(chunk_cells()), ring_wanted_(ring_wanted()),
+      mirrors_(std::make_unique<Mirrors>(device)) {}
 
 Pager::~Pager() {
     synchronize();
     exact_.reset();
-    for (Slot &slot : slots_) {
-        give_back(slot);
-        for (ggml_backend_event_t event : {slot.filled, slot.drained}) {
-            if (event) event->device->iface.event_free(event->device, event);
+    std::vector<ggml_backend_event_t> events = {begun_, written_};
+    for (Staging *staging : {&whole_, &ring_}) {
+        for (Slot &slot : staging->slots) {
+            give_back(slot);
+            events.insert(events.end(), {slot.filled, slot.drained});
         }
     }
-    if (begun_) begun_->device->iface.event_free(begun_->device, begun_);
+    for (ggml_backend_event_t event : events) {
+        if (event) event->device->iface.event_free(event->device, event);
+    }
     if (copier_) copier_->iface.free(copier_);
 }
 
@@ -55,8 +60,12 @@ void Pager::note(const ggml_cgraph *graph, const std::vector<Layer> &layers) {
     ggml_backend_buffer_type_t type = device_.inner->iface.get_buffer_type(device_.inner);
     for (const Layer &layer : layers) {
         const ggml_tensor *node = graph->nodes[layer.attention];
-        k_bytes_ = std::max(k_bytes_, ggml_backend_buft_get_alloc_size(type, root(node->src[1])));
-        v_bytes_ = std::max(v_bytes_, ggml_backend_buft_get_alloc_size(type, root(node->src[2])));
+        if (in_pieces(node)) {
+            note_pieces(node);
+            continue;
+        }
+        whole_.k_bytes = std::max(whole_.k_bytes, ggml_backend_buft_get_alloc_size(type, root(node->src[1])));
+        whole_.v_bytes = std::max(whole_.v_bytes, ggml_backend_buft_get_alloc_size(type, root(node->src[2])));
     }
     for (int i = 0; i < graph->n_nodes; i++) {
         if (exact_takes(graph->nodes[i])) exact_->note(graph->nodes[i]);
@@ -74,20 +83,24 @@ bool Pager::exact_takes_any(const ggml_cgraph *graph) {
     return !device_.engine.name.empty() && std::any_of(graph->nodes, graph->nodes + graph->n_nodes, takes);
 }
 
-bool Pager::provide(Slot &slot) {
-    const bool has = slot.k && slot.v && slot.k->size >= k_bytes_ && slot.v->size >= v_bytes_;
-    if (has || (one_slot_ && &slot == &slots_[1])) return has;
+bool Pager::provide(size_t index) { return provide(whole_, index) && provide(ring_, index); }
+
+bool Pager::provide(Staging &staging, size_t index) {
+    Slot &slot = staging.slots[index];
+    const bool has = slot.k && slot.v && slot.k->size >= staging.k_bytes && slot.v->size >= staging.v_bytes;
+    if (has || staging.k_bytes == 0) return true;
+    if (index == 1 && staging.one_slot) return false;
     synchronize(); // what is given back may be in use
     give_back(slot);
     ggml_backend_buffer_type_t type = device_.inner->iface.get_buffer_type(device_.inner);
-    slot.k = ggml_backend_buft_alloc_buffer(type, k_bytes_);
-    slot.v = ggml_backend_buft_alloc_buffer(type, v_bytes_);
+    slot.k = ggml_backend_buft_alloc_buffer(type, staging.k_bytes);
+    slot.v = ggml_backend_buft_alloc_buffer(type, staging.v_bytes);
     if (slot.k && slot.v) return true;
     give_back(slot);
-    if (&slot == &slots_[1]) {
-        one_slot_ = true;
-        GGML_LOG_WARN("paged attention: no memory on %s for K/V of a second layer: no layer is copied ahead\n",
-                      device_.inner->iface.get_name(device_.inner));
+    if (index == 1) {
+        staging.one_slot = true;
+        GGML_LOG_WARN("paged attention: no memory on %s for K/V of a second %s: none is copied ahead\n",
+                      device_.inner->iface.get_name(device_.inner), &staging == &ring_ ? "piece" : "layer");
     }
     return false;
 }
@@ -99,7 +112,11 @@ void Pager::give_back(Slot &slot) {
 }
 
 size_t Pager::staging_bytes() const {
-    return (prefetch_ == yes && device_.ahead && !one_slot_ ? 2 : 1) * (k_bytes_ + v_bytes_) + (exact_ ? exact_->bytes() : 0);
+    const auto bytes = [this](const Staging &staging) {
+        const size_t slots = prefetch_ == yes && device_.ahead && !staging.one_slot ? 2 : 1;
+        return slots * (staging.k_bytes + staging.v_bytes);
+    };
+    return bytes(whole_) + bytes(ring_) + (exact_ ? exact_->bytes() : 0) + mirrors_->bytes();
 }
 
 void Pager::synchronize() {
@@ -109,46 +126,70 @@ void Pager::synchronize() {
 
 void Pager::reset() {
     synchronize();
-    for (Slot &slot : slots_) {
-        give_back(slot);
+    for (Staging *staging : {&whole_, &ring_}) {
+        for (Slot &slot : staging->slots) give_back(slot);
+        staging->k_bytes = staging->v_bytes = 0;
+        staging->one_slot = false;
     }
     if (exact_) exact_->reset();
-    k_bytes_ = v_bytes_ = 0;
-    one_slot_ = false;
+    mirrors_->reset();
 }
 
-// The stock library is asked what the graph needs with K/V staged: it may convert all of them to another type.
+// Mirrors come last, and go first: nothing that is needed lacks memory for them.
 ggml_status Pager::reserve(ggml_cgraph *graph, bool alloc) {
     const std::vector<Layer> layers = layers_of(graph);
+    ggml_status status = reserve_without_mirrors(graph, layers, alloc);
+    if (status && mirrors_->taken()) {
+        synchronize();
+        mirrors_->refuse();
+        status = reserve_without_mirrors(graph, layers, alloc);
+    }
+    if (status) return status;
+    mirrors_->plan(graph, layers);
+    if (alloc && compute_->iface.set_tensor_async) mirrors_->provide();
+    return status;
+}
+
+// The stock library is asked what the graph needs with K/V staged: it may convert all of them to another type. It is not
+// asked about what csrc's kernels attend.
+ggml_status Pager::reserve_without_mirrors(ggml_cgraph *graph, const std::vector<Layer> &layers, bool alloc) {
     note(graph, layers);
     const bool prefetch = !layers.empty() && may_prefetch();
     if (alloc && exact_ && !exact_->provide()) return GGML_STATUS_ALLOC_FAILED;
     if (alloc && !layers.empty()) {
-        if (!provide(slots_[0])) return GGML_STATUS_ALLOC_FAILED;
-        if (prefetch) provide(slots_[1]);
+        if (!provide(0)) return GGML_STATUS_ALLOC_FAILED;
+        if (prefetch) provide(1);
     }
     if (!compute_->iface.graph_reserve) return GGML_STATUS_SUCCESS;
     ggml_backend_buffer_type_t type = device_.inner->iface.get_buffer_type(device_.inner);
-    ggml_backend_buffer measured_k = {{}, type, nullptr, k_bytes_, GGML_BACKEND_BUFFER_USAGE_ANY, true};
-    ggml_backend_buffer measured_v = {{}, type, nullptr, v_bytes_, GGML_BACKEND_BUFFER_USAGE_ANY, true};
-    std::vector<ggml_tensor *> nodes(graph->nodes, graph->nodes + graph->n_nodes);
+    ggml_backend_buffer measured_k = {{}, type, nullptr, whole_.k_bytes, GGML_BACKEND_BUFFER_USAGE_ANY, true};
+    ggml_backend_buffer measured_v = {{}, type, nullptr, whole_.v_bytes, GGML_BACKEND_BUFFER_USAGE_ANY, true};
     std::vector<ggml_tensor> replaced(3 * layers.size());
-    for (size_t i = 0; i < layers.size(); i++) {
-        ggml_tensor *&node = nodes[static_cast<size_t>(layers[i].attention)];
-        ggml_tensor &k = replaced[3 * i], &v = replaced[3 * i + 1], &over_staged = replaced[3 * i + 2];
-        k = staged(node->src[1], alloc ? slots_[0].k : &measured_k);
-        v = staged(node->src[2], alloc ? slots_[0].v : &measured_v);
-        over_staged = *node;
-        over_staged.src[1] = &k;
-        over_staged.src[2] = &v;
-        node = &over_staged;
+    size_t layer = 0;
+    std::vector<ggml_tensor *> nodes;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        ggml_tensor *node = graph->nodes[i];
+        const bool is_layer = layer < layers.size() && layers[layer].attention == i;
+        if (is_layer && !exact_takes(node)) {
+            ggml_tensor &k = replaced[3 * layer], &v = replaced[3 * layer + 1], &over_staged = replaced[3 * layer + 2];
+            k = staged(node->src[1], alloc ? whole_.slots[0].k : &measured_k);
+            v = staged(node->src[2], alloc ? whole_.slots[0].v : &measured_v);
+            over_staged = *node;
+            over_staged.src[1] = &k;
+            over_staged.src[2] = &v;
+            nodes.push_back(&over_staged);
+        } else if (!exact_takes(node)) {
+            nodes.push_back(node);
+        }
+        layer += is_layer ? 1 : 0;
     }
     ggml_cgraph part = *graph;
     part.nodes = nodes.data();
+    part.n_nodes = static_cast<int>(nodes.size());
     return compute_->iface.graph_reserve(compute_, &part, alloc);
 }
 
-// Copies ahead need room for the staging of two layers, a second stream, and events of both. OLLAMA_PAGED_PREFETCH=0 is for comparisons.
+// Copies ahead need room for two slots, a second stream, and events of both. OLLAMA_PAGED_PREFETCH=0 is for comparisons.
 bool Pager::may_prefetch() {
     if (!device_.ahead) return false;
     if (prefetch_ != unknown) return prefetch_ == yes;
@@ -164,9 +205,11 @@ bool Pager::may_prefetch() {
         event = device->iface.event_new(device);
         return event != nullptr; // it is in a build without events
     };
-    if (!made(begun_)) return false;
-    for (Slot &slot : slots_) {
-        if (!made(slot.filled) || !made(slot.drained)) return false;
+    if (!made(begun_) || !made(written_)) return false;
+    for (Staging *staging : {&whole_, &ring_}) {
+        for (Slot &slot : staging->slots) {
+            if (!made(slot.filled) || !made(slot.drained)) return false;
+        }
     }
     copier_ = device->iface.init_backend(device, nullptr);
     if (copier_) prefetch_ = yes;

@@ -25,6 +25,7 @@ from ollama_tiering.errors import MissingTool
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 from tests.engine import fake_gpu, paged
@@ -38,6 +39,7 @@ MODELS = {
     "g5": make_shape("qwen3-tiny", heads=10, kv_heads=2),
     "slow": make_shape("qwen3-tiny", layers=12, embd=512, ffn=4096),
     "sliding": make_shape("gemma3-tiny"),
+    "sliding256": make_shape("gemma3-tiny", head_dim=256, heads=2, kv_heads=1, window=32),
     "sinks": make_shape("gptoss-tiny"),
     "wide": make_shape("gemma3-tiny", window=4096),
     "vision": make_shape("mistral3-tiny"),
@@ -159,12 +161,13 @@ def libraries(binary: Path) -> Path:
         pytest.skip(f"needs cmake, AVX2 and the patched source tree of the binary ({tree})")
     folder = config.cache_dir() / "libraries-test" / tree.parent.name
     targets = [f"ggml-cpu-{name}" for name in LIBRARIES]
-    for command in (
-        [cmake, "--preset", "CPU", "-B", folder, "-DCMAKE_CUDA_COMPILER=NOTFOUND"],
-        [cmake, "--build", folder, "--parallel", str(os.cpu_count()), "--target", *targets],
-    ):
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
+    with locked(folder.with_name(f"{folder.name}.lock"), "another test builds them", Report()):
+        for command in (
+            [cmake, "--preset", "CPU", "-B", folder, "-DCMAKE_CUDA_COMPILER=NOTFOUND"],
+            [cmake, "--build", folder, "--parallel", str(os.cpu_count()), "--target", *targets],
+        ):
+            done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+            assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
     return folder / "lib/ollama"
 
 
@@ -176,15 +179,25 @@ def gpu_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="session")
-def models(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that share this run's tests (pytest-xdist gives each its own)."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def models(binary: Path, together: Path) -> Path:
     """A model folder with all of MODELS, for any number of servers."""
-    folder = tmp_path_factory.mktemp("models")
-    with Server(binary, folder / "maker", folder / "store") as server:
-        for name, shape in MODELS.items():
-            gguf = folder / f"{name}.gguf"
-            make_model(shape, gguf)
-            server.create(name, gguf, parameters=PARAMETERS.get(name, {}))
-            gguf.unlink()
+    folder, made = together / "models", together / "models/made"
+    with locked(together / "models.lock", "another test makes the models", Report()):
+        if not made.exists():
+            with Server(binary, folder / "maker", folder / "store") as server:
+                for name, shape in MODELS.items():
+                    gguf = folder / f"{name}.gguf"
+                    make_model(shape, gguf)
+                    server.create(name, gguf, parameters=PARAMETERS.get(name, {}))
+                    gguf.unlink()
+            made.touch()
     return folder / "store"
 
 
@@ -196,13 +209,13 @@ def paged_binary(binary: Path, gpu_binary: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def exact_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a fake GPU that runs csrc's kernels (tests/fakegpu/driver), for heads of 64
-    values in groups of 1, 2 and 5.
+    """The same with a fake GPU that runs csrc's kernels (tests/fakegpu/driver): those of
+    paged.EMULATED.
     """
     built = fake_gpu.build(binary.parent, libraries, driver=True)
     gpu = fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("driver"))
     exact = paged.install(gpu, binary.parent, tmp_path_factory.mktemp("exact") / "ollama")
-    paged.put_kernels(exact, 1, 2, 5)
+    paged.put_kernels(exact)
     return exact
 
 

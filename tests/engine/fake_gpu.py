@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering import config
+from ollama_tiering.patchset.lock import locked
+from ollama_tiering.patchset.report import Report
 from tests.engine.harness import Server
 
 SOURCES = Path(__file__).parents[1] / "fakegpu"
@@ -50,26 +52,39 @@ def build(tree: Path, libraries: Path, *, driver: bool = False) -> Path:
     seen.update(subprocess.check_output([compiler, "--version"]))
     kind = tree.parent.name + "-driver" * driver
     folder = config.cache_dir() / "fakegpu-test" / kind / seen.hexdigest()[:16]
-    if not folder.is_dir():
-        shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier sources
-        fresh = folder.with_suffix(".new")
-        fresh.mkdir(parents=True)
-        programs = [file for file in sources if file.name in ("check.cpp", "op.cpp")]
-        parts = [one for one in sources if one.suffix == ".cpp" and one not in programs]
-        include = ["-isystem", tree / GGML / "include", "-isystem", tree / GGML / "src"]
-        common = [compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
-        if driver:  # fibers jump between stacks, which fortified longjmp refuses
-            include += ["-DPA_EMULATE", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas"]
-            include += ["-I", CSRC, "-I", CSRC / "include"]
-        common += [*include, "-pthread", "-Wl,-rpath,$ORIGIN/..:$ORIGIN", "-Wl,--no-undefined"]
-        shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
-        commands = [[*common, *shared, *parts, base, "-ldl", "-o", fresh / "libggml-cuda.so"]]
-        commands += [[*common, one, base, "-ldl", "-o", fresh / one.stem] for one in programs]
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert not done.returncode, done.stderr[-3000:]
-        fresh.rename(folder)
+    kept = folder.parent
+    with locked(kept.with_name(f"{kind}.lock"), "another test builds it", Report()):
+        if not folder.is_dir():
+            shutil.rmtree(kept, ignore_errors=True)  # of earlier sources
+            fresh = folder.with_suffix(".new")
+            fresh.mkdir(parents=True)
+            _compile([compiler], tree, base, sources, fresh, driver)
+            fresh.rename(folder)
     return folder
+
+
+def _compile(
+    command: list[str | Path],
+    tree: Path,
+    base: Path,
+    sources: list[Path],
+    folder: Path,
+    driver: bool,
+) -> None:
+    programs = [file for file in sources if file.name in ("check.cpp", "op.cpp")]
+    parts = [one for one in sources if one.suffix == ".cpp" and one not in programs]
+    command += ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    command += ["-isystem", tree / GGML / "include", "-isystem", tree / GGML / "src"]
+    if driver:  # fibers jump between stacks, which fortified longjmp refuses
+        command += ["-DPA_EMULATE", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas"]
+        command += ["-I", CSRC, "-I", CSRC / "include"]
+    command += ["-pthread", "-Wl,-rpath,$ORIGIN/..:$ORIGIN", "-Wl,--no-undefined"]
+    shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
+    commands = [[*command, *shared, *parts, base, "-ldl", "-o", folder / "libggml-cuda.so"]]
+    commands += [[*command, one, base, "-ldl", "-o", folder / one.stem] for one in programs]
+    for each in commands:
+        done = subprocess.run(each, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr[-3000:]
 
 
 def install(binary: Path, libraries: Path, built: Path, folder: Path) -> Path:

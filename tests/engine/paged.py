@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ollama_tiering.kernels import images
@@ -18,12 +18,23 @@ SOURCES = shim.default_sources(manifest.load().root)
 PROMPT_TOKENS = 700  # two batches
 FLASH = {"OLLAMA_FLASH_ATTENTION": "1"}
 CPU = FLASH | NO_DEVICE
-ON = FLASH | {"OLLAMA_PAGED_ATTN": "1"}
+# without mirrors, so that all K/V that are paged cross the bus
+ON = FLASH | {"OLLAMA_PAGED_ATTN": "1", "OLLAMA_PAGED_MIRROR": "0"}
 COMPUTING_LATE = {"DELAY_US": "20000,0", "SEED": 5}  # so that copies come too early, if they can
 COPYING_LATE = {"DELAY_US": "0,20000", "SEED": 5}
 BOTH_LATE = {"DELAY_US": 3000, "SEED": 5}
 EXACT = {"OLLAMA_PAGED_ENGINE": "exact"}
 ARCH = 89  # of the fake GPU
+# The kernels that its driver has (tests/fakegpu/driver/kernels.cpp).
+EMULATED = (
+    *(Instance(64, 64, "f16", "f16", rows, 16) for rows in (1, 2, 5)),
+    Instance(64, 64, "q8_0", "q8_0", 2, 4),
+    Instance(96, 96, "q8_0", "q8_0", 2, 2),
+    Instance(64, 64, "q8_0", "q4_0", 2, 4),
+    Instance(256, 256, "f16", "f16", 2, 16),
+    Instance(256, 256, "q8_0", "q8_0", 2, 4),
+    Instance(192, 128, "f16", "f16", 1, 16),
+)
 
 _KV_CACHE = re.compile(r'msg="kv cache" device=(\S+) size="([\d.]+) (\w+)"')
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -58,16 +69,16 @@ def compile_changed(
     shim.compile_shim(sources, tree, base, libraries / shim.LIBRARY, Report(), shim.WARNINGS)
 
 
-def put_kernels(binary: Path, *rows: int) -> None:
-    """Files of csrc's kernels for heads of 64 values in f16, and the driver that runs them: both of
-    a fake GPU that was built with one. `rows`: query heads for each K/V head, 1, 2 or 5.
+def put_kernels(binary: Path, instances: Iterable[Instance] = EMULATED) -> None:
+    """Files of these kernels, and the driver that runs them: both of a fake GPU that was built with
+    one.
     """
     lib = binary.parents[1] / "lib/ollama"
     (lib / images.FOLDER).mkdir()
-    for count in rows:
-        name = images.file_name(Instance(64, 64, "f16", "f16", count, 16), ARCH)
-        content = f"emulated 64x64 f16 rows{count}\n"
-        (lib / images.FOLDER / name).write_text(content, encoding="utf-8")
+    for instance in instances:
+        name = images.file_name(instance, ARCH)
+        content = name.removeprefix(f"sm_{ARCH}-").removesuffix(".cubin")
+        (lib / images.FOLDER / name).write_text(f"emulated {content}\n", encoding="utf-8")
     (lib / "cuda_fake" / DRIVER).symlink_to("libggml-cuda.so")
 
 
@@ -100,6 +111,13 @@ def libraries_of(pid: int) -> Sequence[str]:
 def hot(layers: int) -> dict[str, str]:
     """The environment in which so many layers keep their K/V on the device."""
     return ON | {"OLLAMA_PAGED_HOT_LAYERS": str(layers)}
+
+
+def mirrors(cells: int | None = None) -> dict[str, str]:
+    """The environment in which the first so many cells of paged layers have a mirror; None: as many
+    as fit. Beside `hot`, and after it.
+    """
+    return {"OLLAMA_PAGED_MIRROR": "" if cells is None else str(cells)}
 
 
 def answers(server: Server, model: str, seed: object, **options: object) -> list[Result]:

@@ -67,10 +67,16 @@ def test_all_attention_on_the_gpu_is_its_own_wherever_k_and_v_lie(
 
 
 @pytest.mark.parametrize(
-    "model", ["sinks", pytest.param("sliding", marks=SLOW), pytest.param("g5", marks=SLOW)]
+    "model",
+    [
+        "sinks",
+        "sliding256",  # as gemma3's heads, of 256 values
+        pytest.param("sliding", marks=SLOW),
+        pytest.param("g5", marks=SLOW),
+    ],
 )
 @pytest.mark.timeout(400)
-def test_sinks_windows_and_groups_of_five_are_served(
+def test_sinks_windows_long_heads_and_groups_of_five_are_served(
     exact_binary: Path, models: Path, tmp_path: Path, model: str
 ) -> None:
     found = []
@@ -78,10 +84,40 @@ def test_sinks_windows_and_groups_of_five_are_served(
         log = tmp_path / f"{hot}.log"
         env = paged.hot(hot) | EXACT | devices(1024, LOG=str(log))
         with Server(exact_binary, tmp_path / str(hot), models, env=env) as server:
-            found.append(_answers(server, model, "models"))
+            tokens = 60 if model == "sliding256" else PROMPT_TOKENS
+            found.append(_answers(server, model, "models", tokens))
             assert "does not serve" not in server.log_text()
         assert computed(log.read_text(encoding="utf-8").splitlines()) == {0: 0}
     paged.assert_all_same(found[1], found[0])
+
+
+@pytest.mark.timeout(400)
+def test_k_and_v_in_q8_0_are_served_wherever_they_lie(
+    exact_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
+) -> None:
+    """A namespace says of which type K/V are."""
+    found = []
+    for hot, late in ((LAYERS, {}), (1, BOTH_LATE)):
+        log = tmp_path / f"{hot}.log"
+        env = paged.hot(hot) | EXACT | devices(1024, LOG=str(log), **late)
+        env |= {"OLLAMA_KV_CACHE_TYPE": "q8_0", "OLLAMA_KV_TIER_SALT": str(hot)}
+        folder = tmp_path / str(hot)
+        with Server(exact_binary, folder, models, socket=sidecar.socket, env=env) as server:
+            found.append(_answers(server, "g2", "q8_0"))
+            assert "does not serve" not in server.log_text()
+            assert (paged.kv_bytes(server).get("Pinned", 0) > 0) == (hot < LAYERS)
+            sidecar.settle(server, "g2")
+        said = log.read_text(encoding="utf-8")
+        assert computed(said.splitlines()) == {0: 0}, "no attention is GGML's"
+    paged.assert_all_same(found[1], found[0])
+    names = [
+        json.loads(file.read_text("utf-8")) for file in sidecar.ram_dir.glob("v1/*/namespace.json")
+    ]
+    assert {name["cache_dtype"] for name in names} == {"q8_0"}
+    with Server(
+        exact_binary, tmp_path / "f16", models, env=paged.hot(1) | EXACT | devices(1024)
+    ) as server:
+        assert _answers(server, "g2", "q8_0")[0].logprobs != found[0][0].logprobs
 
 
 @pytest.mark.timeout(300)
@@ -106,14 +142,14 @@ def test_each_of_two_devices_runs_the_kernels_of_its_own_layers(
 def test_what_it_does_not_serve_engine_1_computes_and_says_so_once(
     exact_binary: Path, models: Path, tmp_path: Path
 ) -> None:
-    kind = {"OLLAMA_KV_CACHE_TYPE": "q8_0"}
+    kind = {"OLLAMA_KV_CACHE_TYPE": "q4_0"}
     with Server(exact_binary, tmp_path / "cpu", models, env=paged.CPU | kind) as server:
         expected = _answers(server, "g2", "falls back")
     env = kind | paged.hot(1) | EXACT | devices(1024)
     with Server(exact_binary, tmp_path / "gpu", models, env=env) as server:
         found = _answers(server, "g2", "falls back")
         said = server.log_text()
-    assert said.count("which the stock library computes: K/V are not f16") == 1
+    assert said.count("no kernels for its heads: sm_89-64x64-q4_0-q4_0-rows2-align4.cubin") == 1
     paged.assert_all_same(found, expected)
 
 

@@ -154,7 +154,7 @@ FAULTS = {
         COMPUTING_LATE,
         (
             "attention.cpp",
-            "if (index >= 2) copier_->iface.event_wait(copier_, slot.drained);",
+            "if (copy.turn >= 2) copier_->iface.event_wait(copier_, slot.drained);",
             "",
         ),
     ),

@@ -5,6 +5,7 @@ that is not there (tests/fakegpu).
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ MIB = 1 << 20
 TOKEN_BYTES = 8 << 10  # of the model, over its 8 layers
 
 
-def _ps(server: Server) -> tuple[dict[str, Any], str]:
-    """What the API says of the one model, and the line about it for people."""
+def _ps(server: Server) -> tuple[dict[str, Any], list[str]]:
+    """What the API says of the one model, and the lines about it for people: a cell of the table
+    that has more than 30 characters goes on in the next.
+    """
     (model,) = server.http.get(server.url + "/api/ps").json()["models"]
     environment = server.environment | {"OLLAMA_HOST": server.url}
     done = subprocess.run(
         [server.binary, "ps"], env=environment, capture_output=True, text=True, check=True
     )
-    return model, done.stdout.splitlines()[1]
+    return model, done.stdout.splitlines()[1:]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_where_k_and_v_lie_is_told(
     with Server(paged_binary, tmp_path / "s", models, socket=sidecar.socket, env=env) as server:
         server.generate(eight, "a", num_ctx=num_ctx)
         sidecar.settle(server, eight)
-        model, line = _ps(server)
+        model, lines = _ps(server)
         text, document = status(sidecar), json.loads(status(sidecar, "--json"))
         allocated = paged.kv_bytes(server)
     of_layer = num_ctx * TOKEN_BYTES // 8
@@ -71,11 +74,45 @@ def test_where_k_and_v_lie_is_told(
     assert memory["paging_asked"] == ("OLLAMA_PAGED_ATTN" in env)
     words = f"{layers[1]} layers ({sizes[1] / MIB:.1f} MiB) paged, in pinned memory of the system"
     assert (words in text) == (layers[1] > 0)
+    assert memory["mirrored_bytes"] == 0
+    assert "size_mirrored" not in model
     assert model.get("size_pinned", 0) == sizes[1]
     assert ("size_pinned" in model) == (layers[1] > 0)
     if not layers[2]:
         assert model["size"] - model["size_vram"] == sizes[1]
-    assert f" {processor}" in line
+    assert len(lines) == 1
+    assert f" {processor}" in lines[0]
+
+
+@pytest.mark.parametrize("devices_mib", [(1024,), (1024, 1024)], ids=["one GPU", "two GPUs"])
+@pytest.mark.timeout(300)
+def test_what_gpus_have_of_paged_layers_as_well_is_told(
+    paged_binary: Path,
+    models: Path,
+    eight: str,
+    tmp_path: Path,
+    sidecar: Sidecar,
+    devices_mib: tuple[int, ...],
+) -> None:
+    """512 of 4096 cells, on whatever GPU their layer is. They are a part of its memory, and of none
+    beside it.
+    """
+    env = paged.hot(2) | paged.mirrors(512) | devices(*devices_mib)
+    env |= {"OLLAMA_SCHED_SPREAD": "1"}
+    with Server(paged_binary, tmp_path / "s", models, socket=sidecar.socket, env=env) as server:
+        server.generate(eight, "a", num_ctx=4096)
+        sidecar.settle(server, eight)
+        model, lines = _ps(server)
+        text, document = status(sidecar), json.loads(status(sidecar, "--json"))
+        said = len(re.findall(r"have a mirror on CUDA\d", server.log_text()))
+    mirrored = 512 * 6 * TOKEN_BYTES // 8
+    assert said == len(devices_mib)
+    assert document["runners"][0]["cache_memory"]["mirrored_bytes"] == mirrored == 3 * MIB
+    assert "paged, in pinned memory of the system (3.0 MiB of it in GPU memory as well)" in text
+    assert model["size_mirrored"] == mirrored
+    assert model["size"] - model["size_vram"] == model["size_pinned"] == 4096 * 6 * TOKEN_BYTES // 8
+    assert " 100% GPU, K/V pinned: 25 MB " in lines[0]
+    assert [line.strip() for line in lines[1:]] == ["(3.1 MB of it on GPU as well)"]
 
 
 @pytest.mark.parametrize(

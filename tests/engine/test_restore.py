@@ -28,6 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
+from tests.engine.shifts import said_twice
 from tests.places import short_directory
 
 Event = Callable[["Rig", str], None]
@@ -314,21 +315,6 @@ def test_an_answer_after_a_restored_one_is_the_in_memory_answer(rig: Rig, model:
     until_heard(converse)
 
 
-def said_twice(reference: Server, model: str, prompt: str, predict: int) -> Result:
-    """What memory answers across a context shift. On a busy machine stock may read a token's logits
-    when the shift has written over them (docs/design.md), so that one answer proves nothing.
-    """
-    answers: list[Result] = []
-    for _ in range(6):
-        reference.unload(model)  # what a shift leaves in the slot is not to be gone on from
-        reference.generate(model, prompt)
-        answer = reference.generate(model, prompt, predict=predict)
-        if any(answer.logprobs == other.logprobs for other in answers):
-            return answer
-        answers.append(answer)
-    pytest.fail(f"the reference shifted {len(answers)} times and never answered the same twice")
-
-
 @pytest.mark.parametrize(("rig", "model"), SETUPS[::2], indirect=["rig"])
 def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
     rig: Rig, model: str
@@ -337,7 +323,7 @@ def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
 
     def shift(attempt: int) -> None:
         prompt = text(context - 40, ("shift", attempt))
-        expected = said_twice(rig.reference, model, prompt, predict)
+        expected = said_twice(rig.reference, model, prompt, predict=predict)
         rig.server.generate(model, prompt)
         rig.displace(model, ("shift", attempt))
         rig.server.unload(model)

@@ -14,6 +14,7 @@ from ollama_tiering.patchset.report import Report
 from tests.engine import paged
 
 TESTS = Path(__file__).parents[2] / "csrc/tests"
+PROGRAMS = ("shim_test", "mirror_test")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 
 # What keeps answers right on a device: each of these made wrong is noticed by a test.
@@ -25,7 +26,7 @@ MUTANTS = {
     ),
     "a slot is filled before it was read": (
         "attention.cpp",
-        "if (index >= 2) copier_->iface.event_wait(copier_, slot.drained);",
+        "if (copy.turn >= 2) copier_->iface.event_wait(copier_, slot.drained);",
         "",
     ),
     "a slot is read before it was filled": (
@@ -46,8 +47,8 @@ MUTANTS = {
     "what was written earlier is copied ahead": ("attention.cpp", "write > before &&", ""),
     "rows are computed together with what makes them": (
         "attention.cpp",
-        "run(compute_, graph, next, write, batch_size)",
-        "run(compute_, graph, next, write + 1, batch_size)",
+        "bad = run(graph, next, write, batch_size)",
+        "bad = run(graph, next, write + 1, batch_size)",
     ),
     "only one stream is waited for": ("staging.cpp", "    wait_for(copier_);\n", ""),
     "any operation is taken": (
@@ -81,8 +82,106 @@ MUTANTS = {
     "staging is taken when it is measured": ("staging.cpp", "if (alloc && !layers.empty()) {", "{"),
     "staging is kept": (
         "staging.cpp",
-        "    for (Slot &slot : slots_) {\n        give_back(slot);\n    }\n    k_bytes_",
-        "    k_bytes_",
+        "        for (Slot &slot : staging->slots) give_back(slot);\n",
+        "",
+    ),
+    "new rows do not reach their mirror": (
+        "copies.cpp",
+        "bad = write_again(graph, rows, place, batch_size)",
+        "bad = run(graph, write, write + 1, batch_size)",
+    ),
+    "a mirror is read before it has caught up": (
+        "copies.cpp",
+        "if (part.trusted >= part.end) continue;",
+        "continue;",
+    ),
+    "a write that nobody saw is not noticed": (
+        "mirror.cpp",
+        "tag.number == mirror->number + 1 ? mirror->valid : 0",
+        "mirror->valid",
+    ),
+    "a write without a tag is trusted": ("mirror.cpp", " && tag->magic == kTagMagic", ""),
+    "a mirror is used without a write of V": (
+        "mirror.cpp",
+        " && look_at(graph, layers[i], 2, use.v)",
+        " && (look_at(graph, layers[i], 2, use.v) || (use.v = use.k, true))",
+    ),
+    "what else writes is not noticed": (
+        "mirror.cpp",
+        "if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;",
+        "",
+    ),
+    "mirrors of layers that are not written ahead are used": (
+        "mirror.cpp",
+        "if (!mirror || !layer.ahead) return false;",
+        "if (!mirror) return false;",
+    ),
+    "rows that are not cells pass for them": (
+        "mirror.cpp",
+        " || write->nb[1] != row_bytes(seen)",
+        "",
+    ),
+    "a write beyond a mirror is repeated in it": (
+        "mirror.cpp",
+        "std::max(part.end, part.high) <= part.mirror->size",
+        "part.end <= part.mirror->size",
+    ),
+    "a write outside of what is seen counts as mirrored": (
+        "mirror.cpp",
+        "use.whole || part.high <= part.end ?",
+        "true ?",
+    ),
+    "a failed graph leaves mirrors that are trusted": (
+        "attention.cpp",
+        "if (status) mirrors_->distrust();",
+        "",
+    ),
+    "in turn, what was just written comes out of the mirror": (
+        "attention.cpp",
+        "            written.k.trusted = written.k.kept;\n",
+        "",
+    ),
+    "cells before the view do not reach the mirror": (
+        "copies.cpp",
+        "if (part.kept < seen) copy_pinned(",
+        "if (false) copy_pinned(",
+    ),
+    "what was staged does not reach the mirror": (
+        "copies.cpp",
+        "if (!copy_within(staged_rows, to, compute_)) copy_pinned(rows, seen, end, to, ",
+        "if (false) copy_pinned(staged_rows.src[0], seen, end, to, ",
+    ),
+    "a copy within the device that was not made counts": (
+        "copies.cpp",
+        "until - start), stream)) from = until;",
+        "until - start), stream) || true) from = until;",
+    ),
+    "mirrors are kept": ("staging.cpp", "    mirrors_->reset();\n", ""),
+    "mirrors are taken when they are measured": (
+        "staging.cpp",
+        "if (alloc && compute_->iface.set_tensor_async) mirrors_",
+        "if (compute_->iface.set_tensor_async) mirrors_",
+    ),
+    "mirrors keep memory that is needed": (
+        "staging.cpp",
+        "if (status && mirrors_->taken()) {",
+        "if (false) {",
+    ),
+    "mirrors that are given back are told": (
+        "mirror.cpp",
+        "    if (buffer_) device_.mirrored -= bytes_;\n",
+        "",
+    ),
+    "mirrors that there was no memory for are told": (
+        "mirror.cpp",
+        "    if (buffer_) {\n        device_.mirrored += bytes_;\n",
+        "    device_.mirrored += bytes_;\n    if (buffer_) {\n",
+    ),
+    "mirrors are not counted": ("staging.cpp", " + mirrors_->bytes();", ";"),
+    "mirrors take more than the plan has left": (
+        "mirror.cpp",
+        " <= device_.mirror_bytes) {",
+        " <= SIZE_MAX) {",
     ),
 }
 
@@ -102,23 +201,26 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
     linked = ["-Wl,-rpath,$ORIGIN", shim.find_base(folder), "-ldl"]
     shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
     rig = TESTS / "shim"
-    for command in (
-        [*common, *shared, rig / "recorder.cpp", *linked, "-o", folder / shim.STOCK],
-        [*common, rig / "shim_test.cpp", TESTS / "testing.cpp", *linked, "-o", folder / "tests"],
-    ):
+    programs = [
+        [*common, rig / f"{name}.cpp", TESTS / "testing.cpp", *linked, "-o", folder / name]
+        for name in PROGRAMS
+    ]
+    recorder = [*common, *shared, rig / "recorder.cpp", *linked, "-o", folder / shim.STOCK]
+    for command in (recorder, *programs):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr[-3000:]
     return folder
 
 
-def _run(
-    binary: Path, tests_folder: Path, sources: Path, *flags: str
-) -> subprocess.CompletedProcess[str]:
+def _compile(binary: Path, tests_folder: Path, sources: Path, *flags: str) -> None:
     base = shim.find_base(tests_folder)
     target = tests_folder / shim.LIBRARY
     shim.compile_shim(sources, binary.parent, base, target, Report(), flags)
+
+
+def _run(tests_folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [tests_folder / "tests"],
+        [tests_folder / program],
         env=os.environ | {"SHIM_TEST_FOLDER": str(tests_folder)},
         capture_output=True,
         text=True,
@@ -129,8 +231,10 @@ def _run(
 def test_the_stock_library_is_told_the_right_things_in_the_right_order(
     binary: Path, tests_folder: Path
 ) -> None:
-    done = _run(binary, tests_folder, paged.SOURCES, *shim.WARNINGS)
-    assert not done.returncode, done.stdout + done.stderr
+    _compile(binary, tests_folder, paged.SOURCES, *shim.WARNINGS)
+    for program in PROGRAMS:
+        done = _run(tests_folder, program)
+        assert not done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -143,5 +247,6 @@ def test_a_shim_that_is_wrong_is_noticed(
     text = (sources / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     (sources / name).write_text(text.replace(old, new), encoding="utf-8")
-    done = _run(binary, tests_folder, sources, "-O0")
-    assert done.returncode, f"nobody noticed: {fault}"
+    _compile(binary, tests_folder, sources, "-O0")
+    codes = [_run(tests_folder, program).returncode for program in PROGRAMS]
+    assert any(codes), f"nobody noticed: {fault}"

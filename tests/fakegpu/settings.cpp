@@ -38,6 +38,7 @@ Settings from_environment() {
     s.seed = static_cast<unsigned>(numbers("FAKEGPU_SEED", "1")[0]);
     s.failing_allocations = numbers("FAKEGPU_FAIL_ALLOC", "");
     s.failing_launches = numbers("FAKEGPU_FAIL_LAUNCH", "");
+    s.multiprocessors = numbers("FAKEGPU_MULTIPROCESSORS", "3")[0];
     s.host_visible = numbers("FAKEGPU_HOST_VISIBLE", "0")[0] != 0;
     if (const char *visible = std::getenv("CUDA_VISIBLE_DEVICES")) s.visible = words(visible);
     return s;

@@ -6,6 +6,7 @@
 //   FAKEGPU_SEED          of those delays (1)
 //   FAKEGPU_FAIL_ALLOC    these allocations of device memory fail, counted from 1 over the process (none)
 //   FAKEGPU_FAIL_LAUNCH   these launches of csrc's kernels fail, counted from 1 over the process (none)
+//   FAKEGPU_MULTIPROCESSORS  of each device, each of which holds two blocks of csrc's kernels (3)
 //   FAKEGPU_HOST_VISIBLE  1: the host may access device memory, as that of an integrated GPU, or pinned memory (0)
 //   FAKEGPU_LOG           file that gets a line for every allocation, graph, fault and copy out of pinned memory, and for
 //                         every source of attention that no device reads (none)
@@ -22,6 +23,7 @@ struct Settings {
     std::vector<long> delay_us;
     unsigned seed;
     std::vector<long> failing_allocations, failing_launches;
+    long multiprocessors;
     bool host_visible;
     std::optional<std::vector<std::string>> visible; // none: all devices are
 };

@@ -35,6 +35,7 @@ struct pa_cuda_plan {
     Kernel decode, narrow, wide, combine, bounds;
     CuAddress states = 0, cell_bounds = 0;
     int decode_rows_most = -1; // -1: by the rule of kernel_for
+    int split_cells = 0;       // that a split has at most; 0: any number
     size_t state_bytes = 0, bounds_bytes = 0;
     const int32_t *bounded_pos = nullptr, *bounded_seq = nullptr; // what cell_bounds were prepared of; null: of nothing
     int n_bounded = 0;
@@ -111,6 +112,7 @@ pa_status load_image(pa_cuda_plan &plan, const void *image) {
         return fail(PA_BAD_ARGUMENT, "the image is not one of this library");
     PA_TRY(checked(driver, found, "cuModuleGetGlobal_v2"));
     PA_TRY(PA_CALL(driver, cuMemcpyDtoH_v2, &plan.info, at, sizeof(ImageInfo)));
+    plan.split_cells = plan.info.most_cells;
     const ImageInfo &info = plan.info;
     const pa_shape &s = plan.shape;
     if (info.version != kImageVersion)
@@ -181,7 +183,7 @@ pa_status check_pages(const pa_cuda_plan &plan, const pa_rows &rows, int n_cells
     return PA_OK;
 }
 
-pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, int n_splits, int join) {
+pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, int n_splits) {
     if (args.n_q <= 0 || args.n_q > plan.shape.max_q || args.n_cells < 0 || args.n_cells > plan.shape.max_cells)
         return fail(PA_BAD_ARGUMENT, "%d queries over %d cells; the plan is for %d over %d", args.n_q, args.n_cells,
                     plan.shape.max_q, plan.shape.max_cells);
@@ -189,10 +191,9 @@ pa_status check_run(const pa_cuda_plan &plan, const pa_args &args, int first, in
     const int n_slots = plan.slots_of(args.n_q);
     if (first < 0 || n_splits < 1 || first > n_slots - n_splits)
         return fail(PA_BAD_ARGUMENT, "slots %d .. %d of %d", first, first + n_splits - 1, n_slots);
-    if (plan.info.most_cells > 0 && divide_up(args.n_cells, n_splits) > plan.info.most_cells)
-        return fail(PA_BAD_ARGUMENT, "%d cells in %d splits: for heads of %d values a split has at most %d",
-                    args.n_cells, n_splits, plan.shape.d_v, plan.info.most_cells);
-    if (join && n_splits != 1) return fail(PA_BAD_ARGUMENT, "a state joins in one split, not in %d", n_splits);
+    if (plan.split_cells > 0 && divide_up(args.n_cells, n_splits) > plan.split_cells)
+        return fail(PA_BAD_ARGUMENT, "%d cells in %d splits: of this plan's heads of %d values a split has at most %d",
+                    args.n_cells, n_splits, plan.shape.d_v, plan.split_cells);
     const pa_mask &mask = args.mask;
     if (mask.dense && mask.cell_pos) return fail(PA_BAD_ARGUMENT, "a dense mask and positions");
     if (mask.dense && mask.dense_stride % 2) return fail(PA_BAD_ARGUMENT, "a dense mask with rows of odd bytes");
@@ -288,7 +289,7 @@ int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, i
     const Kernel &kernel = plan->kernel_for(n_q, false);
     const int row_tiles = divide_up(n_q * plan->group(), kernel.rows);
     const int at_once = plan->device->n_multiprocessors * kernel.blocks_per_multiprocessor;
-    const int needed = plan->info.most_cells > 0 ? divide_up(n_cells, plan->info.most_cells) : 1;
+    const int needed = plan->split_cells > 0 ? divide_up(n_cells, plan->split_cells) : 1;
     return best_splits({divide_up(n_cells, kSplitCells), plan->shape.n_kv_head * row_tiles, at_once,
                         std::max(needed, 1), std::min(most, plan->slots_of(n_q))});
 }
@@ -298,6 +299,12 @@ int32_t pa_cuda_slots(const pa_cuda_plan *plan, int32_t n_q) { return plan->slot
 pa_status pa_cuda_decode_rows(pa_cuda_plan *plan, int32_t most) {
     if (!plan || most < -1) return fail(PA_BAD_ARGUMENT, "no plan, or %d rows", most);
     plan->decode_rows_most = most;
+    return PA_OK;
+}
+
+pa_status pa_cuda_split_cells(pa_cuda_plan *plan, int32_t most) {
+    if (!plan || most < 1) return fail(PA_BAD_ARGUMENT, "no plan, or %d cells", most);
+    plan->split_cells = plan->info.most_cells > 0 ? std::min(most, plan->info.most_cells) : most;
     return PA_OK;
 }
 
@@ -323,7 +330,7 @@ pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_t n_cel
 pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                          void *stream) {
     if (!plan || !args) return fail(PA_BAD_ARGUMENT, "no plan, or no arguments");
-    PA_TRY(check_run(*plan, *args, first, n_splits, join));
+    PA_TRY(check_run(*plan, *args, first, n_splits));
     Problem problem = make_problem(*plan, *args, first, n_splits, join);
     const Current current(*plan->device);
     PA_TRY(current.status());

@@ -60,13 +60,16 @@ PA_API pa_status pa_cuda_decode_rows(pa_cuda_plan *plan, int32_t most);
  * tensor cores have a limit of cells per split, PA_BAD_ARGUMENT beyond it). */
 PA_API int32_t pa_cuda_splits(const pa_cuda_plan *plan, int32_t n_q, int32_t n_cells, int32_t most);
 
+/* No split of this plan's runs has more than `most` cells, from now on, nor more than its image allows. */
+PA_API pa_status pa_cuda_split_cells(pa_cuda_plan *plan, int32_t most);
+
 /* Queues what a mask by positions needs, once for all layers of a batch instead of once a layer: runs of this plan whose
  * cell_pos, cell_seq and n_cells are these do not queue it again, until a run with others, or the next call of this (null:
  * none). The arrays must not change meanwhile. */
 PA_API pa_status pa_cuda_prepare(pa_cuda_plan *plan, const pa_mask *mask, int32_t n_cells, void *stream);
 
-/* Queues attention of args' cells: states into slots first .. first + n_splits - 1. `join` != 0: the state joins what
- * the slot holds (n_splits must be 1). args' out, state_* and sinks are not looked at. */
+/* Queues attention of args' cells: states into slots first .. first + n_splits - 1. `join` != 0: each state joins what
+ * its slot holds, of a run in as many splits. args' out, state_* and sinks are not looked at. */
 PA_API pa_status pa_cuda_attend(pa_cuda_plan *plan, const pa_args *args, int32_t first, int32_t n_splits, int32_t join,
                                 void *stream);
 

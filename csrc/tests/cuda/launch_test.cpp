@@ -166,6 +166,33 @@ template <class I> void hybrid(int n_q, const std::string &kernel, bool join) {
     CHECK(gpu.n_allocations == 0 && gpu.n_modules == 0 && gpu.n_contexts == 0 && gpu.n_pushed == 0);
 }
 
+// Two rounds of two splits: each state of the second joins that of the first which lies in its slot.
+template <class I> void joined(int n_q, const std::string &kernel) {
+    const CaseSpec spec = {n_q, 8, 2, 250, 32, MaskKind::causal, 0, true};
+    const Case c = make_case(spec, 64, 64, I::kK, I::kV, I::kAlign, 5);
+    SimulatedGpu gpu;
+    emulate::Findings findings;
+    load<I>(gpu, findings, c);
+    pa_cuda_device *device = nullptr;
+    pa_cuda_plan *plan = nullptr;
+    const pa_shape shape = shape_of(c, I::kK, I::kV);
+    CHECK(open_device(gpu.driver(), 0, &device) == PA_OK);
+    CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
+    CuStream stream = gpu.stream("compute");
+    const pa_args first = args_of(c, 0, 5), second = args_of(c, 5, 3);
+    CHECK(pa_cuda_attend(plan, &first, 0, 2, 0, stream) == PA_OK);
+    CHECK(pa_cuda_attend(plan, &second, 0, 2, 1, stream) == PA_OK);
+    CHECK(gpu.launches.size() == 4 && gpu.launches[3].find(kernel) == 0);
+    std::vector<Float4> out(static_cast<size_t>(n_q) * 8 * 64 / 4);
+    CHECK(pa_cuda_combine(plan, n_q, 2, c.sinks.data(), reinterpret_cast<float *>(out.data()), stream) == PA_OK);
+    const double error = difference(out, c.answer());
+    std::printf("joined, %d queries, %s: %.1e\n", n_q, kernel.c_str(), error);
+    CHECK(error < 1e-5);
+    CHECK(findings.texts.empty());
+    pa_cuda_plan_destroy(plan);
+    pa_cuda_close(device);
+}
+
 // pa_bounds runs once for all layers that were announced, and again wherever its result would not be theirs.
 void prepared() {
     const Case c = make_case({1, 8, 2, 128, 32, MaskKind::causal}, 64, 64, kF16, kQ8, 4, 5);
@@ -306,14 +333,18 @@ void bad_runs() {
     CHECK_SAYS(run([](pa_args &a) { a.mask.query_pos = nullptr; }), PA_BAD_ARGUMENT, "none of queries");
     CHECK_SAYS(run([](pa_args &a) { a.mask.cell_seq = a.mask.cell_pos; }), PA_BAD_ARGUMENT, "sequences");
     CHECK_SAYS(run([](pa_args &) {}, 1, 2), PA_BAD_ARGUMENT, "slots 1 .. 2 of 2");
-    CHECK_SAYS(run([](pa_args &) {}, 0, 2, 1), PA_BAD_ARGUMENT, "one split");
     CHECK(gpu.launches.empty());
     pa_cuda_plan_destroy(plan);
     reinterpret_cast<ImageInfo *>(gpu.image_info.data())->most_cells = 40;
     CHECK(pa_cuda_plan_create(device, &shape, 2, "image", 6, &plan) == PA_OK);
     CHECK_SAYS(run([](pa_args &) {}), PA_BAD_ARGUMENT,
-               "64 cells in 1 splits: for heads of 64 values a split has at most 40");
+               "64 cells in 1 splits: of this plan's heads of 64 values a split has at most 40");
     CHECK(pa_cuda_splits(plan, 2, 64, 1) == 2);
+    CHECK_SAYS(pa_cuda_split_cells(plan, 0), PA_BAD_ARGUMENT, "0 cells");
+    CHECK(pa_cuda_split_cells(plan, 1000) == PA_OK && pa_cuda_splits(plan, 2, 64, 1) == 2); // the image's limit stays
+    CHECK(pa_cuda_split_cells(plan, 20) == PA_OK && pa_cuda_splits(plan, 2, 64, 1) == 4);
+    CHECK_SAYS(run([](pa_args &) {}, 0, 2), PA_BAD_ARGUMENT, "a split has at most 20");
+    CHECK(pa_cuda_split_cells(plan, 40) == PA_OK);
     gpu.fail_at = "cuLaunchKernel";
     CHECK_SAYS(run([](pa_args &) {}, 0, 2), PA_DEVICE_ERROR, "cuLaunchKernel: simulated error (719)");
     float out[4];
@@ -334,6 +365,10 @@ int main() {
     hybrid<Narrowing>(1, "pa_decode", false);
     hybrid<Narrowing>(3, "pa_narrow", true);
     hybrid<Narrowing>(9, "pa_wide", true);
+    joined<Plain>(1, "pa_wide");
+    joined<Plain>(9, "pa_wide");
+    joined<Narrowing>(3, "pa_narrow");
+    joined<Narrowing>(9, "pa_wide");
     chosen_kernel<Narrowing>(-1, "pa_decode"); // 4 rows
     chosen_kernel<Narrowing>(4, "pa_decode");
     chosen_kernel<Narrowing>(3, "pa_narrow");

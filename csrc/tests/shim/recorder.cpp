@@ -89,11 +89,11 @@ std::string nodes_of(const ggml_cgraph *graph) {
 }
 ggml_status graph_compute(ggml_backend_t stream, ggml_cgraph *graph, int batch_size) {
     say(at(stream) + "graph" + nodes_of(graph) + (batch_size == 7 ? "" : " of an unknown batch"));
-    return GGML_STATUS_SUCCESS;
+    return state.broken ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS;
 }
 ggml_status graph_reserve(ggml_backend_t stream, ggml_cgraph *graph, bool alloc) {
     say(at(stream) + (alloc ? "reserve" : "measure") + nodes_of(graph));
-    return GGML_STATUS_SUCCESS;
+    return state.unreserved-- > 0 ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_SUCCESS;
 }
 size_t buffer_size(ggml_backend_t) { return 1000; }
 void set_tensor_async(ggml_backend_t stream, ggml_tensor *tensor, const void *, size_t offset, size_t size) {
@@ -101,8 +101,18 @@ void set_tensor_async(ggml_backend_t stream, ggml_tensor *tensor, const void *, 
     const std::string to = place(tensor) + "+" + std::to_string(static_cast<size_t>(from_base) + offset);
     say(at(stream) + "copy " + tensor->name + ">" + to + " " + std::to_string(size));
 }
-bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor *, ggml_tensor *) {
+std::string spot(const ggml_tensor *tensor) {
+    const auto from_base = static_cast<char *>(tensor->data) - static_cast<char *>(device_base(tensor->buffer));
+    return place(tensor) + "+" + std::to_string(from_base);
+}
+bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor *source, ggml_tensor *target) {
     if (!streams.of.count(from) || !streams.of.count(to)) return false; // not a backend of this library
+    if (from == to) {
+        if (!state.moves) return false;
+        const std::string bytes = std::to_string(ggml_nbytes(target));
+        say(at(to) + "move " + spot(source) + ">" + spot(target) + " " + bytes);
+        return true;
+    }
     say(at(to) + "copy from s" + streams.text(from));
     return true;
 }

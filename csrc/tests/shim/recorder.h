@@ -3,6 +3,7 @@
 //   s0: graph k1>pinned    SET_ROWS, and where it writes
 //   s0: graph a1<device2   FLASH_ATTN_EXT, and where its K lies: the third buffer of device memory that there was
 //   s1: copy k1>device0+64 9   a copy of 9 bytes from the host, and where to
+//   s0: move device1+0>device0+64 9   a copy of 9 bytes within the device
 //   s1: record e0, s0: wait e0, s0: reserve ..., device 1: reset
 #pragma once
 #include "ggml-backend-impl.h"
@@ -14,6 +15,9 @@ struct Recorder {
     std::vector<std::string> lines;
     bool events = true;  // false: event_new returns nullptr
     bool pinned = true;  // false: "pinned" memory is the CPU's
+    bool moves = true;   // false: nothing is copied within a device
+    int unreserved = 0;  // so many graphs cannot be reserved
+    bool broken = false; // true: no graph can be computed
     int failing = -1;    // this allocation of device memory fails, counted from 0
     int allocations = 0; // of device memory, since the program began
     int live = 0;        // buffers of device memory

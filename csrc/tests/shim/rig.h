@@ -56,7 +56,7 @@ std::string join(const Lines &lines) {
 // A model's graphs: for each layer rows are made (ROPE), written and attended.
 struct Model {
     Model() {
-        context = ggml_init({400 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true});
+        context = ggml_init({400 * ggml_tensor_overhead() + 8 * ggml_graph_overhead(), nullptr, true});
         graph = ggml_new_graph(context);
         rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, kDim, kHeads, 1);
         positions = ggml_new_tensor_1d(context, GGML_TYPE_I32, 1);
@@ -164,9 +164,21 @@ void expect_lines(const Lines &found, const Lines &wanted, int line) {
 #define EXPECT_LINES(found, ...) expect_lines(found, __VA_ARGS__, __LINE__)
 
 // Without what is said while staging memory is taken: the streams are synchronised.
-Lines warm(Model &model, ggml_backend_t backend) {
+[[maybe_unused]] Lines warm(Model &model, ggml_backend_t backend) {
     computed(model, backend);
     return computed(model, backend);
 }
+
+// testing.cpp has main, which runs them all.
+struct Opened {
+    Opened() {
+        ggml_log_set([](ggml_log_level, const char *text, void *) { said += text; }, nullptr);
+        const char *folder = std::getenv("SHIM_TEST_FOLDER");
+        if (!folder || !open(folder)) {
+            std::printf("FAILED: SHIM_TEST_FOLDER has no libraries\n");
+            std::exit(1);
+        }
+    }
+} opened;
 
 } // namespace

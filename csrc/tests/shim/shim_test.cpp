@@ -273,15 +273,3 @@ TEST(synchronizing_waits_for_both_streams) {
     computed(model, backend.get());
     EXPECT_LINES(recorded([&] { backend->iface.synchronize(backend.get()); }), {"S0: synchronize", "S1: synchronize"});
 }
-
-// testing.cpp has main, which runs them all.
-struct Opened {
-    Opened() {
-        ggml_log_set([](ggml_log_level, const char *text, void *) { said += text; }, nullptr);
-        const char *folder = std::getenv("SHIM_TEST_FOLDER");
-        if (!folder || !open(folder)) {
-            std::printf("FAILED: SHIM_TEST_FOLDER has no libraries\n");
-            std::exit(1);
-        }
-    }
-} opened;

@@ -6,6 +6,9 @@ import "github.com/ollama/ollama/format"
 type PagedModel struct {
 	// SizePinned is how much of Size is K/V in pinned memory of the system, of layers that a GPU computes.
 	SizePinned int64 `json:"size_pinned,omitempty"`
+
+	// SizeMirrored is how much of SizeVRAM holds the first part of that K/V as well.
+	SizeMirrored int64 `json:"size_mirrored,omitempty"`
 }
 
 // Processor is what `ollama ps` says computes a model, of which so many bytes are not on a GPU. Stock goes by the bytes, and takes
@@ -17,5 +20,9 @@ func (m PagedModel) Processor(stock string, elsewhere int64) string {
 	if elsewhere <= m.SizePinned {
 		stock = "100% GPU"
 	}
-	return stock + ", K/V pinned: " + format.HumanBytes(m.SizePinned)
+	said := stock + ", K/V pinned: " + format.HumanBytes(m.SizePinned)
+	if m.SizeMirrored > 0 {
+		said += " (" + format.HumanBytes(m.SizeMirrored) + " of it on GPU as well)"
+	}
+	return said
 }

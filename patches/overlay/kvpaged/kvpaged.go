@@ -32,6 +32,10 @@ func HotLayers() (int, bool) {
 	return n, true
 }
 
+// Mirrors says whether the first cells of paged K/V may lie on their device as well. OLLAMA_PAGED_MIRROR=0 says no; another
+// number says of how many cells at most, which libggml-cuda-tiering.so sees to.
+func Mirrors() bool { return value("OLLAMA_PAGED_MIRROR") != "0" }
+
 // Budget is how much memory may be pinned, in bytes, and where that number comes from.
 type Budget struct {
 	Bytes uint64

@@ -102,3 +102,12 @@ func TestAHalfMaskHasZerosAndMinusInfinities(t *testing.T) {
 		t.Errorf("% x, not % x", got, want)
 	}
 }
+
+func TestMirrorsAreWantedUnlessTheEnvironmentSaysNone(t *testing.T) {
+	for value, wanted := range map[string]bool{"": true, "0": false, "\"0\"": false, "1": true, "4096": true} {
+		t.Setenv("OLLAMA_PAGED_MIRROR", value)
+		if Mirrors() != wanted {
+			t.Errorf("OLLAMA_PAGED_MIRROR=%s: %v", value, Mirrors())
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ollama/ollama/api"
 	"github.com/ollama/ollama/format"
+	"github.com/ollama/ollama/kvpaged"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -20,6 +21,7 @@ type pagedRunner struct {
 	weights, cache, graph uint64 // of each layer, its K/V, and of each GPU that is used
 	able                  bool   // libggml-cuda-tiering.so is there
 	state                 uint64 // of a recurrent layer 0, in place of its K/V: it cannot be paged
+	unplanned             uint64 // what mirrors take more than they may
 }
 
 func (r pagedRunner) memory(server *ollamaServer, gpus []ml.DeviceInfo, layout ml.GPULayersList) *ml.BackendMemory {
@@ -54,6 +56,17 @@ func (r pagedRunner) memory(server *ollamaServer, gpus []ml.DeviceInfo, layout m
 			}
 		default:
 			on.Cache[layer] = r.cache
+		}
+	}
+	for i := range memory.GPUs {
+		var most uint64 // all cells
+		for layer := range pagedBlocks {
+			if memory.CPU.Pinned != nil && memory.GPUs[i].Weights[layer] > 0 {
+				most += memory.CPU.Pinned[layer]
+			}
+		}
+		if room := min(most, server.loadRequest.PagedMirrors[memory.GPUs[i].ID]); room > 0 {
+			memory.GPUs[i].Graph += room + r.unplanned
 		}
 	}
 	return memory
@@ -130,6 +143,7 @@ func TestPagedLayersAreAsFewAsItTakes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("OLLAMA_PAGED_ATTN", "1")
+			t.Setenv("OLLAMA_PAGED_MIRROR", "0")
 			for _, size := range []*uint64{&test.runner.weights, &test.runner.cache, &test.runner.graph, &test.runner.state} {
 				*size *= pagedMiB
 			}
@@ -149,6 +163,92 @@ func TestPagedLayersAreAsFewAsItTakes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestPagedMirrorsTakeWhatIsLeft(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		env       map[string]string
+		cache     uint64
+		unplanned uint64
+		gpus      []int
+		paged     int
+		mirrors   []uint64 // MiB at least, of each GPU; none: no mirrors
+	}{
+		{"all fits", nil, 20, 0, []int{300}, 0, nil},
+		{"all are paged", nil, 40, 0, []int{300}, 8, []uint64{100}}, // 300 - 9 x 10 - 20 - 2 x 40
+		{"as many as may be pinned", map[string]string{"OLLAMA_PAGED_HOST_GB": "0.28"}, 40, 0, []int{300}, 7, []uint64{60}},
+		{"as few as it takes", map[string]string{"OLLAMA_PAGED_MIRROR": "0"}, 40, 0, []int{300}, 6, nil},
+		{"a fixed number", map[string]string{"OLLAMA_PAGED_HOT_LAYERS": "5"}, 10, 0, []int{300}, 3, []uint64{100}},
+		{"each GPU its own", nil, 80, 0, []int{300, 400}, 8, []uint64{60, 100}},
+		{"more than planned", nil, 40, 50, []int{300}, 6, nil},
+		{"no room for copies ahead", nil, 120, 0, []int{300}, 8, []uint64{60}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv("OLLAMA_PAGED_ATTN", "1")
+			for key, value := range test.env {
+				t.Setenv(key, value)
+			}
+			s, gpus := pagedServer(), pagedGPUs(test.gpus...)
+			runner := pagedRunner{weights: 10 * pagedMiB, cache: test.cache * pagedMiB, graph: 20 * pagedMiB, able: true, unplanned: test.unplanned * pagedMiB}
+			layout, memory, err := pagedLoad(t, s, runner, gpus)
+			request := &s.loadRequest
+			if err != nil || layout.Sum() != 9 || len(request.PagedLayers) != test.paged || len(request.PagedMirrors) != len(test.mirrors) {
+				t.Fatalf("%d layers on GPUs, %v paged, mirrors %v, %v", layout.Sum(), request.PagedLayers, request.PagedMirrors, err)
+			}
+			for i, gpu := range gpus {
+				if memory.GPUs[i].Size() > gpu.FreeMemory-gpu.MinimumMemory() {
+					t.Errorf("GPU %s needs %d MiB", gpu.ID, memory.GPUs[i].Size()/pagedMiB)
+				}
+				if test.mirrors != nil && request.PagedMirrors[gpu.ID] < test.mirrors[i]*pagedMiB {
+					t.Errorf("GPU %s has mirrors of %d MiB, not %d", gpu.ID, request.PagedMirrors[gpu.ID]/pagedMiB, test.mirrors[i])
+				}
+			}
+		})
+	}
+}
+
+func TestPagedFewLayersBringNoOthersWithThem(t *testing.T) {
+	p := &paging{mirrors: true, budget: kvpaged.Budget{Bytes: 100}}
+	sizes := slices.Repeat([]uint64{1}, 32)
+	for _, test := range []struct{ needed, more int }{{1, 0}, {7, 0}, {8, 24}, {31, 1}, {32, 0}} {
+		order := kvpaged.Order(sizes)[test.needed:]
+		if more := p.alsoPaged(order, sizes, uint64(test.needed)); len(more) != test.more {
+			t.Errorf("%d layers have to be paged, and %d others are, not %d", test.needed, len(more), test.more)
+		}
+	}
+}
+
+func TestPagedMirrorsGoFirst(t *testing.T) {
+	t.Setenv("OLLAMA_PAGED_ATTN", "1")
+	s, gpus := pagedServer(), pagedGPUs(300)
+	runner := pagedRunner{weights: 10 * pagedMiB, cache: 40 * pagedMiB, graph: 20 * pagedMiB, able: true}
+	system := ml.SystemInfo{TotalMemory: 64 << 30, FreeMemory: 60 << 30}
+	p := s.startPaging(system, gpus, false)
+	layout, _ := s.createLayout(system, pagedGPUs(9000), runner.memory(s, gpus, nil), false, 0)
+	for range 3 {
+		s.loadRequest.GPULayers = layout
+		if next, _ := p.layout(runner.memory(s, gpus, layout), 0); next != nil {
+			layout = next
+		}
+	}
+	if len(s.loadRequest.PagedMirrors) == 0 {
+		t.Fatal("no mirrors to begin with")
+	}
+	// what the plan needs could not be allocated
+	next, err := p.layout(runner.memory(s, gpus, layout), 0.1)
+	if err != nil || next.Sum() != 9 || s.loadRequest.PagedMirrors != nil || len(s.loadRequest.PagedLayers) == 8 {
+		t.Errorf("%d layers, %v paged, mirrors %v, %v", next.Sum(), s.loadRequest.PagedLayers, s.loadRequest.PagedMirrors, err)
+	}
+	for next != nil {
+		layout = next
+		if next, err = p.layout(runner.memory(s, gpus, layout), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if layout.Sum() != 9 || s.loadRequest.PagedMirrors != nil || len(s.loadRequest.PagedLayers) != 6 {
+		t.Errorf("in the end %v are paged, mirrors %v", s.loadRequest.PagedLayers, s.loadRequest.PagedMirrors)
 	}
 }
 
@@ -183,6 +283,7 @@ func TestPagedWaitsWhileOtherModelsMayBeUnloaded(t *testing.T) {
 
 func TestPagedForcedLayersArePagedToo(t *testing.T) {
 	t.Setenv("OLLAMA_PAGED_ATTN", "1")
+	t.Setenv("OLLAMA_PAGED_MIRROR", "0")
 	s, gpus := pagedServer(), pagedGPUs(300)
 	s.options.NumGPU = 999
 	runner := pagedRunner{weights: 10 * pagedMiB, cache: 40 * pagedMiB, graph: 20 * pagedMiB, able: true}
@@ -227,7 +328,7 @@ func TestPagedAFixedNumberStays(t *testing.T) {
 }
 
 func TestPagedMemoryIsCountedAsTheSystems(t *testing.T) {
-	memory := ml.DeviceMemory{Cache: []uint64{1, 2}, PagedMemory: ml.PagedMemory{Pinned: []uint64{10, 20}}}
+	memory := ml.DeviceMemory{Cache: []uint64{1, 2}, PagedMemory: ml.PagedMemory{Pinned: []uint64{10, 20}, Mirrored: 5}}
 	if memory.Size() != 33 || memory.PinnedSize() != 30 {
 		t.Errorf("%d, %d", memory.Size(), memory.PinnedSize())
 	}
@@ -244,8 +345,14 @@ func TestWhatIsPinnedIsToldOfAModel(t *testing.T) {
 		t.Errorf("%d bytes of a model that is not loaded", told.SizePinned)
 	}
 	s.mem = &ml.BackendMemory{CPU: ml.DeviceMemory{Cache: []uint64{9, 0, 0}, PagedMemory: ml.PagedMemory{Pinned: []uint64{0, 3, 4}}}}
-	if told := PagedModelOf(s); told.SizePinned != 7 {
-		t.Errorf("%d bytes, not 7", told.SizePinned)
+	if told := PagedModelOf(s); told.SizePinned != 7 || told.SizeMirrored != 0 {
+		t.Errorf("%d bytes, not 7; %d mirrored", told.SizePinned, told.SizeMirrored)
+	}
+	for _, size := range []uint64{2, 3} {
+		s.mem.GPUs = append(s.mem.GPUs, ml.DeviceMemory{Graph: 9, PagedMemory: ml.PagedMemory{Mirrored: size}})
+	}
+	if told := PagedModelOf(s); told.SizePinned != 7 || told.SizeMirrored != 5 {
+		t.Errorf("%d bytes pinned, not 7; %d mirrored, not 5", told.SizePinned, told.SizeMirrored)
 	}
 	if told := PagedModelOf(&llamaServer{}); told.SizePinned != 0 {
 		t.Errorf("%d bytes of a model of the other engine", told.SizePinned)

@@ -28,15 +28,22 @@ template <class I> Image image_of() {
     return image;
 }
 
-template <int ROWS> using Heads64 = Instance<64, 64, kF16, kF16, ROWS, 16, kArch>;
+template <int D_K, int D_V, RowType K, RowType V, int ROWS, int ALIGN>
+constexpr auto make = image_of<Instance<D_K, D_V, K, V, ROWS, ALIGN, kArch>>;
 
 } // namespace
 
 Image *find_image(const std::string &content) {
     static std::map<std::string, Image> all = {
-        {"emulated 64x64 f16 rows1", image_of<Heads64<1>>()},
-        {"emulated 64x64 f16 rows2", image_of<Heads64<2>>()},
-        {"emulated 64x64 f16 rows5", image_of<Heads64<5>>()},
+        {"emulated 64x64-f16-f16-rows1-align16", make<64, 64, kF16, kF16, 1, 16>()},
+        {"emulated 64x64-f16-f16-rows2-align16", make<64, 64, kF16, kF16, 2, 16>()},
+        {"emulated 64x64-f16-f16-rows5-align16", make<64, 64, kF16, kF16, 5, 16>()},
+        {"emulated 64x64-q8_0-q8_0-rows2-align4", make<64, 64, kQ8, kQ8, 2, 4>()},
+        {"emulated 96x96-q8_0-q8_0-rows2-align2", make<96, 96, kQ8, kQ8, 2, 2>()},
+        {"emulated 64x64-q8_0-q4_0-rows2-align4", make<64, 64, kQ8, kQ4, 2, 4>()},
+        {"emulated 256x256-f16-f16-rows2-align16", make<256, 256, kF16, kF16, 2, 16>()},
+        {"emulated 256x256-q8_0-q8_0-rows2-align4", make<256, 256, kQ8, kQ8, 2, 4>()},
+        {"emulated 192x128-f16-f16-rows1-align16", make<192, 128, kF16, kF16, 1, 16>()},
     };
     const auto found = all.find(content);
     return found == all.end() ? nullptr : &found->second;

@@ -24,7 +24,7 @@ struct Image {
 
 constexpr int kArch = 89; // as device.cpp says of the devices
 
-// The image whose file has this content: one line, as in "emulated 64x64 f16 rows2". nullptr: there is none.
+// The image whose file has this content: one line, as in "emulated 64x64-f16-f16-rows2-align16". nullptr: there is none.
 Image *find_image(const std::string &content);
 
 // All threads of a grid, over what the device may touch. What the emulation finds wrong is a fault.

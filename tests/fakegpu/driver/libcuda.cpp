@@ -19,7 +19,7 @@ namespace {
 using namespace paged_attn::gpu;
 
 constexpr CuResult kLaunchFailed = 719;
-constexpr int kMultiprocessors = 3, kBlocksEach = 2;
+constexpr int kBlocksEach = 2; // of a multiprocessor
 
 // A function of a module, which lives for as long as the process does.
 struct Function {
@@ -63,7 +63,8 @@ CuResult cuGetErrorString(CuResult error, const char **text) {
 CuResult cuDeviceGetCount(int *count) { return *count = static_cast<int>(devices().size()), kCuSuccess; }
 CuResult cuDeviceGet(CuDevice *device, int ordinal) { return *device = ordinal, kCuSuccess; }
 CuResult cuDeviceGetAttribute(int *value, int which, CuDevice) {
-    *value = which == kCuAttributeMajor ? kArch / 10 : which == kCuAttributeMinor ? kArch % 10 : kMultiprocessors;
+    const int multiprocessors = static_cast<int>(settings().multiprocessors);
+    *value = which == kCuAttributeMajor ? kArch / 10 : which == kCuAttributeMinor ? kArch % 10 : multiprocessors;
     return kCuSuccess;
 }
 CuResult cuDevicePrimaryCtxRetain(CuContext *context, CuDevice device) {
@@ -126,6 +127,7 @@ CuResult cuMemcpyDtoH_v2(void *to, CuAddress from, size_t bytes) {
 CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void *from, size_t bytes, CuStream stream) {
     char *target = bytes_at(pointer(to), bytes, "cuMemcpyHtoDAsync");
     const auto *first = static_cast<const char *>(from);
+    say("device %d: %zu bytes copied by the driver", current("cuMemcpyHtoDAsync").number, bytes);
     stream_of(stream).put([target, copy = std::vector<char>(first, first + bytes)] {
         std::memcpy(target, copy.data(), copy.size());
     });

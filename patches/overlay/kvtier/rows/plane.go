@@ -11,6 +11,11 @@ type Tensor interface {
 	KVTierSet(offset int, src []byte)
 }
 
+// Written is what a tensor offers, too, whose backend has to know of what the host writes.
+type Written interface {
+	KVTierWritten()
+}
+
 // Plane is K or V of one layer: a row for each cell.
 //
 // The caller sees to it that the rows read have been computed, and that nobody writes the cells written.
@@ -54,6 +59,7 @@ func (p Plane) Read(cells []int32, dst []byte) {
 // Write writes the rows of a chunk into cells. Rows of cells that it does not cover are left alone. A tensor the CPU can't
 // access is written once per run of cells.
 func (p Plane) Write(cells []int32, chunk Chunk) {
+	defer p.written() // not before: what is computed meanwhile may have read half of it
 	host := p.Tensor.KVTierHost()
 	part := cells[chunk.Start : chunk.Start+len(chunk.Data)/p.RowBytes]
 	for start := 0; start < len(part); {
@@ -77,13 +83,22 @@ func (p Plane) Write(cells []int32, chunk Chunk) {
 	}
 }
 
-// Memory returns where the rows of cells lie, in their order: a piece for each run of cells that follow each other. nil where
-// the CPU can't access them, or a row is not in one piece.
+// written tells the backend that the host has written, or will before another batch is built.
+func (p Plane) written() {
+	if tensor, ok := p.Tensor.(Written); ok {
+		tensor.KVTierWritten()
+	}
+}
+
+// Memory returns where the rows of cells lie, in their order, for the caller to write them: a piece for each run of cells that
+// follow each other. nil where the CPU can't access them, or a row is not in one piece. Until they are written no batch may be
+// built.
 func (p Plane) Memory(cells []int32) (pieces [][]byte) {
 	host := p.Tensor.KVTierHost()
 	if p.Permuted || host == nil {
 		return nil
 	}
+	p.written()
 	for len(cells) > 0 {
 		n, at := run(cells), int(cells[0])*p.RowBytes
 		pieces = append(pieces, host[at:at+n*p.RowBytes:at+n*p.RowBytes])

@@ -28,6 +28,34 @@ func (m *memory) KVTierSet(offset int, src []byte) {
 	copy(m.data[offset:offset+len(src)], src)
 }
 
+// counted notes how much of a row was written when it was told so.
+type counted struct {
+	*memory
+	told [][]byte
+}
+
+func (c *counted) KVTierWritten() { c.told = append(c.told, bytes.Clone(c.data)) }
+
+func TestABackendIsToldOfWhatTheHostWrites(t *testing.T) {
+	for _, host := range []bool{false, true} {
+		p, m := testPlane(false, host)
+		c := &counted{memory: m}
+		p.Tensor = c
+		row := bytes.Repeat([]byte{7}, p.RowBytes)
+		p.Read([]int32{3}, make([]byte, p.RowBytes))
+		if len(c.told) != 0 {
+			t.Errorf("host=%v: reading is no writing", host)
+		}
+		p.Write([]int32{3}, Chunk{Data: row})
+		if len(c.told) != 1 || !bytes.Equal(c.told[0][3*p.RowBytes:4*p.RowBytes], row) {
+			t.Errorf("host=%v: told %d times, and not when it was written", host, len(c.told))
+		}
+		if pieces := p.Memory([]int32{3, 4}); host && (len(pieces) != 1 || len(c.told) != 2) {
+			t.Errorf("told %d times of memory that is written", len(c.told))
+		}
+	}
+}
+
 const testCells, testElements = 40, 15 // cells of a tensor, elements of a row
 
 func testPlane(permuted, host bool) (Plane, *memory) {

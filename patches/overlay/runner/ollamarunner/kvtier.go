@@ -22,9 +22,11 @@ type tierLoading struct {
 	host *tierHost
 }
 
-// tierConnect begins to look for the sidecar when the loading of weights begins.
+// tierConnect begins to look for the sidecar when the loading of weights begins: the model's memory is taken, and the server
+// is about to be told of it.
 func tierConnect(s *Server) {
 	defer tier.Guard("connect")
+	tellMirrored(s.model.Backend())
 	host := newTierHost(s)
 	if t := tier.Connect(host); t != nil {
 		loadingTier.Store(&tierLoading{t, host})

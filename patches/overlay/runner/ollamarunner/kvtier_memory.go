@@ -6,10 +6,17 @@ import (
 	"github.com/ollama/ollama/ml"
 )
 
+// tellMirrored has a backend that can page K/V note what mirrors of them have taken, for the server and for reports.
+func tellMirrored(backend ml.Backend) {
+	if b, ok := backend.(interface{ KVPagedTell() }); ok && kvpaged.On() {
+		b.KVPagedTell()
+	}
+}
+
 // tierCacheMemory says where the K/V of a model lie, for reports: what was allocated, not what was planned. A layer is counted
 // once, where most depends on it: as paged, if any of it is; else as the CPU's, if any of it is.
 func tierCacheMemory(memory ml.BackendMemory, paged ml.PagedParams) *tierpb.CacheMemory {
-	said := &tierpb.CacheMemory{PagingAsked: kvpaged.On(), InTurn: paged.PagedInTurn}
+	said := &tierpb.CacheMemory{PagingAsked: kvpaged.On(), InTurn: paged.PagedInTurn, MirroredBytes: memory.MirroredSize()}
 	device := make([]uint64, len(memory.CPU.Cache))
 	for _, gpu := range memory.GPUs {
 		for layer, size := range gpu.Cache {

@@ -43,6 +43,14 @@ func TestTierWhereKVLieIsSaidByLayerAndEachIsCountedOnce(t *testing.T) {
 			},
 		},
 		{
+			name: "paged, with mirrors on two GPUs", on: "1",
+			memory: ml.BackendMemory{CPU: cpu(none, []uint64{7, 7, 7, 0}), GPUs: []ml.DeviceMemory{
+				{Cache: none, Graph: 9, PagedMemory: ml.PagedMemory{Mirrored: 3}},
+				{Cache: none, Graph: 9, PagedMemory: ml.PagedMemory{Mirrored: 4}},
+			}},
+			want: &tierpb.CacheMemory{PinnedLayers: 3, PinnedBytes: 21, MirroredBytes: 7, PagingAsked: true},
+		},
+		{
 			name: "a paged layer that has a state on its GPU", on: "1",
 			memory: ml.BackendMemory{CPU: cpu(none, []uint64{7, 0, 0, 0}), GPUs: gpus([]uint64{5, 5, 0, 0})},
 			want:   &tierpb.CacheMemory{DeviceLayers: 1, DeviceBytes: 10, PinnedLayers: 1, PinnedBytes: 7, PagingAsked: true},
@@ -59,5 +67,25 @@ func TestTierWhereKVLieIsSaidByLayerAndEachIsCountedOnce(t *testing.T) {
 				t.Errorf("%v, not %v", got, test.want)
 			}
 		})
+	}
+}
+
+// tellingBackend is asked what mirrors have taken.
+type tellingBackend struct {
+	ml.Backend
+	asked int
+}
+
+func (b *tellingBackend) KVPagedTell() { b.asked++ }
+
+func TestTierABackendIsAskedForItsMirrorsOnlyWherePagingIsOn(t *testing.T) {
+	for on, want := range map[string]int{"": 0, "1": 1} {
+		t.Setenv("OLLAMA_PAGED_ATTN", on)
+		backend := &tellingBackend{}
+		tellMirrored(backend)
+		tellMirrored(struct{ ml.Backend }{}) // one that has none
+		if backend.asked != want {
+			t.Errorf("OLLAMA_PAGED_ATTN=%s: asked %d times, not %d", on, backend.asked, want)
+		}
 	}
 }
