@@ -1,11 +1,13 @@
 """Maintainer: builds llama-server with the tiering, and without, from a source of llama.cpp.
 
-    .venv/bin/python scripts/llama_server.py SOURCE FOLDER [--jobs N]
+    .venv/bin/python scripts/llama_server.py [SOURCE [FOLDER]] [--jobs N]
 
 SOURCE is a folder, or an sdist of llama-cpp-python, which has llama.cpp in it. FOLDER gets
-`source`, `build/bin/llama-server`, and in `stock` what the same source builds without our lines.
-For the CPU alone, and quick to compile: for tests, not for measurements. On 2 cores it takes half
-an hour.
+`source`, `build/bin/llama-server`, in `stock` what the same source builds without our lines, and
+in `original` the files that our lines are in. By default it is in the product's cache, where
+`scripts/test` finds it. Another run, which needs no SOURCE, compiles what has changed.
+For the CPU alone, and quick to compile: what computes and what copies rows is fast, the rest is
+not. On 2 cores it takes half an hour.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
+from ollama_tiering import config
 from ollama_tiering.errors import TieringError, UsageError
-from ollama_tiering.patchset.llama_server.hooks import OURS
+from ollama_tiering.patchset.llama_server.hooks import HOOKS, NEEDED, OURS
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 
 SOURCES = Path(__file__).resolve().parents[1] / "llama_server" / "src"
+DEFAULT = config.cache_dir() / "llama-server-test"
 INSIDE = "/vendor/llama.cpp/"
 LEFT_OUT = (".git", "objects", "models", "docs", "benches", "media")  # four fifths of an sdist
 OPTIONS = {
@@ -43,6 +49,16 @@ FAST = """\
 function(kvt_fast)
     foreach(target ggml-base ggml-cpu)
         target_compile_options(${target} PRIVATE -O2)
+    endforeach()
+    foreach(target server-context llama)
+        get_target_property(sources ${target} SOURCES)
+        get_target_property(folder ${target} SOURCE_DIR)
+        list(FILTER sources INCLUDE REGEX "(/kvt_[a-z]+|llama-kv-cache|llama-batch)\\.cpp$")
+        foreach(source ${sources})
+            get_filename_component(path ${source} ABSOLUTE BASE_DIR ${folder})
+            set_source_files_properties(${path} TARGET_DIRECTORY ${target}
+                PROPERTIES COMPILE_OPTIONS -O2)
+        endforeach()
     endforeach()
 endfunction()
 cmake_language(DEFER CALL kvt_fast)
@@ -74,18 +90,51 @@ def compile_server(source: Path, build: Path, jobs: int) -> Path:
     given = {**OPTIONS, "CMAKE_PROJECT_llama.cpp_INCLUDE": str(fast)}
     options = [f"-D{name}={value}" for name, value in given.items()]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    subprocess.run(["cmake", "-S", source, "-B", build, *generator, *options], check=True)
+    subprocess.run(
+        ["cmake", "-S", source, "-B", build, *generator, *options], stdout=sys.stderr, check=True
+    )
     target = ["--target", "llama-server", "--parallel", str(jobs)]
-    subprocess.run(["cmake", "--build", build, *target], check=True)
+    subprocess.run(["cmake", "--build", build, *target], stdout=sys.stderr, check=True)
     return build / "bin" / "llama-server"
+
+
+def patched(source: Path, original: Path) -> None:
+    """Our lines and files in `source`, whatever it had of them. What is right already keeps its
+    time, so that it is not compiled again.
+    """
+    hooked = {one.path for one in HOOKS}
+    if not original.exists() and (source / OURS).exists():
+        raise UsageError(f"{source} is patched, and there is no {original}: begin anew")
+    copied(source, original, {path for path in hooked if not (original / path).exists()})
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        copied(source, fresh, {one.path for one in NEEDED} - hooked)
+        copied(original, fresh, hooked)
+        patch_tree(fresh, SOURCES)
+        ours = {file.relative_to(fresh) for file in (fresh / OURS).iterdir()}
+        for path in {Path(path) for path in hooked} | ours:
+            text = (fresh / path).read_bytes()
+            if not (source / path).exists() or (source / path).read_bytes() != text:
+                (source / path).parent.mkdir(exist_ok=True)
+                (source / path).write_bytes(text)
+    for file in (source / OURS).iterdir():
+        if file.relative_to(source) not in ours:
+            file.unlink()
+
+
+def copied(tree: Path, to: Path, paths: Iterable[str]) -> None:
+    for path in paths:
+        if (tree / path).is_file():
+            (to / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(tree / path, to / path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE")
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("source", type=Path, metavar="SOURCE", nargs="?")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", nargs="?", default=DEFAULT)
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time (default: 2)")
     given = parser.parse_args()
     folder: Path = given.folder.resolve()
@@ -93,11 +142,13 @@ def main() -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not source.exists():
+            if given.source is None:
+                raise UsageError(f"{source} does not exist yet: name a source of llama.cpp")
             unpack(given.source, source)
         if not (source / OURS).exists():
             compile_server(source, build, given.jobs)
             shutil.copytree(build / "bin", stock, symlinks=True, dirs_exist_ok=True)
-        patch_tree(source, SOURCES)
+        patched(source, folder / "original")
         program = compile_server(source, build, given.jobs)
     except TieringError as error:
         print(f"error: {error.message}", *filter(None, [error.hint]), sep="\n", file=sys.stderr)

@@ -11,7 +11,7 @@ namespace kvt {
 namespace {
 
 constexpr char magic[] = { 'K', 'V', 'T', 'E', 'N', 'G', '\r', '\n' };
-constexpr uint32_t version = 1;
+constexpr uint32_t version = 2;
 constexpr milliseconds probe_timeout { 1000 };
 constexpr milliseconds probe_least { 200 };
 constexpr milliseconds probe_most { 5000 };
@@ -40,6 +40,9 @@ writer packed(const hello & said) {
         for (uint32_t value : { one.window, one.kv_heads, one.k_head_dim, one.v_head_dim, one.k_row_bytes, one.v_row_bytes }) {
             out.u32(value);
         }
+    }
+    for (uint32_t value : { said.window_row_bytes, said.window_least, said.window_most }) {
+        out.u32(value);
     }
     return out;
 }
@@ -72,6 +75,12 @@ bool unpack(const std::string & body, welcome & answer) {
     return in.whole() && spoken == version;
 }
 
+bool unpack(reader & in, file_kind & kind) {
+    const uint8_t number = in.u8();
+    kind = (file_kind) number;
+    return number <= (uint8_t) file_kind::window;
+}
+
 bool unpack(const std::string & body, matched & answer) {
     reader in(body.data(), body.size());
     answer = {};
@@ -81,7 +90,8 @@ bool unpack(const std::string & body, matched & answer) {
     answer.expected_ms = in.u32();
     answer.reason = in.u32();
     answer.at = in.u32();
-    answer.files.resize(in.count(35));
+    bool known = true;
+    answer.files.resize(in.count(36));
     for (auto & one : answer.files) {
         one.path = in.text();
         one.file_bytes = in.u64();
@@ -91,8 +101,9 @@ bool unpack(const std::string & body, matched & answer) {
         one.used = in.u64();
         one.tier = in.u8();
         one.crcs = in.numbers();
+        known = unpack(in, one.kind) && known;
     }
-    return in.whole();
+    return known && in.whole();
 }
 
 bool unpack(const std::string & body, planned & answer) {
@@ -100,7 +111,8 @@ bool unpack(const std::string & body, planned & answer) {
     answer = {};
     answer.outcome = in.u8();
     answer.reason = in.text();
-    answer.files.resize(in.count(30));
+    bool known = true;
+    answer.files.resize(in.count(31));
     for (auto & one : answer.files) {
         one.id = in.u64();
         one.path = in.text();
@@ -108,8 +120,9 @@ bool unpack(const std::string & body, planned & answer) {
         one.payload_offset = in.u32();
         one.first_position = in.u32();
         one.rows = in.u32();
+        known = unpack(in, one.kind) && known;
     }
-    return in.whole();
+    return known && in.whole();
 }
 
 } // namespace
@@ -136,7 +149,7 @@ void client::wait_first(milliseconds timeout) {
 
 void client::hang_up() {
     std::lock_guard<std::mutex> lock(io_);
-    lose();
+    lose(up() ? line::again : line::down);
 }
 
 welcome client::greeting() const {
@@ -173,7 +186,8 @@ status client::release(uint64_t lease_id, milliseconds timeout) {
 }
 
 status client::plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
-                    const std::vector<state_offer> & states, milliseconds timeout, planned & answer) {
+                    const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
+                    const std::vector<uint32_t> & windows) {
     writer out;
     out.u32(most_files);
     pack_tokens(out, tokens, count);
@@ -182,6 +196,10 @@ status client::plan(const int32_t * tokens, size_t count, uint32_t most_files, c
     for (const auto & one : states) {
         out.u32(one.n_tokens);
         out.u64(one.bytes);
+    }
+    out.u32((uint32_t) windows.size());
+    for (uint32_t first : windows) {
+        out.u32(first);
     }
     std::string body;
     const status got = ask(frame_kind::plan, out, timeout, frame_kind::planned, body);
@@ -243,11 +261,11 @@ status client::ask(frame_kind request, const writer & body, milliseconds timeout
     if (!up()) {
         return status::down;
     }
-    const auto until = clock::now() + timeout;
     std::lock_guard<std::mutex> lock(io_);
     if (fd_ < 0) {
         return status::down; // another call has just found out
     }
+    const auto until = clock::now() + timeout; // waiting for another call is not the sidecar's fault
     const status got = exchange(fd_, request, body.body(), until, wanted, answer);
     if (got != status::ok) {
         failures_.fetch_add(1);
@@ -289,10 +307,10 @@ status client::exchange(int fd, frame_kind request, const std::string & body, cl
     return std::find(std::begin(goes_on), std::end(goes_on), code) != std::end(goes_on) ? status::refused : status::broken;
 }
 
-void client::lose() {
+void client::lose(line left) {
     close_socket(fd_);
     fd_ = -1;
-    up_.store(false);
+    line_.store(left);
     {
         std::lock_guard<std::mutex> lock(state_); // or the prober could miss it between looking and waiting
     }
@@ -309,9 +327,14 @@ void client::keep_connected() {
         if (connected) {
             pause = probe_least;
             changed_.wait(lock, [this] { return ending_ || !up(); });
+        } else {
+            line_.store(line::down);
         }
         if (ending_ || told_) {
             return;
+        }
+        if (connected && stands()) {
+            continue; // nothing is wrong with the sidecar
         }
         changed_.wait_for(lock, pause, [this] { return ending_; });
         if (ending_) {
@@ -343,7 +366,7 @@ bool client::connect_once() {
     }
     std::lock_guard<std::mutex> lock(io_);
     fd_ = fd;
-    up_.store(true);
+    line_.store(line::up);
     return true;
 }
 

@@ -41,7 +41,10 @@ public:
     client(const client &) = delete;
     client & operator=(const client &) = delete;
 
-    bool up() const { return up_.load(); }
+    bool up() const { return line_.load() == line::up; }
+
+    // Up, or hung up by hang_up() and about to be up again: what is to be stored may wait for it.
+    bool stands() const { return line_.load() != line::down; }
 
     // Waits until the first try to connect has ended, at most so long.
     void wait_first(milliseconds timeout);
@@ -59,7 +62,8 @@ public:
     status wait(uint64_t lease_id, milliseconds timeout, matched & answer);
     status release(uint64_t lease_id, milliseconds timeout);
     status plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
-                const std::vector<state_offer> & states, milliseconds timeout, planned & answer);
+                const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
+                const std::vector<uint32_t> & windows = {});
     // One text per file: empty, or why it is not stored.
     status commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons);
     status damaged(uint64_t lease_id, uint32_t number, milliseconds timeout);
@@ -67,13 +71,14 @@ public:
 
 private:
     using clock = std::chrono::steady_clock;
+    enum class line : uint8_t { down, again, up }; // again: after hang_up(), until it was tried once
 
     status ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer);
     status ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer);
     status garbled(); // an answer that is none
     status exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
                     std::string & answer);
-    void lose(); // the connection; io_ is held
+    void lose(line left = line::down); // the connection; io_ is held
     void keep_connected();
     bool connect_once();
     void say(const std::string & error);
@@ -84,7 +89,7 @@ private:
     std::mutex io_; // held for the whole of a call
     int fd_ = -1;   // under io_
 
-    std::atomic<bool> up_ { false };
+    std::atomic<line> line_ { line::down };
     std::atomic<uint32_t> failures_ { 0 };
 
     mutable std::mutex state_; // of all below

@@ -1,4 +1,4 @@
-// The messages of the engine socket as values (docs/engine-protocol.md), version 1.
+// The messages of the engine socket as values (docs/engine-protocol.md), version 2.
 #pragma once
 
 #include <array>
@@ -49,6 +49,9 @@ struct hello {
     bool states = false;     // it resumes at checkpoints only
     uint8_t gate = 0;        // 0 by measured speeds, 1 always restore, 2 never
     uint32_t min_tokens = 0; // 0: as the sidecar's settings say
+    uint32_t window_row_bytes = 0; // of a position, in all layers that keep only the last rows; 0: no windows are stored
+    uint32_t window_least = 0;     // rows before a position without which the engine does not go on there
+    uint32_t window_most = 0;      // that it keeps
     std::string unsupported; // why the model is not tiered: the sidecar is told, and not asked
 };
 
@@ -67,16 +70,23 @@ struct extra {
     std::array<uint8_t, 32> digest {};
 };
 
+enum class file_kind : uint8_t {
+    rows = 0,   // of a block
+    state = 1,
+    window = 2, // rows of a block, in the layers that keep only the last ones
+};
+
 // A file that the sidecar names.
 struct file {
     std::string path;
     uint64_t file_bytes = 0;
     uint32_t payload_offset = 0;
     uint32_t first_position = 0; // of a state: how many tokens were computed when it was made
-    uint32_t rows = 0;           // of every segment; 0: the file holds a state
-    uint64_t used = 0;           // of the rows, that the prompt wants; of a state its bytes
+    uint32_t rows = 0;           // of the block; of a state 0
+    uint64_t used = 0;           // of the rows, that the prompt wants; of a state or a window its bytes
     uint8_t tier = 0;            // 1 memory, 2 local disk
     std::vector<uint32_t> crcs;  // of every segment
+    file_kind kind = file_kind::rows;
 };
 
 // What of a prompt can be had.
@@ -103,7 +113,8 @@ struct reserved {
     uint64_t file_bytes = 0;
     uint32_t payload_offset = 0;
     uint32_t first_position = 0; // of a state: its n_tokens
-    uint32_t rows = 0;           // 0: a state
+    uint32_t rows = 0;           // of a state 0
+    file_kind kind = file_kind::rows;
 };
 
 struct planned {

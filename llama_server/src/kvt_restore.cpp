@@ -1,124 +1,302 @@
 #include "kvt_restore.h"
 
-#include "kvt_file.h"
+#include "kvt_blocks.h"
+#include "kvt_states.h"
 
 #include <algorithm>
-#include <chrono>
+#include <exception>
 #include <string>
-
-#include <unistd.h>
+#include <utility>
 
 namespace kvt {
 
 namespace {
 
-using clock = std::chrono::steady_clock;
-
 constexpr milliseconds release_timeout { 200 };
-constexpr uint32_t most_wait_ms = 5000; // for files that have to be copied up first
-
-double seconds_since(clock::time_point began) { return std::chrono::duration<double>(clock::now() - began).count(); }
-
 uint32_t reason_of(status got) {
     return got == status::late ? shortfall_sidecar_late : got == status::refused ? shortfall_sidecar_error : shortfall_sidecar_away;
 }
 
-// All segments of a block, checked, into `block`.
-uint32_t read_block(const hello & said, const file & named, std::vector<char> & block) {
-    const auto sizes = segment_bytes(said, named.rows);
-    std::string why;
-    const int fd = sizes.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
-    if (fd < 0) {
-        return shortfall_unreadable;
-    }
-    block.resize(block_bytes(said, named.rows));
-    uint64_t offset = named.payload_offset;
-    size_t at = 0;
-    bool sound = true;
-    for (size_t i = 0; i < sizes.size() && sound; ++i) {
-        sound = read_segment(fd, offset, block.data() + at, sizes[i], named.crcs[i], why);
-        offset += page_aligned(sizes[i]);
-        at += sizes[i];
-    }
-    close(fd);
-    return sound ? shortfall_none : shortfall_damaged;
-}
-
-// The part of a file that is wanted; no rows if the answer makes no sense.
-struct part {
-    uint32_t first = 0;
-    uint32_t rows = 0;
-    uint32_t skip = 0;
-};
-
-part wanted_part(const file & one, uint32_t next, uint32_t rows) {
-    const uint64_t end = std::min<uint64_t>((uint64_t) one.first_position + one.used, rows);
-    if (one.rows == 0 || one.rows > block_tokens || one.used > one.rows || one.first_position > next || end <= next) {
-        return {};
-    }
-    return { next, (uint32_t) end - next, next - one.first_position };
-}
-
 } // namespace
 
-size_t block_bytes(const hello & said, uint32_t rows) {
-    size_t bytes = 0;
-    for (size_t size : segment_bytes(said, rows)) {
-        bytes += size;
+restorer::restorer(client & look_up, client & waiting, hello said, size_t most_bytes)
+    : look_up_(look_up), waiting_(waiting), said_(std::move(said)), buffer_bytes_(std::max<size_t>(block_bytes(said_, block_tokens), 1)),
+      most_bytes_(most_bytes) {}
+
+restorer::~restorer() {
+    while (!jobs_.empty()) {
+        retire(jobs_.begin()->first, true);
     }
-    return bytes;
+    for (auto & one : retired_) {
+        one->thread.join();
+    }
 }
 
-void restore(client & look_up, const hello & said, const std::vector<int32_t> & tokens, uint32_t have, row_sink & sink,
-             finished & report) {
-    if (tokens.size() < (size_t) have + 1 + look_up.greeting().min_tokens) {
-        report.reason = shortfall_too_short; // as the sidecar would say: a resident hit does not ask
-        return;
+void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held) {
+    drop(slot);
+    reap();
+    auto one = std::make_unique<job>();
+    one->tokens = std::move(tokens);
+    one->have = have;
+    one->written = one->held = one->end = held;
+    auto & place = jobs_[slot];
+    try {
+        one->thread = std::thread([this, at = one.get()] { run(*at); });
+    } catch (...) { // there are no more threads
+        jobs_.erase(slot);
+        throw;
     }
-    const auto began = clock::now();
+    place = std::move(one);
+}
+
+void restorer::drop(int slot) {
+    if (busy(slot)) {
+        retire(slot, true);
+    }
+}
+
+size_t restorer::ahead() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return ahead_;
+}
+
+void restorer::retire(int slot, bool dropped) {
+    auto found = jobs_.find(slot);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        found->second->dropped = found->second->dropped || dropped;
+    }
+    changed_.notify_all();
+    retired_.push_back(std::move(found->second));
+    jobs_.erase(found);
+}
+
+void restorer::reap() {
+    for (auto at = retired_.begin(); at != retired_.end();) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const bool ended = (*at)->ended;
+        lock.unlock();
+        if (ended) {
+            (*at)->thread.join();
+        }
+        at = ended ? retired_.erase(at) : std::next(at);
+    }
+}
+
+bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
+    job & one = *jobs_.at(slot);
+    std::unique_lock<std::mutex> lock(mutex_);
+    bool written = true;
+    for (bool any = false; written && !one.ready.empty(); any = true) {
+        if (any && steady_clock::now() >= until) {
+            return false;
+        }
+        piece next = std::move(one.ready.front());
+        one.ready.pop_front();
+        lock.unlock();
+        const auto began = steady_clock::now();
+        written = sink.write(next.first, next.rows, next.block.data(), next.block_rows, next.skip);
+        const double seconds = seconds_since(began);
+        lock.lock();
+        one.spare.push_back(std::move(next.block));
+        changed_.notify_all();
+        one.report.copy_seconds += seconds;
+        if (written) {
+            one.written = next.first + next.rows;
+            one.report.restored_bytes += block_bytes(said_, next.rows);
+        } else {
+            one.report.reason = shortfall_no_cells;
+        }
+    }
+    if (written && !one.read) {
+        return false;
+    }
+    if (said_.states) {
+        lock.unlock();
+        resume(one, sink);
+        lock.lock();
+    } else {
+        one.report.restored_tokens = one.written - one.held;
+    }
+    report.memory_tokens   = one.have;
+    report.restored_tokens = one.report.restored_tokens;
+    report.restored_bytes  = one.report.restored_bytes;
+    report.reason          = one.report.reason;
+    report.at              = one.report.at;
+    report.lookup_seconds  = one.report.lookup_seconds;
+    report.fetch_seconds   = one.report.fetch_seconds;
+    report.copy_seconds    = one.report.copy_seconds;
+    lock.unlock();
+    retire(slot, true);
+    return true;
+}
+
+void restorer::wait(milliseconds most) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, most, [this] {
+        return std::any_of(jobs_.begin(), jobs_.end(), [](const auto & each) { return each.second->read || !each.second->ready.empty(); });
+    });
+}
+
+// Without memory, or whatever else is thrown, what has come so far is all.
+void restorer::run(job & one) noexcept {
+    try {
+        read(one);
+    } catch (const std::exception &) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        one.state.clear();
+        one.windows.clear();
+        one.report.reason = shortfall_unreadable;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    one.read = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&one] { return one.dropped; }); // until then the main loop has use for the buffers
+    auto spare = std::exchange(one.spare, {});
+    auto ready = std::exchange(one.ready, {});
+    auto state = std::exchange(one.state, {});
+    auto windows = std::exchange(one.windows, {});
+    lock.unlock();
+    spare.clear(); // giving memory back takes as long as getting it
+    ready.clear();
+    state = {};
+    windows.clear();
+    lock.lock();
+    ahead_ -= one.ahead;
+    besides_ -= one.beside ? 1 : 0;
+    one.ended = true;
+    changed_.notify_all();
+}
+
+void restorer::read(job & one) {
+    look_up_.wait_first(lookup_timeout);
+    const auto began = steady_clock::now();
     matched found;
-    status got = look_up.match(tokens.data(), tokens.size(), have, have, {}, lookup_timeout, found);
-    if (got == status::ok && found.pending) {
-        const uint32_t most = std::min<uint32_t>(most_wait_ms, 200 + 2*std::min(found.expected_ms, most_wait_ms));
-        got = look_up.wait(found.lease_id, milliseconds(most), found);
+    status got = status::ok;
+    // as the sidecar would say: a resident hit does not ask
+    if (one.tokens.size() < (size_t) one.have + 1 + look_up_.greeting().min_tokens) {
+        found.reason = shortfall_too_short;
+    } else if (!dropped(one)) {
+        got = look_up_.match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
     }
-    report.lookup_seconds = seconds_since(began);
-    if (got != status::ok) {
-        report.reason = reason_of(got);
+    if (got == status::ok && found.pending) {
+        look_up_.release(found.lease_id, release_timeout);
+        fetched(one, began);
         return;
     }
-    report.reason = found.reason;
-    report.at = found.at;
-    std::vector<char> block;
-    // The last token is always computed: sampling needs its logits. The sidecar knows, and is not trusted with it.
-    const uint32_t rows = std::min(found.rows, (uint32_t) std::max<size_t>(tokens.size(), 1) - 1);
-    uint32_t next = have;
-    for (size_t i = 0; i < found.files.size() && next < rows; ++i) {
-        const part one = wanted_part(found.files[i], next, rows);
-        auto at = clock::now();
-        const uint32_t lacking = one.rows > 0 ? read_block(said, found.files[i], block) : (uint32_t) shortfall_sidecar_error;
-        report.fetch_seconds += seconds_since(at);
+    answered(one, got, found, began);
+    if (got == status::ok) {
+        read_named(one, look_up_, found);
+    }
+}
+
+// Reads what has to be fetched first. Prompts take turns; one that nobody wants any more gives up its own.
+void restorer::fetched(job & one, steady_clock::time_point began) {
+    const turn mine(*this, one, began + milliseconds(most_wait_ms));
+    matched found;
+    status got = status::late;
+    if (mine.has) {
+        waiting_.wait_first(lookup_timeout);
+        got = waiting_.match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
+        if (got == status::ok && found.pending) {
+            const uint32_t most = std::min<uint32_t>(most_wait_ms, 200 + 2*std::min(found.expected_ms, most_wait_ms));
+            got = waiting_.wait(found.lease_id, milliseconds(most), found);
+        }
+    }
+    answered(one, got, found, began);
+    if (got == status::ok) {
+        read_named(one, waiting_, found);
+    }
+}
+
+restorer::turn::turn(restorer & its, job & one, steady_clock::time_point latest) : of(its) {
+    std::unique_lock<std::mutex> lock(of.mutex_);
+    of.changed_.wait_until(lock, latest, [&] { return one.dropped || !of.fetching_; });
+    has = !one.dropped && !of.fetching_;
+    of.fetching_ = of.fetching_ || has;
+}
+
+restorer::turn::~turn() {
+    if (has) {
+        std::lock_guard<std::mutex> lock(of.mutex_);
+        of.fetching_ = false;
+        of.changed_.notify_all();
+    }
+}
+
+bool restorer::dropped(const job & one) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return one.dropped;
+}
+
+void restorer::answered(job & one, status got, const matched & found, steady_clock::time_point began) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    one.report.lookup_seconds = seconds_since(began);
+    one.report.reason = got == status::ok ? found.reason : reason_of(got);
+    one.report.at = found.at;
+}
+
+void restorer::read_named(job & one, client & from, const matched & found) {
+    lease held(from, found.lease_id);
+    if (read_end(one, held, found)) {
+        read_files(one, held, found);
+    }
+    held.release();
+}
+
+void restorer::read_files(job & one, lease & held, const matched & found) {
+    uint32_t next = one.held;
+    for (size_t i = 0; i < one.blocks && next < one.end; ++i) {
+        if (said_.states && (uint64_t) found.files[i].first_position + found.files[i].used <= next) {
+            continue; // the slot holds these rows, and no state behind them
+        }
+        const part wanted = wanted_part(found.files[i], next, one.end);
+        buffer block;
+        if (!get_buffer(one, held, block)) {
+            return;
+        }
+        const auto began = steady_clock::now();
+        const uint32_t lacking = wanted.rows > 0 ? read_block(said_, found.files[i], held, block.data()) : (uint32_t) shortfall_sidecar_error;
+        if (lacking == shortfall_damaged) {
+            held.damaged((uint32_t) i);
+        }
+        std::lock_guard<std::mutex> lock(mutex_);
+        one.report.fetch_seconds += seconds_since(began);
         if (lacking != shortfall_none) {
-            report.reason = lacking;
-            if (lacking == shortfall_damaged) {
-                look_up.damaged(found.lease_id, (uint32_t) i, release_timeout);
-            }
-            break;
+            one.report.reason = lacking;
+            one.spare.push_back(std::move(block));
+            return;
         }
-        at = clock::now();
-        const bool written = sink.write(one.first, one.rows, block.data(), found.files[i].rows, one.skip);
-        report.copy_seconds += seconds_since(at);
-        if (!written) {
-            report.reason = shortfall_no_cells;
-            break;
-        }
-        next += one.rows;
-        report.restored_bytes += block.size()/found.files[i].rows*one.rows;
+        one.ready.push_back({ wanted.first, wanted.rows, wanted.skip, found.files[i].rows, std::move(block) });
+        changed_.notify_all();
+        next += wanted.rows;
     }
-    report.restored_tokens = next - have;
-    if (found.lease_id != 0) {
-        look_up.release(found.lease_id, release_timeout);
+}
+
+// One that the main loop has done with, or a new one. Each job may have two, whatever the others hold. False if nobody
+// wants the rows any more.
+bool restorer::get_buffer(job & one, lease & held, buffer & to) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto there = [&] { return one.dropped || !one.spare.empty() || one.buffers < 2 || ahead_ + buffer_bytes_ <= most_bytes_; };
+    while (!changed_.wait_for(lock, held.until_then(), there)) {
+        lock.unlock();
+        held.renew_in_time();
+        lock.lock();
     }
+    if (one.dropped) {
+        return false;
+    }
+    if (!one.spare.empty()) {
+        to = std::move(one.spare.back());
+        one.spare.pop_back();
+        return true;
+    }
+    ++one.buffers;
+    one.ahead += buffer_bytes_;
+    ahead_ += buffer_bytes_;
+    lock.unlock();
+    to = buffer(buffer_bytes_);
+    return true;
 }
 
 } // namespace kvt

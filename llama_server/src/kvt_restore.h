@@ -1,15 +1,27 @@
-// What of a prompt can be had from files: look-up, reading, checking, and into the slot, block by block.
+// What of a prompt can be had from files. A thread for each prompt looks up, reads and checks; the engine's main loop
+// copies what is ready into the slot, a few milliseconds at a time, and serves other slots meanwhile.
 //
-// A block is read and checked whole before a cell is touched for it. What cannot be had ends the restored prefix there.
+// A block is read and checked whole before the main loop sees it. What cannot be had ends the restored prefix there.
 #pragma once
 
 #include "kvt_client.h"
+#include "kvt_lease.h"
 #include "kvt_rows.h"
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 namespace kvt {
+
+constexpr size_t most_read_ahead = 128u << 20; // bytes that were read and are not in a slot yet, of all prompts
+constexpr uint32_t most_wait_ms = 5000;        // for files that have to be copied up first, and for room
 
 // Numbers of `Shortfall` in block_store.proto: why there is not more.
 enum shortfall : uint32_t {
@@ -18,17 +30,110 @@ enum shortfall : uint32_t {
     shortfall_sidecar_away = 7,
     shortfall_sidecar_late = 8,
     shortfall_sidecar_error = 9,
+    shortfall_no_memory = 10,
     shortfall_damaged = 11,
     shortfall_unreadable = 12,
     shortfall_no_cells = 16,
     shortfall_not_looked_up = 19,
     shortfall_not_text = 20,
-    shortfall_failed = 21,
 };
 
-// The slot holds the first `have` rows of the prompt, and `sink` gets what comes after them. Fills in what was restored:
-// tokens, bytes, times, reason and place.
-void restore(client & look_up, const hello & said, const std::vector<int32_t> & tokens, uint32_t have, row_sink & sink,
-             finished & report);
+inline double seconds_since(steady_clock::time_point began) { return std::chrono::duration<double>(steady_clock::now() - began).count(); }
+
+// All of its functions are called in the main loop.
+class restorer {
+public:
+    // `look_up` is asked first. Where files have to be fetched first, `waiting` asks again, for one prompt after the other:
+    // others' look-ups do not wait for that, and an answer that comes too late costs no other prompt its lease.
+    restorer(client & look_up, client & waiting, hello said, size_t most_bytes = most_read_ahead);
+    ~restorer(); // waits for its threads, at most for a look-up
+    restorer(const restorer &) = delete;
+    restorer & operator=(const restorer &) = delete;
+
+    // The slot holds the first `held` rows of the prompt, and goes on after the first `have` of them by itself: with states
+    // these may be fewer. What it was to get before is dropped.
+    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held);
+
+    bool busy(int slot) const { return jobs_.count(slot) > 0; }
+
+    // Writes what is ready, until `until`, and at least one block if one is. True if that was all: `report` then has what
+    // was restored (tokens, bytes, times, reason and place), and the slot is not busy any more. Of a model with states all
+    // that is named is restored, or nothing.
+    bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report);
+
+    void drop(int slot); // nothing more is wanted for it
+
+    size_t ahead() const; // bytes of memory for blocks, states and windows, of all prompts
+
+    // Until something is ready for any slot, at most so long.
+    void wait(milliseconds most);
+
+private:
+    struct piece { // a block, as row_sink gets it
+        uint32_t first = 0;
+        uint32_t rows = 0;
+        uint32_t skip = 0;
+        uint32_t block_rows = 0;
+        buffer block;
+    };
+    struct job {
+        std::vector<int32_t> tokens;
+        uint32_t have = 0;
+        uint32_t held = 0;
+        uint32_t end = 0;        // rows that are there when all is written
+        uint32_t written = 0;
+        std::vector<char> state; // of a model with states: what goes in behind the rows, this or windows
+        std::vector<window> windows;
+        size_t blocks = 0;       // files that hold rows
+        std::deque<piece> ready;
+        std::vector<buffer> spare; // that the main loop has done with
+        size_t buffers = 0;        // of this job, wherever they are
+        size_t ahead = 0;          // their bytes, and those of state or windows
+        bool beside = false;       // it has room for state or windows
+        bool read = false;         // the thread adds no more
+        bool dropped = false;
+        bool ended = false;        // so has the thread
+        finished report;
+        std::thread thread;
+    };
+
+    struct turn { // of a prompt whose files have to be fetched, until they are read
+        turn(restorer & its, job & one, steady_clock::time_point latest);
+        ~turn();
+        turn(const turn &) = delete;
+        turn & operator=(const turn &) = delete;
+        restorer & of;
+        bool has = false; // not, if it came too late or nobody wants the rows any more
+    };
+
+    void run(job & one) noexcept;
+    void read(job & one);
+    void read_named(job & one, client & from, const matched & found);
+    void fetched(job & one, steady_clock::time_point began);
+    void answered(job & one, status got, const matched & found, steady_clock::time_point began);
+    bool dropped(const job & one) const;
+    bool reserve(job & one, lease & held, const matched & found);
+    bool read_end(job & one, lease & held, const matched & found);
+    uint32_t read_beside(const job & one, const file & named, lease & held, std::vector<char> & state, std::vector<window> & windows) const;
+    void read_files(job & one, lease & held, const matched & found);
+    void resume(job & one, row_sink & sink);
+    bool get_buffer(job & one, lease & held, buffer & to);
+    void retire(int slot, bool dropped);
+    void reap();
+
+    client & look_up_;
+    client & waiting_;
+    const hello said_;
+    const size_t buffer_bytes_;
+    const size_t most_bytes_;
+
+    mutable std::mutex mutex_; // of the next three, and of the fields of jobs
+    std::condition_variable changed_;
+    size_t ahead_ = 0;
+    size_t besides_ = 0;    // prompts of which a state or windows are ahead
+    bool fetching_ = false; // for one prompt files are fetched
+    std::map<int, std::unique_ptr<job>> jobs_;  // only the main loop uses the map and the list
+    std::list<std::unique_ptr<job>> retired_;   // whose threads may not have ended yet
+};
 
 } // namespace kvt

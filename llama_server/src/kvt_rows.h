@@ -6,24 +6,52 @@
 
 #include "kvt_file.h"
 #include "kvt_messages.h"
+#include "kvt_states.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace kvt {
 
 constexpr uint32_t block_tokens = 64; // the sidecar's blocks begin at multiples of it
 
+using steady_clock = std::chrono::steady_clock;
+
 // Bytes of a block of so many rows, as it is handed over.
 size_t block_bytes(const hello & said, uint32_t rows);
+
+inline uint32_t common_prefix(const std::vector<int32_t> & a, const std::vector<int32_t> & b) {
+    const auto most = (std::ptrdiff_t) std::min(a.size(), b.size());
+    return (uint32_t) (std::mismatch(a.begin(), a.begin() + most, b.begin()).first - a.begin());
+}
+
+// Memory for a block. Not filled with zeros, as a vector's would be: that takes as long as copying the rows.
+class buffer {
+public:
+    buffer() = default;
+    explicit buffer(size_t bytes) : at_(new char[bytes]), bytes_(bytes) {}
+
+    char * data() { return at_.get(); }
+    const char * data() const { return at_.get(); }
+    size_t size() const { return bytes_; }
+    bool empty() const { return bytes_ == 0; }
+
+private:
+    std::unique_ptr<char[]> at_;
+    size_t bytes_ = 0;
+};
 
 class row_source {
 public:
     virtual ~row_source() = default;
 
-    // Rows [first, first + rows). False if the slot does not hold the rows of these tokens.
-    virtual bool read(int slot, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, char * out) = 0;
+    // One segment of the rows [first, first + rows); the one after the block's is their window. False if the slot does not
+    // hold the rows of these tokens.
+    virtual bool read(int slot, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, size_t segment, char * out) = 0;
 };
 
 class row_sink {
@@ -33,6 +61,12 @@ public:
     // Rows [first, first + rows) of the prompt. `block` holds `block_rows` rows, of which they begin with row `skip`.
     // Called in the order of positions, each beginning where the last one ended. False if there are no cells for them.
     virtual bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) = 0;
+
+    // Of a model with states, when all rows before `n_tokens` are written: with the state, or the windows if it is empty, the
+    // slot goes on after them. Rows without it count for nothing. False if it is of no use: then the slot is empty.
+    virtual bool resume(uint32_t /* n_tokens */, const std::vector<char> & /* state */, const std::vector<window> & /* windows */) {
+        return false;
+    }
 };
 
 } // namespace kvt

@@ -1,5 +1,6 @@
 #include "kvt_saver.h"
 
+#include "kvt_blocks.h"
 #include "kvt_file.h"
 
 #include <algorithm>
@@ -13,8 +14,6 @@ namespace kvt {
 
 namespace {
 
-using clock = std::chrono::steady_clock;
-
 constexpr milliseconds store_timeout { 5000 };
 constexpr milliseconds connect_nap { 50 };
 constexpr int connect_naps = 40;
@@ -22,13 +21,13 @@ constexpr size_t batch_bytes = 16u << 20;
 constexpr size_t most_files = 64;
 constexpr size_t most_reports = 64;
 constexpr size_t most_jobs = 64;
-
-uint32_t block_end(uint32_t first, size_t count) { return (uint32_t) std::min<size_t>((size_t) first + block_tokens, count); }
+constexpr size_t most_windows = 4096; // docs/engine-protocol.md
 
 } // namespace
 
-saver::saver(client & store, client & look_up, hello said, std::function<void()> wake)
-    : store_(store), look_up_(look_up), said_(std::move(said)), wake_(std::move(wake)), thread_([this] { run(); }) {}
+saver::saver(client & store, client & look_up, hello said, std::function<void()> wake, size_t most_kept)
+    : store_(store), look_up_(look_up), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept),
+      thread_([this] { run(); }) {}
 
 saver::~saver() {
     {
@@ -39,8 +38,8 @@ saver::~saver() {
     thread_.join();
 }
 
-void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored) {
-    if (!store_.up() || tokens.empty()) {
+void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
+    if (!store_.stands() || tokens.empty()) {
         return;
     }
     std::lock_guard<std::mutex> lock(mutex_);
@@ -51,6 +50,18 @@ void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored) {
     one->slot = slot;
     one->done = std::min(std::max(stored, known(slot, tokens)), (uint32_t) tokens.size());
     one->resident = (uint32_t) tokens.size();
+    one->windows = windows;
+    const auto before = last_.find(slot);
+    if (before != last_.end()) {
+        const auto & all = before->second.states;
+        one->stored_states.insert(all.begin(), all.upper_bound(lasting(before->second, tokens)));
+    }
+    for (auto & each : states) {
+        if (kept_bytes_ + each.bytes.size() <= most_kept_) {
+            kept_bytes_ += each.bytes.size();
+            one->states[each.n_tokens] = std::move(each.bytes);
+        }
+    }
     one->tokens = std::move(tokens);
     jobs_.push_back(std::move(one));
     changed_.notify_all();
@@ -62,29 +73,22 @@ uint32_t saver::known(int slot, const std::vector<int32_t> & tokens) const {
     if (found == last_.end()) {
         return 0;
     }
-    const auto & before = found->second.first;
-    const auto most = std::min<size_t>({ found->second.second, before.size(), tokens.size() });
-    const auto end = before.begin() + (std::ptrdiff_t) most;
-    return (uint32_t) (std::mismatch(before.begin(), end, tokens.begin()).first - before.begin());
+    return std::min(found->second.done, common_prefix(found->second.tokens, tokens));
 }
 
-void saver::step(row_source & rows, milliseconds most) {
+void saver::step(row_source & rows, steady_clock::time_point until) {
     bool more = false;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (wants_.empty()) {
             return;
         }
-        const auto until = clock::now() + most;
-        for (auto & one : wants_) {
-            if (one.served) {
-                continue;
+        bool any = false;
+        for (auto one = wants_.begin(); one != wants_.end() && !more; ++one) {
+            if (!one->served) {
+                more = (any && steady_clock::now() >= until) || !serve(*one, rows, until);
+                any = true;
             }
-            if (clock::now() >= until) {
-                more = true;
-                break;
-            }
-            serve(one, rows);
         }
     }
     if (more) {
@@ -94,43 +98,89 @@ void saver::step(row_source & rows, milliseconds most) {
     }
 }
 
-void saver::serve(want & one, row_source & rows) {
+// False if it was time to stop before the block was whole, or with the block if it was the last.
+bool saver::serve(want & one, row_source & rows, steady_clock::time_point until) {
     job & of = *jobs_.front();
+    if (one.window) {
+        one.block = buffer((size_t) one.rows*said_.window_row_bytes);
+        const size_t segment = segment_bytes(said_, 1).size();
+        if (one.first + one.rows > of.resident || !rows.read(of.slot, of.tokens, one.first, one.rows, segment, one.block.data())) {
+            one.block = {};
+        }
+        one.served = true;
+        return true;
+    }
+    const auto sizes = segment_bytes(said_, one.rows);
     const auto kept = of.kept.find(one.first);
-    if (kept != of.kept.end() && kept->second.size() == block_bytes(said_, one.rows)) {
-        one.block = kept->second;
-    } else if (one.first + one.rows <= of.resident) {
-        one.block.resize(block_bytes(said_, one.rows));
-        if (!rows.read(of.slot, of.tokens, one.first, one.rows, one.block.data())) {
-            one.block.clear();
+    if (kept != of.kept.end()) {
+        kept_bytes_ -= kept->second.size();
+        one.block = std::move(kept->second);
+        of.kept.erase(kept);
+        one.segments = sizes.size();
+    } else if (one.first + one.rows > of.resident) {
+        one.block = {}; // also if it was half read: the rest is gone
+        one.segments = sizes.size();
+    } else if (one.segments == 0) {
+        one.block = buffer(block_bytes(said_, one.rows));
+    }
+    while (one.segments < sizes.size()) {
+        if (!rows.read(of.slot, of.tokens, one.first, one.rows, one.segments, one.block.data() + one.bytes)) {
+            one.block = {};
+            break;
+        }
+        one.bytes += sizes[one.segments++];
+        if (steady_clock::now() >= until && one.segments < sizes.size()) {
+            return false;
         }
     }
     one.served = true;
+    return true;
 }
 
-void saver::keep(int slot, uint32_t from, row_source & rows) {
+bool saver::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto & one : jobs_) {
-        if (one->slot == slot && one->resident > from) {
-            keep_of(*one, from, rows);
-        }
-    }
+    return std::all_of(jobs_.begin(), jobs_.end(), [&](const auto & one) {
+        return one->slot != slot || one->resident <= from || keep_of(*one, from, rows, until);
+    });
 }
 
-void saver::keep_of(job & one, uint32_t from, row_source & rows) {
+// Until it has all, the thread may go on with the slot's own rows.
+bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until) {
     uint32_t first = std::max(from, one.done)/block_tokens*block_tokens;
-    const uint32_t end = one.resident;
-    one.resident = std::min(end, from/block_tokens*block_tokens);
-    while (first < end) {
+    for (const uint32_t end = one.resident; first < end;) {
         const uint32_t count = block_end(first, one.tokens.size()) - first;
-        std::vector<char> block(block_bytes(said_, count));
-        if (kept_bytes_ + block.size() > most_kept_bytes || !rows.read(one.slot, one.tokens, first, count, block.data())) {
-            return;
+        if (one.kept.count(first) == 0) {
+            if (steady_clock::now() >= until) {
+                return false;
+            }
+            buffer block = copied(one, first, count, rows);
+            if (block.empty()) {
+                break;
+            }
+            kept_bytes_ += block.size();
+            one.kept[first] = std::move(block);
         }
-        kept_bytes_ += block.size();
-        one.kept[first] = std::move(block);
         first += count;
     }
+    one.resident = std::min(one.resident, from/block_tokens*block_tokens);
+    return true;
+}
+
+// Empty if there is no room, or the rows are gone.
+buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const {
+    const auto sizes = segment_bytes(said_, count);
+    const size_t bytes = block_bytes(said_, count);
+    if (kept_bytes_ + bytes > most_kept_) {
+        return {};
+    }
+    buffer block(bytes);
+    char * at = block.data();
+    for (size_t i = 0; i < sizes.size(); at += sizes[i++]) {
+        if (!rows.read(one.slot, one.tokens, first, count, i, at)) {
+            return {};
+        }
+    }
+    return block;
 }
 
 void saver::report(const finished & request) {
@@ -139,6 +189,11 @@ void saver::report(const finished & request) {
         reports_.push_back(request);
     }
     changed_.notify_all();
+}
+
+size_t saver::room() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return most_kept_ - std::min(most_kept_, kept_bytes_);
 }
 
 uint64_t saver::written_blocks() const {
@@ -154,7 +209,7 @@ void saver::run() {
             return;
         }
         const auto reports = std::exchange(reports_, {});
-        const auto one = jobs_.empty() ? nullptr : jobs_.front();
+        auto one = jobs_.empty() ? nullptr : jobs_.front();
         lock.unlock();
         for (const auto & request : reports) {
             look_up_.finish(request, lookup_timeout);
@@ -166,6 +221,9 @@ void saver::run() {
         if (one != nullptr) {
             forget(*one);
             jobs_.pop_front();
+            lock.unlock();
+            one.reset(); // giving memory back may take longer than the main loop should wait
+            lock.lock();
         }
     }
 }
@@ -174,7 +232,10 @@ void saver::forget(const job & one) {
     for (const auto & block : one.kept) {
         kept_bytes_ -= block.second.size();
     }
-    last_[one.slot] = { one.tokens, one.done };
+    for (const auto & each : one.states) {
+        kept_bytes_ -= each.second.size();
+    }
+    last_[one.slot] = { one.tokens, one.done, one.stored_states };
 }
 
 // After hang_up() it takes a moment.
@@ -187,47 +248,71 @@ bool saver::connected() {
 }
 
 void saver::store(const std::shared_ptr<job> & one) {
-    const size_t fit = batch_bytes/std::max<size_t>(block_bytes(said_, block_tokens), 1);
+    const size_t most_bytes = std::max<size_t>(block_bytes(said_, block_tokens), (size_t) block_tokens*said_.window_row_bytes);
+    const size_t fit = batch_bytes/std::max<size_t>(most_bytes, 1);
     const uint32_t most = (uint32_t) std::clamp<size_t>(fit, 1, most_files);
+    std::vector<uint32_t> windows;
+    for (size_t first = one->windows; first < one->tokens.size() && windows.size() < most_windows; first += block_tokens) {
+        windows.push_back((uint32_t) first);
+    }
+    auto offers = offers_of(*one, !windows.empty());
     for (bool more = true; more && connected();) {
         planned plan;
-        if (store_.plan(one->tokens.data(), one->tokens.size(), most, {}, {}, store_timeout, plan) != status::ok) {
+        if (store_.plan(one->tokens.data(), one->tokens.size(), most, {}, offers, store_timeout, plan, windows) != status::ok) {
             return;
         }
         more = plan.outcome == 1;
-        {
+        const bool rows_left = !plan.files.empty() && plan.files[0].kind == file_kind::rows;
+        if (rows_left || plan.outcome == 0) {
             std::lock_guard<std::mutex> lock(mutex_);
-            const bool all = plan.files.empty() && plan.outcome == 0;
-            one->done = all ? (uint32_t) one->tokens.size() : plan.files.empty() ? one->done : plan.files[0].first_position;
+            one->done = rows_left ? plan.files[0].first_position : (uint32_t) one->tokens.size();
         }
-        const auto blocks = fetch(one, plan.files);
-        std::vector<filled> files;
-        for (size_t i = 0; i < blocks.size(); ++i) {
-            filled done;
-            if (blocks[i].block.empty() || !fill(plan.files[i], blocks[i].block, done)) {
-                break; // what comes after it would have nothing to go on from
-            }
-            files.push_back(std::move(done));
+        if (plan.outcome == 0) {
+            note_present(*one, offers, plan);
         }
+        const auto files = fill_all(one, plan);
         std::vector<std::string> reasons;
         if (!files.empty() && store_.commit(files, store_timeout, reasons) != status::ok) {
             return;
         }
         size_t stored = 0;
         while (stored < reasons.size() && reasons[stored].empty()) {
-            ++stored;
-        }
-        if (stored > 0) {
+            const reserved & named = plan.files[stored++];
             std::lock_guard<std::mutex> lock(mutex_);
-            written_ += stored;
-            one->done = plan.files[stored - 1].first_position + plan.files[stored - 1].rows;
+            ++written_;
+            if (named.kind == file_kind::rows) {
+                one->done = named.first_position + named.rows;
+            } else if (named.kind == file_kind::state) {
+                one->stored_states.insert(named.first_position);
+            }
         }
         if (files.size() < plan.files.size()) {
             store_.hang_up(); // gives back what was reserved and is not filled
-            return;
+            if (plan.files[files.size()].kind != file_kind::window || windows.empty()) {
+                return;
+            }
+            windows.clear(); // the slot has them no more; the states wait here
+            offers = offers_of(*one, false);
+            more = true;
+            continue;
         }
         more = more && stored == files.size() && !files.empty();
     }
+}
+
+// The first of the files, up to one that cannot be filled: what comes after it would have nothing to go on from.
+std::vector<filled> saver::fill_all(const std::shared_ptr<job> & one, const planned & plan) {
+    const auto blocks = fetch(one, plan.files);
+    std::vector<filled> files;
+    for (size_t i = 0; i < plan.files.size(); ++i) {
+        const reserved & named = plan.files[i];
+        filled done;
+        if (!(named.kind == file_kind::state ? fill_state(*one, named, done) : i < blocks.size() && fill(named, blocks[i].block, done))) {
+            break;
+        }
+        files.push_back(std::move(done));
+    }
+    return files;
 }
 
 std::vector<saver::want> saver::fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files) {
@@ -237,7 +322,10 @@ std::vector<saver::want> saver::fetch(const std::shared_ptr<job> & one, const st
         if (named.rows == 0 || end > one->tokens.size() || end != block_end(named.first_position, one->tokens.size())) {
             break; // not a block of these tokens
         }
-        wants.push_back({ named.first_position, named.rows, false, {} });
+        wants.emplace_back();
+        wants.back().first = named.first_position;
+        wants.back().rows = named.rows;
+        wants.back().window = named.kind == file_kind::window;
     }
     if (wants.empty()) {
         return wants;
@@ -253,7 +341,10 @@ std::vector<saver::want> saver::fetch(const std::shared_ptr<job> & one, const st
     return std::exchange(wants_, {});
 }
 
-bool saver::fill(const reserved & named, const std::vector<char> & block, filled & done) const {
+bool saver::fill(const reserved & named, const buffer & block, filled & done) const {
+    if (block.empty() || named.kind == file_kind::window) {
+        return !block.empty() && write_state(named, block.data(), block.size(), done);
+    }
     std::string why;
     const int fd = open_for_writing(named, why);
     if (fd < 0) {

@@ -10,6 +10,7 @@
 #include "../src/kvt_client.h"
 #include "../src/kvt_crc.h"
 #include "../src/kvt_file.h"
+#include "../src/kvt_states.h"
 
 #include <iostream>
 #include <sstream>
@@ -238,11 +239,27 @@ bool checksums_agree() {
     return same;
 }
 
+// A head is read as it was written, and every other one is refused.
+bool heads_agree() {
+    const kvt::state made = kvt::make_state({ 100, 20, 99 }, 3);
+    kvt::state_head head;
+    bool same = kvt::read_head(made.bytes, 100, head) && head.least == 20 && head.greatest == 99 && !kvt::read_head(made.bytes, 101, head);
+    for (size_t i = 0; i < 16; ++i) { // magic, version, tokens
+        auto other = made.bytes;
+        other[i] = (char) (other[i] ^ 1);
+        same = same && !kvt::read_head(other, 100, head);
+    }
+    for (const auto & wrong : { kvt::state_head { 100, -1, 99 }, kvt::state_head { 100, 50, 49 }, kvt::state_head { 100, 0, 100 } }) {
+        same = same && !kvt::read_head(kvt::make_state(wrong, 3).bytes, 100, head);
+    }
+    return same && !kvt::read_head(kvt::make_state({ 100, 20, 99 }, 0).bytes, 100, head);
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
-    if (argc < 2 || !checksums_agree()) {
-        std::cout << (argc < 2 ? "kvt_talk SOCKET" : "checksums differ") << std::endl;
+    if (argc < 2 || !checksums_agree() || !heads_agree()) {
+        std::cout << (argc < 2 ? "kvt_talk SOCKET" : "checksums or heads differ") << std::endl;
         return 1;
     }
     kvt::hello said = make_hello();

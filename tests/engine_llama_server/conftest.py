@@ -82,7 +82,7 @@ def start(
         shape: str,
         *options: str,
         sidecar: SidecarProcess | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> LlamaServer:
         engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
         program = stock if sidecar is None else patched

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +21,7 @@ from typing import Any, Self
 START_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
 SOCKET = "OLLAMA_KV_TIER_ENGINE_SOCKET"
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,31 @@ class Answer:
     computed: int
     tokens: tuple[int, ...]
     bits: tuple[Any, ...]
+
+
+def request(prompt: list[int] | list[list[int]], count: int, **options: Any) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "n_predict": count,
+        "temperature": 0,
+        "n_probs": 5,
+        "cache_prompt": True,
+        "return_tokens": True,
+        "ignore_eos": True,
+        **options,
+    }
+
+
+def answer(said: Mapping[str, Any]) -> Answer:
+    bits = tuple(
+        (
+            *(one["id"], one["logprob"]),
+            tuple((top["id"], top["logprob"]) for top in one["top_logprobs"]),
+        )
+        for one in said.get("completion_probabilities", ())
+    )
+    timings = said["timings"]
+    return Answer(timings["cache_n"], timings["prompt_n"], tuple(said["tokens"]), bits)
 
 
 def free_port() -> int:
@@ -48,14 +76,15 @@ class LlamaServer:
         log: Path,
         *options: str,
         sidecar: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> None:
         self._port = free_port()
         self.log = log
         fixed = ("--host", "127.0.0.1", "--port", str(self._port), "-t", "1", "--no-webui")
         self._command = [str(binary), "--model", str(model), *fixed, "--offline", *options]
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
-        self._env |= {"LLAMA_ARG_CACHE_RAM": "0", **(env or {})}
+        given = {"LLAMA_ARG_CACHE_RAM": "0", **(env or {})}  # None: without it
+        self._env |= {name: value for name, value in given.items() if value is not None}
         if sidecar is not None:
             self._env[SOCKET] = str(sidecar)
         self.process: subprocess.Popen[bytes] | None = None
@@ -69,11 +98,15 @@ class LlamaServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        self.wait_ready(process)
+        return self
+
+    def wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         end = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
                 if self._get("/health").get("status") == "ok":
-                    return self
+                    return
             said = self.log.read_text(errors="replace")[-3000:]
             assert process.poll() is None, said
             assert time.monotonic() < end, said
@@ -96,38 +129,47 @@ class LlamaServer:
         self.kill()
 
     def complete(self, tokens: Sequence[int], count: int = 12, **options: Any) -> Answer:
-        body = {
-            "prompt": list(tokens),
-            "n_predict": count,
-            "temperature": 0,
-            "n_probs": 5,
-            "cache_prompt": True,
-            "return_tokens": True,
-            "ignore_eos": True,
-            **options,
-        }
-        said = self._post("/completion", body)
-        bits = tuple(
-            (
-                *(one["id"], one["logprob"]),
-                tuple((top["id"], top["logprob"]) for top in one["top_logprobs"]),
-            )
-            for one in said["completion_probabilities"]
-        )
-        timings = said["timings"]
-        return Answer(timings["cache_n"], timings["prompt_n"], tuple(said["tokens"]), bits)
+        return self.complete_all(list(tokens), count, **options)[0]
+
+    def complete_all(
+        self, prompt: list[int] | list[list[int]], count: int = 12, **options: Any
+    ) -> list[Answer]:
+        """One prompt or several, and of each as many answers as `n_cmpl` says."""
+        said = self._post("/completion", request(prompt, count, **options))
+        return [answer(one) for one in (said if isinstance(said, list) else [said])]
+
+    def stream(self, tokens: Sequence[int], count: int, **options: Any) -> Iterator[float]:
+        """When each token came."""
+        body = request(list(tokens), count, n_probs=0, stream=True, **options)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("POST", "/completion", json.dumps(body), JSON)
+            for line in connection.getresponse():
+                if line.startswith(b"data: ") and b'"stop":false' in line:
+                    yield time.monotonic()
+
+    def ask_and_leave(self, tokens: Sequence[int], until: threading.Event) -> None:
+        """A client that does not wait for its answer."""
+        body = request(list(tokens), 12, stream=True)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("POST", "/completion", json.dumps(body), JSON)
+            assert until.wait(REQUEST_SECONDS)
 
     def slot_file(self, action: str, name: str) -> None:
         """`save` or `restore` of the first slot: stock's own files."""
         self._post(f"/slots/0?action={action}", {"filename": name})
 
+    def scale_adapter(self, scale: float) -> None:
+        """The first one, for all requests that come."""
+        self._post("/lora-adapters", [{"id": 0, "scale": scale}])
+
     def _get(self, path: str) -> Any:
         return self._ask(urllib.request.Request(self._url(path)), 2.0)
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _post(self, path: str, body: object) -> Any:
         data = json.dumps(body).encode()
-        kind = {"Content-Type": "application/json"}
-        return self._ask(urllib.request.Request(self._url(path), data, kind), REQUEST_SECONDS)
+        return self._ask(urllib.request.Request(self._url(path), data, JSON), REQUEST_SECONDS)
 
     def _ask(self, request: urllib.request.Request, seconds: float) -> Any:
         try:

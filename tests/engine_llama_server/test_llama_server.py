@@ -27,6 +27,7 @@ WAYS = {
     "flash attention if it can": ("llama-tiny", "-fa", "auto", "-np", "4", "--no-kv-unified"),
     "two slots": ("llama-tiny", "-fa", "on", "-np", "2", "--no-kv-unified"),
     "biases": ("qwen2-tiny", "-fa", "on", "-np", "1"),
+    "positions of several dimensions": ("qwen2vl-tiny", "-fa", "on", "-np", "1"),
 }
 
 
@@ -262,7 +263,7 @@ def test_rows_that_the_server_moves_are_not_stored(
 def test_a_cache_of_another_kind_is_refused_by_name(
     start: Starter, sidecar: SidecarProcess, rng: random.Random
 ) -> None:
-    options = ("gemma3-tiny", "-fa", "on", "-np", "1", "-c", "2048")
+    options = ("gemma3-tiny", "--swa-full", "-fa", "on", "-np", "1", "-c", "2048")
     prompt = text(rng, 300)
     resident = start(*options)
     cold = resident.complete(prompt)
@@ -270,7 +271,9 @@ def test_a_cache_of_another_kind_is_refused_by_name(
     tiered = start(*options, sidecar=sidecar)
     assert tiered.complete(prompt) == cold
     stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
-    assert [one.reason for one in stat.runners] == ["sliding windows that drop rows"]
+    assert [one.reason for one in stat.runners] == [
+        "sliding windows that are kept whole (--swa-full)"
+    ]
 
 
 def test_slots_that_share_cells_are_refused(
@@ -280,6 +283,25 @@ def test_slots_that_share_cells_are_refused(
     tiered.complete(text(rng, 100))
     stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
     assert stat.runners[0].reason == "slots that share cells (-kvu)"
+
+
+def test_a_cache_without_v_is_refused_by_name(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
+) -> None:
+    """Where one row is both (MLA), llama.cpp has no tensor of V, and says so nowhere."""
+    prompt = text(rng, 300)
+    for flash in ("on", "off"):
+        options = ("mla-tiny", "-fa", flash, "-np", "1", "-c", "2048")
+        resident = start(*options)
+        answers = [resident.complete(prompt), resident.complete(prompt)]
+        resident.kill()
+        tiered = start(*options, sidecar=sidecar)
+        assert [tiered.complete(prompt), tiered.complete(prompt)] == answers
+        stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
+        assert {one.reason for one in stat.runners} == {
+            "K and V share rows (multi-head latent attention)"
+        }
+        tiered.kill()
 
 
 def damage(sidecar: SidecarProcess) -> int:
@@ -320,12 +342,34 @@ def test_another_setting_that_changes_bits_finds_nothing(
     tiered.complete(prompt)
     wait_stored(sidecar, tiered, blocks_of(300))
     tiered.kill()
-    for more in (("-fa", "off"), ("--rope-freq-base", "9000"), ("-ctk", "q8_0"), ("-ub", "128")):
+    settings = (("-fa", "off"), ("--rope-freq-base", "9000"), ("-ctk", "q8_0"), ("-ub", "128"))
+    threads = (("-t", "2", "-tb", "1"), ("-tb", "2"))
+    for more in settings + threads:
         other = start(*WAYS["flash attention"], *more, "-c", "2048", sidecar=sidecar)
         assert other.complete(prompt).cached == 0, more
         other.kill()
     same = start(*WAYS["flash attention"], "-c", "1024", sidecar=sidecar)  # the size changes none
     assert same.complete(prompt).cached == 299
+
+
+def test_another_salt_finds_nothing_and_the_same_one_everything(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
+) -> None:
+    prompt = text(rng, 300)
+    options = (*WAYS["flash attention"], "-c", "2048")
+
+    def cached(salt: str, namespaces: int) -> int:
+        server = start(*options, sidecar=sidecar, env={"OLLAMA_KV_TIER_SALT": salt})
+        found = server.complete(prompt).cached
+        wait_stored(sidecar, server, namespaces * blocks_of(300))
+        server.kill()
+        return found
+
+    assert cached("pepper", 1) == 0
+    assert cached("", 2) == 0
+    assert cached("pepper", 2) == 299
+    kept = [p for p in sidecar.root.rglob("*") if p.is_file() and b"pepper" in p.read_bytes()]
+    assert kept == []
 
 
 def test_a_stopped_sidecar_costs_one_timeout(

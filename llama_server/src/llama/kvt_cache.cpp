@@ -1,5 +1,7 @@
 #include "kvt_cache.h"
 
+#include "kvt_cells.h"
+
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-batch.h"
@@ -25,22 +27,6 @@ constexpr uint32_t missing = UINT32_MAX;
 using views = std::unique_ptr<ggml_context, void (*)(ggml_context *)>;
 
 views make_views() { return views(ggml_init({ 4*ggml_tensor_overhead(), nullptr, true }), ggml_free); }
-
-std::string other_memory(llama_memory_i * memory) {
-    if (memory == nullptr) {
-        return "the model has no K/V cache";
-    }
-    if (dynamic_cast<llama_kv_cache_iswa *>(memory) != nullptr) {
-        return "sliding windows that drop rows";
-    }
-    if (dynamic_cast<llama_memory_hybrid *>(memory) != nullptr || dynamic_cast<llama_memory_hybrid_iswa *>(memory) != nullptr) {
-        return "recurrent layers beside attention";
-    }
-    if (dynamic_cast<llama_memory_recurrent *>(memory) != nullptr) {
-        return "recurrent layers";
-    }
-    return "a kind of cache that is not known here";
-}
 
 // One view of get_k or get_v with all cells of the stream, as llama.cpp's graphs see them.
 bool describe(const ggml_tensor * view, bool is_v, int32_t layer, plane & out) {
@@ -76,30 +62,52 @@ template <typename F> void each_run(const uint32_t * cells, size_t count, F && e
     }
 }
 
-} // namespace
-
-llama_kv_cache * plain_cache(llama_context * ctx, std::string & why) {
-    llama_memory_i * memory = llama_get_memory(ctx);
-    auto * cache = dynamic_cast<llama_kv_cache *>(memory);
-    if (cache == nullptr) {
-        why = other_memory(memory);
+llama_ubatch batch_of(llama_batch_allocr & allocator, const int32_t & seq, uint32_t first, uint32_t count, const int32_t * tokens) {
+    llama_ubatch batch = allocator.ubatch_reserve(count, 1);
+    const uint32_t dimensions = batch.n_pos;
+    batch.seq_id_unq[0] = seq;
+    for (uint32_t i = 0; i < count; ++i) {
+        for (uint32_t d = 0; d < dimensions; ++d) { // M-RoPE: a text's tokens have the same position in the first three
+            batch.pos[i + d*count] = d < 3 ? (llama_pos) (first + i) : 0;
+        }
+        batch.token[i]    = tokens[i]; // cells remember it, for models that look at the tokens before one
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i]   = const_cast<llama_seq_id *>(&seq);
     }
-    return cache;
+    return batch;
 }
 
-std::vector<plane> planes_of(llama_context * ctx, int32_t seq, std::string & why) {
-    const auto * cache = plain_cache(ctx, why);
-    if (cache == nullptr) {
-        return {};
+} // namespace
+
+memory_parts parts_of(llama_context * ctx, std::string & why) {
+    llama_memory_i * memory = llama_get_memory(ctx);
+    if (memory == nullptr) {
+        why = "the model has no K/V cache";
+    } else if (auto * plain = dynamic_cast<llama_kv_cache *>(memory)) {
+        return { plain, nullptr, false };
+    } else if (auto * windows = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+        return { windows->get_base(), windows->get_swa(), true };
+    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        return { hybrid->get_mem_attn(), nullptr, true };
+    } else if (dynamic_cast<llama_memory_hybrid_iswa *>(memory) != nullptr) {
+        why = "recurrent layers beside sliding windows";
+    } else if (dynamic_cast<llama_memory_recurrent *>(memory) != nullptr) {
+        why = "recurrent layers alone";
+    } else {
+        why = "a kind of cache that is not known here";
     }
+    return {};
+}
+
+std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, std::string & why) {
     llama_kv_cache::slot_info stream {};
-    stream.s0 = stream.s1 = cache->get_n_stream() == 1 ? 0 : (uint32_t) seq;
+    stream.s0 = stream.s1 = cache.get_n_stream() == 1 ? 0 : (uint32_t) seq;
     std::vector<plane> planes;
-    for (const uint32_t layer : cache->get_layer_ids()) {
+    for (const uint32_t layer : cache.get_layer_ids()) {
         const views own = make_views();
         for (const bool is_v : { false, true }) {
-            const auto * view = is_v ? cache->get_v(own.get(), (int32_t) layer, cache->get_size(), stream)
-                                     : cache->get_k(own.get(), (int32_t) layer, cache->get_size(), stream);
+            const auto * view = is_v ? cache.get_v(own.get(), (int32_t) layer, cache.get_size(), stream)
+                                     : cache.get_k(own.get(), (int32_t) layer, cache.get_size(), stream);
             plane one;
             if (!describe(view, is_v, (int32_t) layer, one)) {
                 why = "rows of an unexpected size";
@@ -111,56 +119,65 @@ std::vector<plane> planes_of(llama_context * ctx, int32_t seq, std::string & why
     return planes;
 }
 
-std::vector<uint32_t> cells_of(llama_context * ctx, int32_t seq, uint32_t count) {
-    std::string why;
-    const auto * cache = plain_cache(ctx, why);
-    if (cache == nullptr || cache->get_has_shift()) {
+std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count) {
+    if (cache.get_has_shift()) {
         return {};
     }
-    const auto & cells = cache->get_cells(seq);
     std::vector<uint32_t> found(count, missing);
     uint32_t left = count;
-    for (uint32_t i = 0, end = cells.used_max_p1(); i < end; ++i) {
-        if (cells.is_empty(i) || !cells.seq_has(i, seq)) {
-            continue;
-        }
-        const llama_pos at = cells.pos_get(i);
+    for (const auto & one : held_cells(cache, seq)) {
+        const int32_t at = one.position - (int32_t) first;
         if (at < 0 || (uint32_t) at >= count) {
             continue;
         }
         if (found[(size_t) at] != missing) {
             return {};
         }
-        found[(size_t) at] = i;
+        found[(size_t) at] = one.index;
         --left;
     }
     return left == 0 ? found : std::vector<uint32_t>();
 }
 
-std::vector<uint32_t> take_cells(llama_context * ctx, int32_t seq, uint32_t first, uint32_t count) {
-    std::string why;
-    auto * cache = plain_cache(ctx, why);
-    if (cache == nullptr || count == 0) {
+std::vector<uint32_t> take_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
+                                 const int32_t * tokens) {
+    if (count == 0) {
         return {};
     }
-    const uint32_t dimensions = llama_get_model(ctx)->hparams.n_pos_per_embd();
-    llama_batch_allocr allocator(dimensions);
-    llama_ubatch batch = allocator.ubatch_reserve(count, 1);
-    batch.seq_id_unq[0] = seq;
-    for (uint32_t i = 0; i < count; ++i) {
-        for (uint32_t d = 0; d < dimensions; ++d) { // M-RoPE: a text's tokens have the same position in the first three
-            batch.pos[i + d*count] = d < 3 ? (llama_pos) (first + i) : 0;
-        }
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i]   = &seq;
-    }
-    const auto found = cache->find_slot(batch, false);
+    llama_batch_allocr allocator(llama_get_model(ctx)->hparams.n_pos_per_embd());
+    const llama_ubatch batch = batch_of(allocator, seq, first, count, tokens);
+    const auto found = cache.find_slot(batch, false);
     if (found.empty() || found.idxs[0].size() != count) {
         return {};
     }
-    cache->apply_ubatch(found, batch);
+    cache.apply_ubatch(found, batch);
     return found.idxs[0];
 }
+
+// Tokens of a window's cache lie one behind the other, and the first cell follows the last.
+std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
+                                 const int32_t * tokens) {
+    const uint32_t size = cache.get_size();
+    if (count == 0 || count > size) {
+        return {};
+    }
+    cache.seq_rm(seq, -1, -1);
+    llama_kv_cache::slot_info places {};
+    places.s0 = places.s1 = cache.get_n_stream() == 1 ? 0 : (uint32_t) seq;
+    places.resize(1);
+    places.strm[0] = (llama_seq_id) places.s0;
+    for (uint32_t i = 0; i < count; ++i) {
+        places.idxs[0].push_back((first + i) % size);
+        if (!cell_is_free(cache, seq, places.idxs[0].back())) {
+            return {};
+        }
+    }
+    llama_batch_allocr allocator(llama_get_model(ctx)->hparams.n_pos_per_embd());
+    cache.apply_ubatch(places, batch_of(allocator, seq, first, count, tokens));
+    return places.idxs[0];
+}
+
+void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from) { cache.seq_rm(seq, (llama_pos) from, -1); }
 
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {
     if (!from.transposed) {

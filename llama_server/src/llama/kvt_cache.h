@@ -27,18 +27,34 @@ struct plane {
     uint32_t head_dim = 0;
 };
 
-// The cache if this code knows it, or nullptr and why not.
-llama_kv_cache * plain_cache(llama_context * ctx, std::string & why);
+// Where a model's memory is.
+struct memory_parts {
+    llama_kv_cache * rows = nullptr;   // keeps every row; nullptr: this code does not know the memory
+    llama_kv_cache * window = nullptr; // of layers with a sliding window: keeps the last rows
+    bool states = false;               // there is more than rows: a slot goes on at checkpoints only
+};
+
+// The parts if this code knows them, or why not.
+memory_parts parts_of(llama_context * ctx, std::string & why);
 
 // By layer, K before V. Empty and why, if the tensors are not as expected.
-std::vector<plane> planes_of(llama_context * ctx, int32_t seq, std::string & why);
+std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, std::string & why);
 
-// The cells of positions [0, count) of a sequence, in their order. Empty if one is missing, is there twice, or waits to be
-// rotated.
-std::vector<uint32_t> cells_of(llama_context * ctx, int32_t seq, uint32_t count);
+// The cells of positions [first, first + count) of a sequence, in their order. Empty if one is missing, is there twice, or
+// waits to be rotated.
+std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count);
 
-// Gives the positions [first, first + count) cells where llama.cpp itself would. Empty if there are not so many.
-std::vector<uint32_t> take_cells(llama_context * ctx, int32_t seq, uint32_t first, uint32_t count);
+// Gives the positions [first, first + count), which hold these tokens, cells where llama.cpp itself would. Empty if there are not so many.
+std::vector<uint32_t> take_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
+                                 const int32_t * tokens);
+
+// Gives the positions [first, first + count), of which the cache of a sliding window is to hold no others, the cells where
+// computing the whole sequence would have left them. Empty if there are not so many.
+std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
+                                 const int32_t * tokens);
+
+// The positions from `from` on go.
+void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from);
 
 // Rows of `count` cells, one after the other, out of the plane and into it.
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out);

@@ -1,6 +1,7 @@
 #include "kvt_describe.h"
 
 #include "kvt_cache.h"
+#include "kvt_linked.h"
 
 #include "build-info.h"
 #include "common.h"
@@ -18,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include <elf.h>
 #include <gnu/libc-version.h>
 #include <link.h>
 #include <sys/stat.h>
@@ -59,29 +59,6 @@ string file_mark(const string & path) {
 
 bool named_by_digest(const string & name) {
     return begins(name, "sha256-") && name.size() == 71 && name.find_first_not_of("0123456789abcdef", 7) == string::npos;
-}
-
-// The linker's name of what an object was built from (NT_GNU_BUILD_ID).
-string build_id(const dl_phdr_info & object) {
-    for (int i = 0; i < object.dlpi_phnum; ++i) {
-        const auto & part = object.dlpi_phdr[i];
-        if (part.p_type != PT_NOTE) {
-            continue;
-        }
-        const char * at  = reinterpret_cast<const char *>(object.dlpi_addr + part.p_vaddr);
-        const char * end = at + part.p_memsz;
-        while (at + sizeof(ElfW(Nhdr)) <= end) {
-            ElfW(Nhdr) note;
-            std::memcpy(&note, at, sizeof note);
-            const char * name = at + sizeof note;
-            const char * bytes = name + (note.n_namesz + 3)/4*4;
-            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
-                return string(bytes, note.n_descsz);
-            }
-            at = bytes + (note.n_descsz + 3)/4*4;
-        }
-    }
-    return "";
 }
 
 // Of the program and the libraries that compute: GGML with its backends, llama.cpp, and what they compute with.
@@ -141,6 +118,12 @@ string batches(const llama_cparams & cparams) {
 // Which of two tables of factors is used follows from the size of the context (LongRoPE).
 bool long_context(const llama_cparams & cparams) { return cparams.n_ctx_seq > cparams.n_ctx_orig_yarn; }
 
+// They decide how a CPU cuts its work. Flash attention of one token cuts K and V into as many parts as there are threads, and
+// adds their sums; on ARM, products of quantised weights go by two rows only where each thread has an even number of them.
+string threads(const llama_cparams & cparams) {
+    return std::to_string(cparams.n_threads) + ", prompts " + std::to_string(cparams.n_threads_batch);
+}
+
 string devices(const llama_model & model, const std::vector<plane> & planes) {
     string text, before;
     for (const auto & one : planes) {
@@ -152,6 +135,19 @@ string devices(const llama_model & model, const std::vector<plane> & planes) {
         name += string(" ") + ggml_backend_dev_description(device) + " " + ggml_backend_buffer_name(one.tensor->buffer);
         if (name != before) {
             text += (text.empty() ? "" : ", ") + std::to_string(one.layer) + " " + name;
+        }
+        before = name;
+    }
+    return text;
+}
+
+// Rows and states of a layer depend on what computes the layers before it: of all of them, where some have no rows.
+string all_devices(const llama_model & model) {
+    string text, before;
+    for (int32_t il = 0; il < llama_model_n_layer(&model); ++il) {
+        const string name = ggml_backend_dev_description(model.dev_layer(il));
+        if (name != before) {
+            text += (text.empty() ? "" : ", ") + std::to_string(il) + " " + name;
         }
         before = name;
     }
@@ -175,15 +171,12 @@ void add_settings(hello & said) {
 
 string why_not(const common_params & params, llama_context * ctx, bool speculative, std::vector<plane> & planes) {
     string why;
-    const auto * cache = plain_cache(ctx, why);
-    if (cache == nullptr) {
+    const auto parts = parts_of(ctx, why);
+    if (parts.rows == nullptr) {
         return why;
     }
     const auto & cparams = ctx->get_cparams();
     const auto & hparams = llama_get_model(ctx)->hparams;
-    if (!variable("OLLAMA_KV_TIER_SALT").empty()) {
-        return "a salt (OLLAMA_KV_TIER_SALT), which llama-server cannot use yet";
-    }
     if (speculative) {
         return "speculative decoding";
     }
@@ -191,8 +184,14 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
         (cparams.pooling_type != LLAMA_POOLING_TYPE_NONE && cparams.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED)) {
         return "embedding model";
     }
-    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
-        return "sliding windows in a cache that is not known here";
+    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE && (parts.window == nullptr || hparams.swa_type != LLAMA_SWA_TYPE_STANDARD)) {
+        return parts.window == nullptr ? "sliding windows in a cache that is not known here" : "windows that do not slide (chunks)";
+    }
+    if (parts.window != nullptr && params.swa_full) { // the server would believe that rows are there which no state has
+        return "sliding windows that are kept whole (--swa-full)";
+    }
+    if (parts.states && params.n_ctx_checkpoints <= 0) {
+        return "checkpoints are turned off (--ctx-checkpoints 0)";
     }
     if (!params.lora_adapters.empty()) {
         return "LoRA adapters";
@@ -207,10 +206,13 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     if (!named_by_digest(model) && model.find("-of-") != string::npos) {
         return "a model of several files";
     }
-    if (cache->get_n_stream() == 1 && cparams.n_seq_max > 1) {
+    if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {
         return "slots that share cells (-kvu)";
     }
-    planes = planes_of(ctx, 0, why);
+    if (hparams.is_mla()) { // the cache has no tensor of V, and llama.cpp's get_v reads it unasked
+        return "K and V share rows (multi-head latent attention)";
+    }
+    planes = planes_of(*parts.rows, 0, why);
     for (const auto & one : planes) {
         if (one.transposed && !ggml_backend_buffer_is_host(one.tensor->buffer)) {
             return "V is transposed on the device (flash attention avoids that)";
@@ -219,17 +221,21 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     return planes.empty() && why.empty() ? "layers that are not understood" : why;
 }
 
-void add_layers(hello & said, const std::vector<plane> & planes) {
+// `window`: that many positions back, and the rows are in no block; 0: they are.
+void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window) {
     for (size_t i = 0; i + 1 < planes.size(); i += 2) {
         const auto & k = planes[i];
         const auto & v = planes[i + 1];
         layer one;
+        one.child       = window > 0 ? 1 : 0;
         one.index       = (uint16_t) k.layer;
+        one.kind        = window > 0 ? 1 : 0;
+        one.window      = window;
         one.kv_heads    = k.kv_heads;
         one.k_head_dim  = k.head_dim;
         one.v_head_dim  = v.head_dim;
-        one.k_row_bytes = (uint32_t) k.row_bytes;
-        one.v_row_bytes = (uint32_t) v.row_bytes;
+        one.k_row_bytes = window > 0 ? 0 : (uint32_t) k.row_bytes;
+        one.v_row_bytes = window > 0 ? 0 : (uint32_t) v.row_bytes;
         said.layers.push_back(one);
     }
 }
@@ -255,6 +261,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     said.fields.emplace_back("batch", batches(cparams));
     said.fields.emplace_back("devices", devices(*llama_get_model(ctx), planes));
     said.fields.emplace_back("cpu", processor() + " " + llama_print_system_info());
+    said.fields.emplace_back("threads", threads(cparams));
     said.fields.emplace_back("libc", gnu_get_libc_version());
     string placed; // other tensors than a layer's, by hand
     for (const auto & one : params.tensor_buft_overrides) {
@@ -265,24 +272,41 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     said.fields.emplace_back("placed", placed);
     // Rows of a quantised cache are rotated unless this says no.
     said.fields.emplace_back("rotated", variable("LLAMA_ATTN_ROT_DISABLE"));
+    said.fields.emplace_back("salt", variable("OLLAMA_KV_TIER_SALT")); // the sidecar keeps its digest only
     said.k_dtype = ggml_type_name(planes[0].tensor->type);
     said.v_dtype = ggml_type_name(planes[1].tensor->type);
-    add_layers(said, planes);
+    add_layers(said, planes, 0);
+    string why;
+    const auto parts = parts_of(ctx, why);
+    said.states = parts.states;
+    if (parts.states) {
+        said.fields.emplace_back("layers", all_devices(*llama_get_model(ctx)));
+    }
+    if (parts.window != nullptr) {
+        const auto window = planes_of(*parts.window, 0, why);
+        add_layers(said, window, llama_get_model(ctx)->hparams.n_swa);
+        for (const auto & one : window) {
+            said.window_row_bytes += (uint32_t) one.row_bytes;
+        }
+        // The server goes on only where it holds one row more than the next token sees.
+        said.window_least = llama_get_model(ctx)->hparams.n_swa + 1;
+        said.window_most  = parts.window->get_size();
+    }
     add_settings(said);
     return said;
 }
 
 bool shifts_exactly(llama_context * ctx) {
     std::string why;
-    const auto * cache = plain_cache(ctx, why);
+    const auto * cache = parts_of(ctx, why).rows;
     // RoPE multiplies by this factor whatever the angle, and quantised rows are rounded anew.
     return cache != nullptr && cache->type_k() == GGML_TYPE_F16 && ctx->get_cparams().yarn_attn_factor == 1.0f;
 }
 
 bool shift_waits(llama_context * ctx) {
     std::string why;
-    const auto * cache = plain_cache(ctx, why);
-    return cache != nullptr && cache->get_has_shift();
+    const auto parts = parts_of(ctx, why);
+    return parts.rows != nullptr && (parts.rows->get_has_shift() || (parts.window != nullptr && parts.window->get_has_shift()));
 }
 
 } // namespace kvt

@@ -1,0 +1,48 @@
+#include "kvt_blocks.h"
+
+#include "kvt_file.h"
+#include "kvt_restore.h"
+
+#include <algorithm>
+#include <string>
+
+#include <unistd.h>
+
+namespace kvt {
+
+uint32_t read_block(const hello & said, const file & named, lease & held, char * block) {
+    const auto sizes = segment_bytes(said, named.rows);
+    std::string why;
+    const int fd = sizes.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
+    if (fd < 0) {
+        return shortfall_unreadable;
+    }
+    uint64_t offset = named.payload_offset;
+    bool sound = true;
+    for (size_t i = 0; i < sizes.size() && sound; ++i) {
+        held.renew_in_time();
+        sound = read_segment(fd, offset, block, sizes[i], named.crcs[i], why);
+        offset += page_aligned(sizes[i]);
+        block += sizes[i];
+    }
+    close(fd);
+    return sound ? shortfall_none : shortfall_damaged;
+}
+
+part wanted_part(const file & one, uint32_t next, uint32_t rows) {
+    const uint64_t end = std::min<uint64_t>((uint64_t) one.first_position + one.used, rows);
+    if (one.rows == 0 || one.rows > block_tokens || one.used > one.rows || one.first_position > next || end <= next) {
+        return {};
+    }
+    return { next, (uint32_t) end - next, next - one.first_position };
+}
+
+size_t block_bytes(const hello & said, uint32_t rows) {
+    size_t bytes = 0;
+    for (size_t size : segment_bytes(said, rows)) {
+        bytes += size;
+    }
+    return bytes;
+}
+
+} // namespace kvt

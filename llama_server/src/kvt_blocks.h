@@ -1,0 +1,28 @@
+// Blocks out of files.
+#pragma once
+
+#include "kvt_lease.h"
+#include "kvt_messages.h"
+#include "kvt_rows.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvt {
+
+// Where the block that begins there ends, of so many rows in all.
+inline uint32_t block_end(uint32_t first, size_t count) { return (uint32_t) std::min<size_t>((size_t) first + block_tokens, count); }
+
+// All segments of a block, checked, into `block`, while the lease lasts. A number of `shortfall`.
+uint32_t read_block(const hello & said, const file & named, lease & held, char * block);
+
+// The part of a file that is wanted; no rows if the answer makes no sense.
+struct part {
+    uint32_t first = 0;
+    uint32_t rows = 0;
+    uint32_t skip = 0;
+};
+part wanted_part(const file & one, uint32_t next, uint32_t rows);
+
+} // namespace kvt

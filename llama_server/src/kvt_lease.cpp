@@ -1,0 +1,40 @@
+#include "kvt_lease.h"
+
+#include <algorithm>
+
+namespace kvt {
+
+namespace {
+
+constexpr milliseconds lease_timeout { 200 };
+constexpr milliseconds least_third { 50 };
+constexpr milliseconds for_ever { 3600000 };
+
+} // namespace
+
+lease::lease(client & from, uint64_t lease_id)
+    : from_(from), id_(lease_id), third_(std::max(milliseconds(from.greeting().lease_ms/3), least_third)), over_(lease_id == 0),
+      next_(clock::now() + third_) {}
+
+void lease::renew_in_time() {
+    if (over_ || clock::now() < next_) {
+        return;
+    }
+    matched again;
+    over_ = from_.wait(id_, lease_timeout, again) != status::ok || again.lease_id != id_;
+    next_ = clock::now() + third_;
+}
+
+milliseconds lease::until_then() const {
+    return over_ ? for_ever : std::max(std::chrono::duration_cast<milliseconds>(next_ - clock::now()), milliseconds(1));
+}
+
+void lease::damaged(uint32_t number) { from_.damaged(id_, number, lease_timeout); }
+
+void lease::release() {
+    if (id_ != 0) {
+        from_.release(id_, lease_timeout);
+    }
+}
+
+} // namespace kvt

@@ -1,0 +1,117 @@
+// The restorer's part in states and windows: what goes in behind the rows.
+#include "kvt_restore.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvt {
+
+// The thread has read all that it will, and nobody else knows of the job.
+void restorer::resume(job & one, row_sink & sink) {
+    if ((one.state.empty() && one.windows.empty()) || one.written < one.end) {
+        one.report.restored_bytes = 0;
+        return;
+    }
+    const auto began = steady_clock::now();
+    if (sink.resume(one.end, one.state, one.windows)) {
+        one.report.restored_tokens = one.end - one.have;
+        one.report.restored_bytes += one.state.size();
+        for (const auto & each : one.windows) {
+            one.report.restored_bytes += each.bytes.size();
+        }
+    } else {
+        one.have = 0; // the slot is empty
+        one.report.restored_bytes = 0;
+        one.report.reason = shortfall_unreadable;
+    }
+    one.report.copy_seconds += seconds_since(began);
+}
+
+// How far rows are wanted; with states, what goes in behind them, without which they are of no use.
+bool restorer::read_end(job & one, lease & held, const matched & found) {
+    // The last token is always computed: sampling needs its logits. The sidecar knows, and is not trusted with it.
+    const uint32_t most = (uint32_t) std::max<size_t>(one.tokens.size(), 1) - 1;
+    one.blocks = 0;
+    while (one.blocks < found.files.size() && found.files[one.blocks].kind == file_kind::rows) {
+        ++one.blocks;
+    }
+    if (!said_.states || found.files.empty()) {
+        one.end = std::min(found.rows, most);
+        return !said_.states;
+    }
+    const auto began = steady_clock::now();
+    std::vector<char> state;
+    std::vector<window> windows;
+    const bool fits = one.blocks < found.files.size() && found.rows > one.have && found.rows <= most;
+    uint32_t lacking = fits ? (uint32_t) shortfall_none : (uint32_t) shortfall_sidecar_error;
+    one.end = found.rows;
+    if (lacking == shortfall_none && !reserve(one, held, found)) {
+        lacking = shortfall_no_memory;
+    }
+    for (size_t i = one.blocks; i < found.files.size() && lacking == shortfall_none; ++i) {
+        lacking = read_beside(one, found.files[i], held, state, windows);
+        if (lacking == shortfall_damaged) {
+            held.damaged((uint32_t) i);
+        }
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    one.report.fetch_seconds += seconds_since(began);
+    if (lacking != shortfall_none) {
+        one.report.reason = lacking;
+        return false;
+    }
+    one.state = std::move(state);
+    one.windows = std::move(windows);
+    return true;
+}
+
+// One state, or windows that follow one another up to the last row.
+uint32_t restorer::read_beside(const job & one, const file & named, lease & held, std::vector<char> & state,
+                               std::vector<window> & windows) const {
+    if (named.kind == file_kind::state) {
+        const bool fits = named.first_position == one.end && named.rows == 0 && state.empty() && windows.empty();
+        return fits ? read_state(named, held, state) : (uint32_t) shortfall_sidecar_error;
+    }
+    const uint32_t next = windows.empty() ? named.first_position : windows.back().first + windows.back().rows;
+    const bool fits = named.kind == file_kind::window && state.empty() && named.rows > 0 && named.rows <= block_tokens &&
+                      named.first_position == next && next < one.end && named.used == (uint64_t) named.rows*said_.window_row_bytes;
+    if (!fits) {
+        return shortfall_sidecar_error;
+    }
+    window got;
+    got.first = named.first_position;
+    got.rows = named.rows;
+    const uint32_t lacking = read_state(named, held, got.bytes);
+    windows.push_back(std::move(got));
+    return lacking;
+}
+
+// Room for what goes in behind the rows, in what may be read ahead. Of one prompt there always is: it may be larger than all.
+// False if it takes too long, or nobody wants the rows any more.
+bool restorer::reserve(job & one, lease & held, const matched & found) {
+    size_t bytes = 0;
+    for (size_t i = one.blocks; i < found.files.size(); ++i) {
+        bytes += (size_t) found.files[i].used;
+    }
+    const auto latest = steady_clock::now() + milliseconds(most_wait_ms);
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto there = [&] { return one.dropped || besides_ == 0 || ahead_ + bytes <= most_bytes_; };
+    while (!changed_.wait_for(lock, std::min(held.until_then(), milliseconds(most_wait_ms)), there)) {
+        if (steady_clock::now() >= latest) {
+            return false;
+        }
+        lock.unlock();
+        held.renew_in_time();
+        lock.lock();
+    }
+    if (one.dropped) {
+        return false;
+    }
+    one.beside = true;
+    ++besides_;
+    one.ahead += bytes;
+    ahead_ += bytes;
+    return true;
+}
+
+} // namespace kvt

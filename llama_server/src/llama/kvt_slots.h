@@ -1,0 +1,170 @@
+// The rows of llama-server's slots, as kvt_rows.h wants them. Included by server-context.cpp alone, below server_slot.
+#pragma once
+
+#include "kvt_cache.h"
+#include "kvt_checkpoints.h"
+#include "kvt_rows.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace kvt {
+
+// The tokens before the first image or sound: there, positions are numbers of tokens.
+inline std::vector<int32_t> text_of(const server_tokens & all) {
+    std::vector<int32_t> text;
+    for (size_t i = 0; i < all.size() && all[i] != LLAMA_TOKEN_NULL; ++i) {
+        text.push_back(all[i]);
+    }
+    return text;
+}
+
+// As llama.cpp does it; its own function for this is another one each month. A slot with a draft is not tiered.
+inline void clear_slot(server_slot & slot) {
+    llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, -1, -1);
+    slot.prompt.tokens.clear();
+    slot.prompt.checkpoints.clear();
+}
+
+// Rows out of slots. For one step: it remembers which cells they are in.
+class slot_rows : public row_source {
+public:
+    void add(const server_slot & slot) { slots_[slot.id].slot = &slot; }
+
+    bool read(int slot, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, size_t segment, char * out) override {
+        const auto found = slots_.find(slot);
+        if (found == slots_.end() || !prepare(found->second, tokens)) {
+            return false;
+        }
+        const seen & one = found->second;
+        if ((size_t) first + rows > one.equal || segment > one.planes.size()) {
+            return false;
+        }
+        if (segment == one.planes.size()) {
+            return read_window(*one.slot, first, rows, out);
+        }
+        read_rows(one.planes[segment], one.cells.data() + first, rows, out);
+        return true;
+    }
+
+private:
+    struct seen {
+        const server_slot * slot = nullptr;
+        bool looked = false;
+        std::vector<int32_t> tokens;
+        std::vector<uint32_t> cells;
+        std::vector<plane> planes;
+        const std::vector<int32_t> * compared = nullptr; // with these, which nobody changes meanwhile
+        uint32_t equal = 0;
+    };
+
+    static bool read_window(const server_slot & slot, uint32_t first, uint32_t rows, char * out) {
+        std::string why;
+        const auto * cache = parts_of(slot.ctx_tgt, why).window;
+        const auto cells = cache != nullptr ? cells_of(*cache, slot.id, first, rows) : std::vector<uint32_t>();
+        if (cells.empty()) {
+            return false; // they are gone, as rows of a window are
+        }
+        for (const auto & plane : planes_of(*cache, slot.id, why)) {
+            read_rows(plane, cells.data(), rows, out);
+            out += rows*plane.row_bytes;
+        }
+        return true;
+    }
+
+    static bool prepare(seen & one, const std::vector<int32_t> & tokens) {
+        if (!one.looked) {
+            std::string why;
+            one.looked = true;
+            llama_synchronize(one.slot->ctx_tgt); // a device may still be computing them
+            one.tokens = text_of(one.slot->prompt.tokens);
+            const auto * cache = parts_of(one.slot->ctx_tgt, why).rows;
+            one.cells  = cells_of(*cache, one.slot->id, 0, (uint32_t) one.tokens.size());
+            one.planes = planes_of(*cache, one.slot->id, why);
+        }
+        if (one.compared != &tokens) {
+            one.compared = &tokens;
+            one.equal = std::min(common_prefix(one.tokens, tokens), (uint32_t) one.cells.size());
+        }
+        return !one.planes.empty();
+    }
+
+    std::map<int, seen> slots_;
+};
+
+// Rows into a slot, behind those that it keeps. Its other rows go with the first that come. For one step: between two of
+// them a device may compute other slots' rows. With states, the slot says only then that it holds the rows when the state is
+// there, too: until then the server finds all that it looks at as it was, and removes the rows by itself.
+class slot_cells : public row_sink {
+public:
+    slot_cells(server_slot & slot, const std::vector<int32_t> & prompt) : slot_(slot), prompt_(prompt) {
+        std::string why;
+        parts_ = parts_of(slot.ctx_tgt, why);
+    }
+
+    uint32_t rows() const { return rows_; } // so many have come
+
+    bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) override {
+        if (planes_.empty() && !prepare(first)) {
+            return false;
+        }
+        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_.data() + first);
+        if (cells.empty()) {
+            return false;
+        }
+        for (const auto & plane : planes_) {
+            write_rows(plane, cells.data(), rows, block + skip*plane.row_bytes);
+            block += block_rows*plane.row_bytes;
+        }
+        rows_ += rows;
+        return parts_.states || hold(first + rows);
+    }
+
+    // Rows behind the state go, or the server would go on after them. Checkpoints behind the first tokens that the slot held
+    // are those of another prompt.
+    bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<window> & windows) override {
+        llama_synchronize(slot_.ctx_tgt);
+        const uint32_t held = std::min(common_prefix(text_of(slot_.prompt.tokens), prompt_), n_tokens);
+        drop_rows(*parts_.rows, slot_.id, n_tokens);
+        slot_.prompt.tokens.keep_first(held);
+        auto & all = slot_.prompt.checkpoints;
+        if (state.empty() ? put_windows(slot_.ctx_tgt, slot_.id, all, held, n_tokens, windows, prompt_)
+                          : put_state(slot_.ctx_tgt, slot_.id, all, held, n_tokens, state)) {
+            return hold(n_tokens);
+        }
+        clear_slot(slot_);
+        return false;
+    }
+
+private:
+    bool prepare(uint32_t first) {
+        std::string why;
+        if (!parts_.states && first > slot_.prompt.tokens.size()) {
+            return false; // somebody else has taken rows away
+        }
+        llama_synchronize(slot_.ctx_tgt); // a device may still be computing with the cells that go
+        planes_ = planes_of(*parts_.rows, slot_.id, why);
+        drop_rows(*parts_.rows, slot_.id, first);
+        slot_.prompt.tokens.keep_first(std::min<size_t>(first, slot_.prompt.tokens.size()));
+        return !planes_.empty();
+    }
+
+    bool hold(uint32_t count) { // the first tokens of the prompt
+        for (size_t i = slot_.prompt.tokens.size(); i < count; ++i) {
+            slot_.prompt.tokens.push_back(prompt_[i]);
+        }
+        return true;
+    }
+
+    server_slot & slot_;
+    const std::vector<int32_t> & prompt_;
+    memory_parts parts_;
+    std::vector<plane> planes_;
+    uint32_t rows_ = 0;
+};
+
+} // namespace kvt

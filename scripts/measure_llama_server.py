@@ -1,0 +1,341 @@
+#!/usr/bin/env python3
+"""Measures how a conversation goes on in llama-server after its slot was lost, in six ways.
+
+One run, the same model file, in turns: its rows still in the slot; computed anew (the baseline);
+from a file of the slot (`--slot-save-path`); from the server's own cache of prompts
+(`--cache-ram`); and from our store, in memory and on a disk that was never read. In the first and
+the fourth way the server goes on, in all others it is killed in between. Blocked is the longest
+that another request had to wait for the main loop (`GET /slots`, asked all the time). Turn 2 is the
+prompt and 32 more tokens.
+
+    scripts/measure_llama_server.py --program P --stock S [--shape llama-3.2-1b] [--rounds 3]
+                   [--tokens 4096,16384] [--threads 2] [--out docs/measurements/llama-server.md]
+
+P and S are what scripts/llama_server.py makes: FOLDER/build/bin/llama-server and
+FOLDER/stock/llama-server. It compiles without optimisation but for GGML, so times of the server
+itself are those of a slow build; rows are copied and computed by GGML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ollama_tiering.bench.machine import begin, this_machine
+from ollama_tiering.bench.tiers.own_sidecar import sidecar
+from ollama_tiering.launch.address import free_address
+from ollama_tiering.launch.block_service import ask
+from ollama_tiering.models.make import make_model
+from ollama_tiering.models.shapes import make_shape
+
+TAIL = 32
+WAIT_SECONDS = 900.0
+MIB = 1 << 20
+
+
+@dataclass
+class Turn:
+    """What a way of going on costs. Milliseconds and bytes."""
+
+    first_token: float
+    blocked: float
+    cached: int
+    saving_blocked: float = 0.0
+    written: int = 0
+    memory: int = 0  # the server's, and what is kept of the prompt in memory beside it
+
+
+@dataclass
+class Server:
+    """A llama-server on loopback, by its process id."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, json.dumps(body) if body else None, headers)
+            answer = connection.getresponse()
+            said = answer.read()
+            if answer.status != 200:
+                raise OSError(said.decode(errors="replace"))
+            return json.loads(said)
+
+    def turn(self, tokens: list[int]) -> tuple[float, int]:
+        """Milliseconds to the first token, and how many tokens came from the cache."""
+        began = time.perf_counter()
+        said = self.ask("POST", "/completion", {
+            "prompt": tokens, "n_predict": 1, "temperature": 0, "cache_prompt": True,
+        })  # fmt: skip
+        return 1e3 * (time.perf_counter() - began), int(said["timings"]["cache_n"])
+
+    def slot_file(self, action: str) -> None:
+        self.ask("POST", f"/slots/0?action={action}", {"filename": "slot.bin"})
+
+    @property
+    def rss(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[float]]:
+        """Waits of other requests meanwhile; the longest counts."""
+        waits, over = [0.0], threading.Event()
+
+        def look() -> None:
+            while not over.is_set():
+                began = time.perf_counter()
+                with contextlib.suppress(OSError):
+                    self.ask("GET", "/slots")
+                waits.append(1e3 * (time.perf_counter() - began))
+                over.wait(0.002)
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            yield waits
+        finally:
+            over.set()
+            watcher.join()
+
+
+class Bench:
+    def __init__(self, given: argparse.Namespace, model: Path, tokens: int, folder: Path) -> None:
+        self._given, self._model, self._folder = given, model, folder
+        self._ram = Path("/dev/shm") / f"{folder.name}-blocks"
+        rng = random.Random(tokens)
+        self.first = [rng.randrange(5, 90) for _ in range(tokens)]
+        self.second = [*self.first, *(rng.randrange(5, 90) for _ in range(TAIL))]
+        self.other = [*(rng.randrange(90, 99) for _ in range(8))]
+
+    def close(self) -> None:
+        shutil.rmtree(self._ram, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def server(self, cache_mib: int = 0, socket: str = "") -> Iterator[Server]:
+        program = self._given.program if socket else self._given.stock
+        port = free_address().port
+        options = ["-c", str(len(self.second) + 256), "-np", "1", "-t", str(self._given.threads)]
+        options += ["--slot-save-path", f"{self._folder}/", "--no-webui", "--offline", "-fa", "on"]
+        command = [program, "-m", self._model, "--port", str(port), "--host", "127.0.0.1", *options]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
+        env |= {"LLAMA_ARG_CACHE_RAM": str(cache_mib)}
+        if socket:
+            env |= {"OLLAMA_KV_TIER_ENGINE_SOCKET": socket, "OLLAMA_KV_TIER_GATE": "restore"}
+        with (self._folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        server = Server(process, port)
+        try:
+            end = time.monotonic() + 120
+            while True:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    server.ask("GET", "/health")
+                    break
+                if process.poll() is not None or time.monotonic() > end:
+                    raise SystemExit(f"error: no llama-server; read {self._folder}/log")
+                time.sleep(0.1)
+            server.turn(self.other)  # its first request is never measured
+            yield server
+        finally:
+            process.kill()
+            process.wait()
+
+    def go_on(self, server: Server) -> Turn:
+        with server.watched() as waits:
+            milliseconds, cached = server.turn(self.second)
+        return Turn(milliseconds, max(waits), cached, memory=server.rss)
+
+    def resident(self) -> Turn:
+        with self.server() as server:
+            server.turn(self.first)
+            return self.go_on(server)
+
+    def recompute(self) -> Turn:
+        with self.server() as server:
+            return self.go_on(server)
+
+    def slot_file(self) -> Turn:
+        with self.server() as server:
+            server.turn(self.first)
+            server.slot_file("save")
+        with self.server() as server:
+            with server.watched() as waits:
+                began = time.perf_counter()
+                server.slot_file("restore")
+                restored = 1e3 * (time.perf_counter() - began)
+            turn = self.go_on(server)
+            with server.watched() as saving:
+                server.slot_file("save")
+        written = (self._folder / "slot.bin").stat().st_size
+        blocked = max(turn.blocked, *waits)
+        first = restored + turn.first_token
+        return replace(
+            turn, first_token=first, blocked=blocked, saving_blocked=max(saving), written=written
+        )
+
+    def cache_ram(self) -> Turn:
+        with self.server(cache_mib=65536) as server:
+            server.turn(self.first)
+            with server.watched() as saving:
+                server.turn(self.other)  # the slot is swapped out
+            return replace(self.go_on(server), saving_blocked=max(saving))
+
+    def ours(self, *, cold: bool) -> Turn:
+        kept = self._folder / "kept"
+        with self._sidecar(kept) as socket:
+            self._store(socket)
+            if not cold:
+                return self._ours(socket)
+        drop_pages(kept)
+        shutil.rmtree(self._ram, ignore_errors=True)
+        with self._sidecar(kept) as socket:
+            return self._ours(socket)
+
+    def _store(self, socket: str) -> None:
+        with self.server(socket=f"{socket}.engine") as server:
+            server.turn(self.first)
+            settle(socket)
+
+    def _ours(self, socket: str) -> Turn:
+        with self.server(socket=f"{socket}.engine") as server:
+            before = written(socket)
+            turn = self.go_on(server)
+            with server.watched() as saving:
+                settle(socket, before)
+            ram = sum(tier.used_bytes for tier in stat(socket).tiers[:1])
+            new = written(socket) - before
+        return replace(turn, saving_blocked=max(saving), written=new, memory=turn.memory + ram)
+
+    @contextlib.contextmanager
+    def _sidecar(self, kept: Path) -> Iterator[str]:
+        options = ["--ram-dir", str(self._ram), "--ram-gb", "4"]
+        options += ["--local", str(kept), "--local-gb", "8"]
+        with sidecar(options, "tail_seconds = 0\nmin_free_percent = 0") as (_, _, socket):
+            yield socket
+
+
+def stat(socket: str) -> Any:
+    answer = ask(Path(socket))
+    if answer is None:
+        raise SystemExit("error: the sidecar does not answer")
+    return answer
+
+
+def written(socket: str) -> int:
+    return int(stat(socket).put_bytes)
+
+
+def settle(socket: str, before: int = -1) -> None:
+    """Until nothing has been stored for a second."""
+    last, since = before, time.monotonic()
+    while time.monotonic() < since + 1:
+        if (now := written(socket)) != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def drop_pages(folder: Path) -> None:
+    for path in folder.rglob("*.kvb"):
+        opened = os.open(path, os.O_RDONLY)
+        os.fsync(opened)
+        os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(opened)
+
+
+WAYS: dict[str, Callable[[Bench], Turn]] = {
+    "rows still in the slot": Bench.resident,
+    "computed anew (baseline)": Bench.recompute,
+    "a file of the slot": Bench.slot_file,
+    "the server's own cache (`--cache-ram`)": Bench.cache_ram,
+    "ours, in memory": lambda bench: bench.ours(cold=False),
+    "ours, on a cold disk": lambda bench: bench.ours(cold=True),
+}
+
+
+def table(given: argparse.Namespace, model: Path, tokens: int) -> Iterator[str]:
+    turns: dict[str, list[Turn]] = {name: [] for name in WAYS}
+    for _ in range(given.rounds):
+        for name, way in WAYS.items():
+            with tempfile.TemporaryDirectory(dir=given.disk) as folder:
+                bench = Bench(given, model, tokens, Path(folder))
+                with contextlib.closing(bench):
+                    turns[name].append(way(bench))
+            print(tokens, name, turns[name][-1], file=sys.stderr, flush=True)
+    base = statistics.median(turn.first_token for turn in turns["computed anew (baseline)"])
+    for name, found in turns.items():
+        middle = {
+            key: statistics.median(getattr(turn, key) for turn in found)
+            for key in ("first_token", "blocked", "saving_blocked", "written", "memory", "cached")
+        }
+        yield (
+            f"| {tokens:,} | {name} | {middle['cached']:,.0f} | {middle['first_token']:,.0f} | "
+            f"{base / middle['first_token']:.1f} | {middle['blocked']:,.0f} | "
+            f"{middle['saving_blocked']:,.0f} | {middle['written'] / MIB:,.1f} | "
+            f"{middle['memory'] / MIB:,.0f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", type=Path, required=True)
+    parser.add_argument("--stock", type=Path, required=True)
+    parser.add_argument("--shape", default="llama-3.2-1b")
+    parser.add_argument("--tokens", default="4096,16384")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--disk", type=Path, help="where files go; default: as for all programs")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    began = begin()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.gguf"
+        make_model(make_shape(given.shape), model)
+        rows = [row for count in given.tokens.split(",") for row in table(given, model, int(count))]
+    lines = [
+        "# llama-server: a conversation goes on after its slot was lost",
+        "",
+        *this_machine(began).lines("llama-server"),
+        f"- Command: `{shlex.join(['scripts/measure_llama_server.py', *sys.argv[1:]])}`",
+        "",
+        f"Medians of {given.rounds} rounds in turns, model {given.shape}, {given.threads} threads, "
+        f"one slot. A prompt of so many tokens was computed; then it and {TAIL} more are sent. "
+        "Gain is against computing all of it anew. Blocked is the longest that another request "
+        "waited for the main loop: until the first token, and while the turn was saved "
+        "afterwards. Written is what this turn's saving wrote; a file of the slot is written "
+        "whole each turn and has no checksum, ours are checked. Memory is the server's, with "
+        "the prompt in it, and for ours what the sidecar keeps in memory.",
+        "",
+        "| tokens | the rows come from | cached | first token, ms | gain | blocked, ms | "
+        "blocked by saving, ms | written, MiB | memory, MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
