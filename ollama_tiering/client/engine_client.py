@@ -27,19 +27,34 @@ class EngineRefused(ServiceError):
         self.code = failed.code
 
 
+def ask_version(path: Path | str, *, timeout_seconds: float = 10.0) -> None:
+    """EngineRefused, code VERSION, where another version is spoken there; ServiceError where nobody
+    answers. The sidecar keeps nothing of it.
+    """
+    EngineClient(path, None, timeout_seconds=timeout_seconds).close()
+
+
 class EngineClient(Closing):
     """Connects and says hello. ServiceError where nobody answers, or the answer is a refusal. Of an
-    engine that is not tiered the sidecar hears why; it has nothing to ask for.
+    engine that is not tiered the sidecar hears why; it has nothing to ask for. Without a hello only
+    the version is asked for.
     """
 
-    def __init__(self, path: Path | str, hello: m.Hello, *, timeout_seconds: float = 10.0) -> None:
+    def __init__(
+        self, path: Path | str, hello: m.Hello | None, *, timeout_seconds: float = 10.0
+    ) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(timeout_seconds)
         try:
             self._socket.connect(str(path))
-            wanted = Kind.DONE if hello.unsupported else Kind.WELCOME
-            answer = self._ask(Kind.HELLO, hello.pack(), wanted)
-            self.welcome = None if hello.unsupported else m.Welcome.unpack(answer)
+            self.welcome: m.Welcome | None = None
+            if hello is None:
+                self._ask(Kind.HELLO, m.QUESTION, Kind.DONE)
+            elif hello.unsupported:
+                self._ask(Kind.HELLO, hello.pack(), Kind.DONE)
+            else:
+                answer = self._ask(Kind.HELLO, hello.pack(), Kind.WELCOME)
+                self.welcome = m.Welcome.unpack(answer)
         except BaseException:
             self._socket.close()
             raise

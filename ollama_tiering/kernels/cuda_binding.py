@@ -44,6 +44,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pa_cuda_plan_destroy": (None, [_ADDRESS]),
     "pa_cuda_splits": (_INT, [_ADDRESS, _INT, _INT, _INT]),
     "pa_cuda_decode_rows": (_STATUS, [_ADDRESS, _INT]),
+    "pa_cuda_split_cells": (_STATUS, [_ADDRESS, _INT]),
     "pa_cuda_prepare": (_STATUS, [_ADDRESS, ctypes.POINTER(PaMask), _INT, _ADDRESS]),
     "pa_cuda_attend": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs), _INT, _INT, _INT, _ADDRESS]),
     "pa_cuda_check_pages": (_STATUS, [_ADDRESS, ctypes.POINTER(PaArgs)]),

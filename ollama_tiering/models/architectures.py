@@ -24,7 +24,7 @@ class Architecture:
     grown: float = 0.5  # the mean square that each layer adds to the residual stream, about
     full_every: int = 0  # every N-th layer has no sliding window, and the file says which
     long_rope: bool = False  # two tables of factors, for short and for long contexts
-    keys: Mapping[str, int | float] = field(default_factory=dict)
+    keys: Mapping[str, int | float | list[int]] = field(default_factory=dict)
 
 
 ARCHITECTURES = {
@@ -37,6 +37,9 @@ ARCHITECTURES = {
         keys={"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.0625},
     ),
     "qwen2": Architecture(biases=True),
+    "qwen2vl": Architecture(  # of a head of 64
+        biases=True, keys={"rope.dimension_sections": [12, 10, 10, 0]},
+    ),
     "phi3": Architecture(
         fused=True, long_rope=True,
         keys={"rope.scaling.original_context_length": 1024, "rope.scaling.attn_factor": 1.19},

@@ -64,7 +64,8 @@ def _plain(shape: ModelShape, layer: int) -> list[Tensor]:
         vector("attn_norm", shape.embd),
         matrix(shape.dtype, "attn_q", shape.heads * shape.key_dim, shape.embd),
     ]
-    if shape.arch == "deepseek2":  # one row for all heads, from which K and V of each are made
+    # One row for all heads, from which K and V of each are made.
+    if shape.arch == "deepseek2" and not shape.latent_cache:
         plain = shape.dtype if shape.dtype in ("f32", "f16", "bf16") else "f16"  # rows are short
         out += [
             matrix(shape.dtype, "attn_kv_a_mqa", shape.latent + shape.rope_dim, shape.embd),
@@ -72,7 +73,7 @@ def _plain(shape: ModelShape, layer: int) -> list[Tensor]:
             Tensor("attn_kv_b.weight", (2 * kv_dim, shape.latent), plain),
         ]
     elif shape.latent:  # the product with K's matrix is done to the query, V's to the answer
-        nope = shape.head_dim - shape.rope_dim
+        nope = (shape.key_dim if shape.latent_cache else shape.head_dim) - shape.rope_dim
         plain = shape.dtype if shape.dtype in ("f32", "f16", "bf16") else "f16"  # rows are short
         out += [
             matrix(shape.dtype, "attn_kv_a_mqa", shape.latent + shape.rope_dim, shape.embd),

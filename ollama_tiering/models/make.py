@@ -40,7 +40,8 @@ UNLIKELY = 60.0  # minus this in channel 0 of the output row of a token that sho
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}  # enum llama_ftype
 _PRE = {"qwen3": "qwen2", "llama": "llama-bpe", "gemma3": "default", "gptoss": "gpt-4o",
-        "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2", "qwen35": "qwen2",
+        "mistral3": "tekken", "glm4moelite": "glm4", "qwen3vl": "qwen2", "qwen2vl": "qwen2",
+        "qwen35": "qwen2",
         "deepseek2": "deepseek-v3", "gemma4": "gemma4"}  # fmt: skip
 
 Progress = Callable[[Tensor], None]
@@ -117,8 +118,17 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, name: str) -> None
     writer.add_feed_forward_length(ffn if "F" in kinds else shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(kv_heads if shape.hybrid else shape.kv_heads)
-    writer.add_key_length(shape.key_dim)
-    writer.add_value_length(shape.value_dim)
+    if shape.latent_cache:  # as llama.cpp's converter writes it since April 2025
+        writer.add_key_length(shape.latent + shape.rope_dim)
+        writer.add_value_length(shape.latent)
+        writer.add_key_length_mla(shape.key_dim)
+        writer.add_value_length_mla(shape.value_dim)
+        writer.add_q_lora_rank(0)
+        writer.add_expert_feed_forward_length(shape.ffn)  # asked for, though there are none
+        writer.add_expert_shared_count(1)
+    else:
+        writer.add_key_length(shape.key_dim)
+        writer.add_value_length(shape.value_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.rope_dim)

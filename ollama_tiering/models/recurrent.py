@@ -63,7 +63,7 @@ def small(arch: str, embd: int) -> dict[str, tuple[int, ...]]:
     convolution = {"ssm_conv1d.weight": (_CHANNELS, _KERNEL[arch])}
     if arch == "qwen35":
         return convolution | {
-            "ssm_dt": (_HEADS,),
+            "ssm_dt": (_HEADS,),  # llama.cpp wants ssm_dt.bias, Ollama knows that from v0.17.5 on
             "ssm_a": (_HEADS,),
             "ssm_norm.weight": (_STATE,),
         }
@@ -101,6 +101,8 @@ def keys(arch: str, rope_dim: int) -> Mapping[str, int | float | list[int]]:
             **_SSM,
             "full_attention_interval": len(LAYOUTS[arch]),
             "rope.mrope_section": sections,
+            "rope.dimension_sections": [*sections, 0],  # the same for llama.cpp
             "rope.mrope_interleaved": True,
         }
-    return _SSM if arch in LAYOUTS else {}
+    # llama.cpp asks for an epsilon of a norm that nothing uses here.
+    return {**_SSM, "attention.layer_norm_epsilon": 1e-5} if arch in LAYOUTS else {}

@@ -42,6 +42,7 @@ class ModelShape:
     experts: int = 0
     images: bool = False  # a vision tower is in the file
     latent: int = 0  # of multi-head latent attention: the width of a row that all heads share
+    latent_cache: bool = False  # of a deepseek2: the cache has that row alone, no K or V of heads
 
     @property
     def rope_dim(self) -> int:
@@ -88,6 +89,8 @@ class ModelShape:
         row = self.kv_heads * (self.key_dim + self.head_dim)
         if self.latent and self.arch != "deepseek2":
             row = self.rope_dim + 2 * self.latent
+        if self.latent_cache:
+            row = self.rope_dim + self.latent
         return [self.kind(layer) for layer in range(self.layers)].count("A") * row * 2
 
     @property
@@ -112,7 +115,9 @@ class ModelShape:
         for layer in range(self.layers):
             blk = f"blk.{layer}."
             out += [replace(one, name=blk + one.name) for one in blocks.block(self, layer)]
-        out.append(vector("output_norm", self.embd))
+        # llama.cpp knows the last norm of an lfm2 by this name only.
+        last = "token_embd_norm" if self.arch == "lfm2" else "output_norm"
+        out.append(vector(last, self.embd))
         if not self.own.tied:
             out.append(matrix(self.dtype, "output", VOCAB_SIZE, self.embd, more_bits=True))
         if self.own.long_rope:
@@ -175,6 +180,8 @@ SHAPES = {
                    window=1024),
         ModelShape("llama-tiny", "llama", 4, 256, 4, 2, 64, 768, 32768, "f16", 5e5, 1e-5,
                    "llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        ModelShape("kv-wide", "llama", 8, 256, 16, 16, 128, 256, 32768, "f16", 5e5, 1e-5,
+                   "64 KiB of K/V for each token, and little else to compute"),
         ModelShape("gemma3-tiny", "gemma3", 6, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
                    "window of 128 in 5 of 6 layers; Go engine", window=128),
         ModelShape("gptoss-tiny", "gptoss", 4, 256, 4, 2, 64, 256, 131072, "f16", 1.5e5, 1e-5,
@@ -209,6 +216,9 @@ SHAPES |= {
                    "chunks of 512 in 3 of 4 layers; Go engine"),
         ModelShape("deepseek2-tiny", "deepseek2", 4, 256, 4, 4, 64, 768, 32768, "f16", 1e4, 1e-6,
                    "heads of K longer than those of V; Go engine", latent=64),
+        ModelShape("mla-tiny", "deepseek2", 4, 256, 4, 1, 64, 768, 32768, "f16", 1e4, 1e-6,
+                   "multi-head latent attention: K and V share rows; llama-server",
+                   latent=64, latent_cache=True),
     )
 }  # fmt: skip
 
@@ -221,6 +231,9 @@ SHAPES |= {
                    "window of 128 in 3 of 4 layers; llama.cpp runner", window=128),
         ModelShape("qwen2-tiny", "qwen2", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
                    "biases; llama.cpp runner, or the Go engine with OLLAMA_NEW_ENGINE=1"),
+        ModelShape("qwen2vl-tiny", "qwen2vl", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e6, 1e-6,
+                   "the text half of a model with images, positions of several dimensions; "
+                   "llama-server"),
         # Not phi3: of models called so llama.cpp wants a token </s>.
         ModelShape("phi-tiny", "phi3", 4, 256, 4, 2, 64, 768, 32768, "f16", 1e4, 1e-5,
                    "LongRoPE from 1024 tokens on; llama.cpp runner"),

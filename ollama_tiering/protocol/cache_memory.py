@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 def words(memory: pb.CacheMemory) -> str:
     """Empty for a model without K/V, and for a runner that does not say."""
+    pinned = "paged, in pinned memory of the system"
+    if memory.mirrored_bytes:
+        pinned += f" ({format_size(memory.mirrored_bytes)} of it in GPU memory as well)"
     places = (
         (memory.device_layers, memory.device_bytes, "in GPU memory"),
-        (memory.pinned_layers, memory.pinned_bytes, "paged, in pinned memory of the system"),
+        (memory.pinned_layers, memory.pinned_bytes, pinned),
         (memory.host_layers, memory.host_bytes, "in the CPU's memory, which computes them"),
     )
     said = [
@@ -37,6 +40,7 @@ def document(runner: pb.RunnerReport) -> dict[str, Any] | None:
         "device_bytes": memory.device_bytes,
         "pinned_layers": memory.pinned_layers,
         "pinned_bytes": memory.pinned_bytes,
+        "mirrored_bytes": memory.mirrored_bytes,
         "host_layers": memory.host_layers,
         "host_bytes": memory.host_bytes,
         "paging_asked": memory.paging_asked,

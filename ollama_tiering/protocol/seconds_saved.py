@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 _MINUTE, _HOUR = 60, 3600
+_SEEN_SECONDS = 0.005  # less is shown as 0.00 s
 
 
 class Use(Protocol):
@@ -63,7 +64,7 @@ class Saved:
         seconds = self.seconds
         if seconds is None:
             return f"saved: not measured yet ({self.unmeasured_tokens:,} tokens restored)"
-        if not self.restored_tokens and not self.restore_seconds:
+        if not self.restored_tokens and self.restore_seconds < _SEEN_SECONDS:
             return "saved: nothing restored yet"
         said = (
             f"saved {duration(seconds)}: {self.restored_tokens:,} tokens restored in "

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 REFRESH_SECONDS: Final = 5.0  # between two looks at the manifests
 _LEAST_SECONDS: Final = 0.5  # ... also if a model appears whose name is not known
 _DAY_SECONDS: Final = 86400.0
+_FILE: Final = ".gguf"
 
 
 class RuleBook:
@@ -118,7 +119,9 @@ class RuleBook:
             self._warn(f"names of models are not all known: {names.unread}")
         known = names.all()
         for rule in self._rules:
-            if rule.glob.startswith(("sha256-", EVERY)) or any(map(rule.matches, known)):
+            if rule.glob.startswith(("sha256-", EVERY)) or _FILE in rule.glob:
+                continue  # the name of a file that plain llama-server may be given
+            if any(map(rule.matches, known)):
                 continue
             like = did_you_mean(rule.pattern, {*known, *(n.rpartition(":")[0] for n in known)})
             self._warn(f"no model here has a name that fits the rule {rule}{like}")

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.key import prefix_chain as prefix_chain
     from ollama_tiering.store.block.key import tokens_to_bytes as tokens_to_bytes
     from ollama_tiering.store.block.key import window_end_extra as window_end_extra
+    from ollama_tiering.store.block.key import window_extra as window_extra
     from ollama_tiering.store.block.pb import block_store_pb2 as block_store_pb2
     from ollama_tiering.store.books.matching import MAX_ATTACHED as MAX_ATTACHED
     from ollama_tiering.store.books.report import AttachedBlock as AttachedBlock
@@ -99,7 +100,7 @@ else:
         "block.key": (
             "BlockExtra BlockKey DEFAULT_BLOCK_TOKENS DIGEST_BYTES LayerSpec Namespace "
             "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex prefix_chain "
-            "tokens_to_bytes window_end_extra"
+            "tokens_to_bytes window_end_extra window_extra"
         ),
         "block.pb.block_store_pb2": "block_store_pb2",
         "block.planes": "planes",

@@ -188,6 +188,10 @@ class TieredStore:
         """As `lease`, for a caller that takes each block when it is ready."""
         return self._leaser.begin(namespace, keys)
 
+    def renew(self, lease_id: int) -> bool:
+        """A lease lasts as long again, from now on. False when it has ended already."""
+        return self._leaser.renew(lease_id)
+
     def release(self, lease_id: int) -> None:
         """Ends a lease. A lease that has ended already is no error."""
         self._leaser.release(lease_id)

@@ -62,14 +62,17 @@ class FakeEngine:
         self.client.close()
 
     def store(
-        self, tokens: Sequence[int], states: dict[int, bytes] | None = None
+        self,
+        tokens: Sequence[int],
+        states: dict[int, bytes] | None = None,
+        windows: Sequence[int] = (),
     ) -> tuple[list[m.EngineReserved], list[str]]:
         """All that is missing; the files that were filled, and why some are not stored."""
         offers = tuple(m.StateOffer(n, len(data)) for n, data in (states or {}).items())
         files: list[m.EngineReserved] = []
         reasons: list[str] = []
         while True:
-            request = m.Plan(tokens_to_bytes(tokens), states=offers)
+            request = m.Plan(tokens_to_bytes(tokens), 0, (), offers, tuple(windows))
             planned = self.client.plan(request)
             filled = tuple(self.fill(one, tokens, states or {}) for one in planned.files)
             files += planned.files
@@ -105,7 +108,12 @@ class FakeEngine:
         covered = options.get("start", 0) // 64 * 64
         for number, file in enumerate(found.files):
             segments = self.read(number, file)
-            if file.rows:
+            if file.kind == m.FileKind.WINDOW:
+                whole = b"".join(segments)
+                rows = min(file.first_position + file.rows, found.rows) - file.first_position
+                size = rows * self.hello.window_row_bytes
+                assert whole[:size] == self._window(tokens, file.first_position, rows)
+            elif file.rows:
                 assert file.first_position == covered
                 covered += file.used
                 for plane, segment in enumerate(segments):
@@ -125,7 +133,8 @@ class FakeEngine:
             assert info.st_uid == os.geteuid()
             assert not info.st_mode & 0o022
             assert info.st_size == file.file_bytes
-            sizes = [file.rows * ROW_BYTES] * self.planes if file.rows else parts(file.used)
+            rows = file.kind == m.FileKind.ROWS
+            sizes = [file.rows * ROW_BYTES] * self.planes if rows else parts(file.used)
             offset = file.payload_offset
             segments = []
             wanted = struct.unpack(f"<{len(sizes)}I", file.crcs)
@@ -142,11 +151,23 @@ class FakeEngine:
         self, file: m.EngineReserved, tokens: Sequence[int], states: dict[int, bytes]
     ) -> list[bytes]:
         first, rows = file.first_position, file.rows
-        if rows:
+        if file.kind == m.FileKind.WINDOW:
+            data = self._window(tokens, first, rows)
+        elif rows:
             return [self._rows(plane, tokens, first, rows) for plane in range(self.planes)]
-        data = states[first]
+        else:
+            data = states[first]
         starts = range(0, len(data), STATE_PART_BYTES)
         return [data[start : start + STATE_PART_BYTES] for start in starts]
+
+    def _window(self, tokens: Sequence[int], first: int, count: int) -> bytes:
+        """Made like rows, of another plane."""
+        row = self.hello.window_row_bytes
+        assert row % ROW_BYTES == 0
+        rows = self._rows(255, tokens, first, count)
+        return b"".join(
+            rows[at : at + ROW_BYTES] * (row // ROW_BYTES) for at in range(0, len(rows), ROW_BYTES)
+        )
 
     def _rows(self, plane: int, tokens: Sequence[int], first: int, count: int) -> bytes:
         """Each depends on every token up to it."""

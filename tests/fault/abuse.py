@@ -39,6 +39,13 @@ class Watched:
     def more_descriptors(self) -> int:
         return int(self._process.num_fds()) - self._descriptors
 
+    def wait_for_descriptors(self, most: int, seconds: float = 10.0) -> None:
+        """Waits: the sidecar looks at connections that never call once a second."""
+        end = time.monotonic() + seconds
+        while self.more_descriptors > most:
+            assert time.monotonic() < end, f"{self.more_descriptors} more descriptors"
+            time.sleep(0.02)
+
     def lines(self, text: str) -> int:
         return sum(text in line for line in self._daemon.lines)
 

@@ -34,6 +34,10 @@ def plausible_hello(rng: random.Random) -> m.Hello:
             },
         )
         said = replace(said, layers=(layer, *said.layers[1:]))
+    if rng.random() < 0.3:
+        row, least, most = rng.choice(((16, 65, 200), tuple(rng.choice(NUMBERS) for _ in range(3))))
+        windows = {"window_row_bytes": row, "window_least": least, "window_most": most}
+        said = replace(said, states=rng.random() < 0.9, **windows)
     if rng.random() < 0.1:
         said = replace(said, fields=(*said.fields, (text(rng), text(rng))))
     if rng.random() < 0.05:
@@ -86,7 +90,11 @@ def plan(rng: random.Random, _: list[int]) -> tuple[Kind, bytes]:
         m.StateOffer(number(rng, 200), rng.choice((1, 5000, 20 << 20, *LONG_NUMBERS)))
         for _ in range(rng.choice((0, 0, 1, 2, 70)))
     )
-    return Kind.PLAN, m.Plan(tokens(rng), number(rng, 4), extras(rng), offers).pack()
+    windows = tuple(
+        rng.choice((0, 64, 128, 192, rng.choice(NUMBERS)))
+        for _ in range(rng.choice((0, 0, 2, 5000)))
+    )
+    return Kind.PLAN, m.Plan(tokens(rng), number(rng, 4), extras(rng), offers, windows).pack()
 
 
 def commit(rng: random.Random, ids: list[int]) -> tuple[Kind, bytes]:

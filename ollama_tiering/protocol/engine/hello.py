@@ -12,6 +12,7 @@ NAMESPACE_BYTES: Final = 32
 MAX_FIELDS: Final = 64
 MAX_LAYERS: Final = 4096
 _LAYER_BYTES: Final = 29
+QUESTION: Final = MAGIC + VERSION.to_bytes(4, "little")  # whether that version is spoken
 
 
 class GateMode(IntEnum):
@@ -62,6 +63,9 @@ class Hello:
     gate: GateMode = GateMode.MEASURED
     min_tokens: int = 0  # fewer are not looked up; 0: as the sidecar's settings say
     unsupported: str = ""
+    window_row_bytes: int = 0  # of a position, in all layers that keep only the last rows; 0: none
+    window_least: int = 0  # rows before a position without which the engine does not resume there
+    window_most: int = 0  # that it keeps
     version: int = VERSION
 
     def pack(self) -> bytes:
@@ -73,7 +77,7 @@ class Hello:
         out.u32(len(self.layers))
         for layer in self.layers:
             layer.pack(out)
-        return out.body()
+        return out.u32(self.window_row_bytes).u32(self.window_least).u32(self.window_most).body()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -89,10 +93,11 @@ class Hello:
         unsupported, k_dtype, v_dtype = body.text(), body.text(), body.text()
         fields = tuple((body.text(), body.text()) for _ in range(body.count(4, MAX_FIELDS)))
         layers = tuple(Layer.unpack(body) for _ in range(body.count(_LAYER_BYTES, MAX_LAYERS)))
+        windows = body.u32(), body.u32(), body.u32()
         body.end()
         return cls(
             *(fields, layers, k_dtype, v_dtype, bool(states), GateMode(gate), min_tokens),
-            unsupported,
+            *(unsupported, *windows),
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from ollama_tiering.protocol.engine.hello import GateMode, Hello, Layer, Welcome
+from ollama_tiering.protocol.engine.hello import QUESTION, GateMode, Hello, Layer, Welcome
 from ollama_tiering.protocol.engine.reading import (
     Damaged,
     EngineExtra,
@@ -19,7 +19,7 @@ from ollama_tiering.protocol.engine.reading import (
     File,
     Matched,
 )
-from ollama_tiering.protocol.engine.wire import Malformed, Reader, Writer
+from ollama_tiering.protocol.engine.wire import FileKind, Malformed, Reader, Writer
 from ollama_tiering.protocol.engine.writing import (
     Commit,
     Committed,
@@ -32,6 +32,7 @@ from ollama_tiering.protocol.engine.writing import (
 )
 
 __all__ = [
+    "QUESTION",
     "Commit",
     "Committed",
     "Damaged",
@@ -45,6 +46,7 @@ __all__ = [
     "EngineReserved",
     "Failed",
     "File",
+    "FileKind",
     "GateMode",
     "Hello",
     "Kind",

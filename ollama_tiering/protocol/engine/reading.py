@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
-from ollama_tiering.protocol.engine.wire import Reader, Writer
+from ollama_tiering.protocol.engine.wire import FileKind, Malformed, Reader, Writer
 
 EXTRA_BYTES: Final = 32
 MAX_EXTRAS: Final = 1024
@@ -57,22 +57,26 @@ class EngineMatch:
 
 
 class File(NamedTuple):  # made by the hundred in every look-up, so no dataclass
-    """A file that the sidecar names, with what is in it: rows of a block, or a state."""
+    """A file that the sidecar names, with what is in it: rows of a block, a state, or a window."""
 
     path: str
     file_bytes: int
     payload_offset: int  # the first segment begins here, each further one at the next page
     first_position: int  # of a state: how many tokens were computed when it was made
-    rows: int  # that every segment has; of a state 0
-    used: int  # of them, that the prompt wants; of a state its bytes
+    rows: int  # of the block; of a state 0
+    used: int  # of them, that the prompt wants; of a state or a window its bytes
     tier: int  # 1 RAM, 2 local disk
     crcs: bytes  # CRC-32C of every segment, u32 each
+    kind: int = FileKind.ROWS
 
     @classmethod
     def unpack(cls, body: Reader) -> Self:
         path = body.path()
         *numbers, crcs = _FILE.unpack(body.take(_FILE.size))
-        return cls._make((path, *numbers, body.take(4 * crcs)))
+        read = path, *numbers, body.take(4 * crcs), body.u8()
+        if read[-1] not in list(FileKind):
+            raise Malformed(f"{read[-1]} is no kind of a file")
+        return cls._make(read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,10 @@ class Matched:
     def pack(self) -> bytes:
         out = Writer().u32(self.rows).u64(self.lease_id).u8(self.pending).u32(self.expected_ms)
         out.u32(self.reason).u32(self.at).u32(len(self.files))
-        for path, *numbers, crcs in self.files:
+        for path, *numbers, crcs, kind in self.files:
             name = path.encode(errors="surrogateescape")
             head = _PATH.pack(len(name)) + name
-            out.raw(head + _FILE.pack(*numbers, len(crcs) // 4) + crcs)
+            out.raw(head + _FILE.pack(*numbers, len(crcs) // 4) + crcs + bytes((kind,)))
         return out.body()
 
     @classmethod
@@ -101,7 +105,7 @@ class Matched:
         body = Reader(data)
         rows, lease_id, pending = body.u32(), body.u64(), body.u8()
         expected_ms, reason, at = body.u32(), body.u32(), body.u32()
-        files = tuple(File.unpack(body) for _ in range(body.count(_PATH.size + _FILE.size)))
+        files = tuple(File.unpack(body) for _ in range(body.count(_PATH.size + _FILE.size + 1)))
         body.end()
         return cls(rows, lease_id, bool(pending), expected_ms, reason, at, files)
 

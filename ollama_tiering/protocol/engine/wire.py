@@ -8,19 +8,29 @@ before anything is made of it.
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"KVTENG\r\n"
 HEAD: Final = struct.Struct("<IHH")  # bytes of the body, kind of the message, 0
 MAX_HELLO_BYTES: Final = 256 << 10  # a model of 4,096 layers takes 100 KiB
 MAX_BODY_BYTES: Final = 5 << 20  # a million tokens take 4 MiB
 MAX_REPLY_BYTES: Final = 64 << 20  # checksums of 16,384 blocks with 512 segments each
 
+
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _F64: Final = struct.Struct("<d")
+
+
+class FileKind(IntEnum):
+    """What a file holds."""
+
+    ROWS = 0  # of a block
+    STATE = 1
+    WINDOW = 2  # rows of a block, in the layers that keep only the last ones
 
 
 class Malformed(ValueError):

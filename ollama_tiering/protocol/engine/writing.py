@@ -7,11 +7,12 @@ from enum import IntEnum
 from typing import Final, Self
 
 from ollama_tiering.protocol.engine.reading import EngineExtra, pack_extras, unpack_extras
-from ollama_tiering.protocol.engine.wire import Malformed, Reader, Writer
+from ollama_tiering.protocol.engine.wire import FileKind, Malformed, Reader, Writer
 
 MAX_STATES: Final = 64  # in one plan
+MAX_WINDOWS: Final = 4096  # in one plan
 MAX_COMMITTED: Final = 4096  # files in one commit
-_RESERVED_BYTES: Final = 30  # at least: without its path
+_RESERVED_BYTES: Final = 31  # at least: without its path
 
 
 class EngineOutcome(IntEnum):
@@ -39,6 +40,7 @@ class Plan:
     most_files: int = 0  # 0: as many as the sidecar gives at a time
     extras: tuple[EngineExtra, ...] = ()
     states: tuple[StateOffer, ...] = ()
+    windows: tuple[int, ...] = ()  # first positions of blocks whose rows the engine's windows hold
 
     def pack(self) -> bytes:
         out = Writer().u32(self.most_files).numbers(self.tokens)
@@ -46,6 +48,9 @@ class Plan:
         out.u32(len(self.states))
         for state in self.states:
             out.u32(state.n_tokens).u64(state.state_bytes)
+        out.u32(len(self.windows))
+        for first in self.windows:
+            out.u32(first)
         return out.body()
 
     @classmethod
@@ -56,8 +61,9 @@ class Plan:
         states = tuple(
             StateOffer(body.u32(), body.u64()) for _ in range(body.count(12, MAX_STATES))
         )
+        windows = tuple(body.u32() for _ in range(body.count(4, MAX_WINDOWS)))
         body.end()
-        return cls(tokens, most_files, extras, states)
+        return cls(tokens, most_files, extras, states, windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +76,23 @@ class EngineReserved:
     payload_offset: int
     first_position: int  # of a state: its n_tokens
     rows: int  # of a state 0
+    kind: int = FileKind.ROWS
 
     def pack(self, out: Writer) -> None:
         out.u64(self.reservation_id).path(self.path).u64(self.file_bytes)
-        out.u32(self.payload_offset).u32(self.first_position).u32(self.rows)
+        out.u32(self.payload_offset).u32(self.first_position).u32(self.rows).u8(self.kind)
 
     @classmethod
     def unpack(cls, body: Reader) -> Self:
-        return cls(body.u64(), body.path(), body.u64(), body.u32(), body.u32(), body.u32())
+        read = (body.u64(), body.path(), body.u64(), body.u32(), body.u32(), body.u32(), body.u8())
+        if read[-1] not in list(FileKind):
+            raise Malformed(f"{read[-1]} is no kind of a file")
+        return cls(*read)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The files, first to last; a state after the block that it hangs on."""
+    """The files: blocks, first to last, then windows, then states."""
 
     outcome: EngineOutcome
     reason: str

@@ -150,6 +150,8 @@ class Connection:
         if self._look_ups is None or self._writes is None or self._runner is None:
             if kind != Kind.HELLO:
                 raise InvalidBlock("a connection begins with a hello")
+            if body == m.QUESTION:
+                return Kind.DONE, b""
             return self._hello(m.Hello.unpack(body))
         if kind == Kind.MATCH:
             return Kind.MATCHED, self._look_ups.match(m.EngineMatch.unpack(body)).pack()
@@ -222,6 +224,7 @@ def _failure(error: Exception) -> m.Failed:
     message = error.message if isinstance(error, TieringError) else str(error)
     message = message[:500].encode(errors="replace").decode()  # it may have a path in it
     if isinstance(error, WrongVersion):
+        seldom.warning("version", "engine refused: reason=version message=%s", message)
         return m.Failed(EngineFailure.VERSION, message)
     for kind, code in _CODES:
         if isinstance(error, kind):

@@ -1,11 +1,13 @@
 """What an engine says of itself, as a namespace and as the segments of its blocks. Pure.
 
 The fields are the engine's: only it knows what decides the bits of its rows. How they become a
-namespace is decided here, once for all engines of this socket.
+namespace is decided here, once for all engines of this socket. A salt is a secret: only its digest
+goes into anything that is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ MAX_PAYLOAD_BYTES: Final = 4 << 30  # of a block: 64 MiB for each of its rows
 _MAX_NAME: Final = 128  # characters of a model's or an engine's name
 _MAX_VALUE: Final = 4096
 _MAX_CHILD: Final = 1 << 15
+_MOST_WINDOW_ROWS: Final = 1 << 20
+_MOST_WINDOW_ROW_BYTES: Final = 16 << 20  # 64 of them are the longest file
 _KINDS: Final = ("full", "swa", "chunked")
 _WORDS: Final = ("plain", "sliding window", "chunked")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -37,6 +41,8 @@ _DTYPE: Final = re.compile(r"[a-z0-9_]{1,16}")
 _OWN_FIELDS: Final = ("model", "engine", "adapters", "flash_attention")
 # Rows are stored as they are: what rounds them, and who says which states, is not the engine's.
 _NOT_OFFERED: Final = ("kv", "states")
+_SALT: Final = "salt"
+_SALT_PREFIX: Final = b"kvt-salt-1\x00"  # as in kvtier/config.go
 _PLAIN: Final = str.maketrans(";=", "_:")  # no value can look like another part
 
 
@@ -49,6 +55,9 @@ class Identity:
     shapes: tuple[SegmentShape, ...]  # segments of a block, in their order
     places: tuple[tuple[int, int, int, str, int], ...]  # the same, to be compared
     state_child: int  # the number after those of all caches
+    window_row_bytes: int  # 0: it stores no windows
+    window_least: int
+    window_most: int
     model: str
     engine: str
     caches: str  # in words, for people
@@ -60,6 +69,7 @@ def identity_of(hello: Hello) -> Identity:
     if fields.get("flash_attention") not in ("on", "off"):
         raise InvalidBlock("flash_attention is neither on nor off")
     shapes = _shapes(hello)
+    _check_windows(hello)
     described = Namespace.of(
         model=fields["model"],
         adapters=[fields["adapters"]] if fields.get("adapters") else [],
@@ -76,10 +86,23 @@ def identity_of(hello: Hello) -> Identity:
         shapes=shapes,
         places=tuple((s.child, s.layer, int(s.kind), s.dtype, s.row_bytes) for s in shapes),
         state_child=1 + max(layer.child for layer in hello.layers),
+        window_row_bytes=hello.window_row_bytes,
+        window_least=hello.window_least,
+        window_most=hello.window_most,
         model=fields["model"],
         engine=fields["engine"],
         caches=caches(hello),
     )
+
+
+def _check_windows(hello: Hello) -> None:
+    row_bytes, least, most = hello.window_row_bytes, hello.window_least, hello.window_most
+    if not any((row_bytes, least, most)):
+        return
+    if not hello.states or not 1 <= least <= most <= _MOST_WINDOW_ROWS:
+        raise InvalidBlock("windows of these sizes make no sense, or the engine has no states")
+    if not 1 <= row_bytes <= _MOST_WINDOW_ROW_BYTES:
+        raise InvalidBlock(f"a row of {row_bytes} bytes in all windows is none, or too long")
 
 
 def checked_fields(hello: Hello) -> dict[str, str]:
@@ -90,7 +113,7 @@ def checked_fields(hello: Hello) -> dict[str, str]:
     for name, value in fields.items():
         if not _NAME.fullmatch(name) or name in _NOT_OFFERED:
             raise InvalidBlock(f"{name!r:.80} is no field of an engine")
-        if not value.isprintable() or len(value) > _MAX_VALUE:
+        if not (value.isprintable() or name == _SALT) or len(value) > _MAX_VALUE:
             raise InvalidBlock(f"{name} is too long, or cannot be printed")
     for name in ("model", "engine"):
         if not 1 <= len(fields.get(name, "")) <= _MAX_NAME:
@@ -101,7 +124,11 @@ def checked_fields(hello: Hello) -> dict[str, str]:
 
 
 def caches(hello: Hello) -> str:
-    """In words, as other runners say it: `plain + sliding window (512) f16`."""
+    """In words, as other runners say it: `plain + sliding window (512) f16`. Empty where nothing is
+    said of layers: then the engine says why it is not tiered.
+    """
+    if not hello.layers:
+        return ""
     kinds = dict.fromkeys(
         _WORDS[min(layer.kind, 2)] + (f" ({layer.window})" if layer.window else "")
         for layer in hello.layers
@@ -121,6 +148,8 @@ def _dtypes(hello: Hello) -> str:
 
 def _extra(fields: dict[str, str], *, states: bool) -> str:
     parts = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and value}
+    if _SALT in parts:
+        parts[_SALT] = hashlib.sha256(_SALT_PREFIX + parts[_SALT].encode()).hexdigest()[:32]
     if states:
         parts["states"] = "opaque"
     return ";".join(f"{name}={parts[name].translate(_PLAIN)}" for name in sorted(parts))

@@ -16,6 +16,7 @@ from ollama_tiering.protocol.engine.messages import (
     EngineExtra,
     EngineMatch,
     File,
+    FileKind,
     GateMode,
     Hello,
     Matched,
@@ -53,6 +54,8 @@ class _Wanted(NamedTuple):  # made by the hundred, as File is
     used: int  # rows; of a state 0
     bytes: int
     seconds: float
+    kind: FileKind = FileKind.ROWS
+    rows: int = 0  # of a window
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class _OpenLease:
     have: int
     answer: Matched  # as long as all files are there
     keys: tuple[BlockKey, ...] = ()  # of the files that were named
+    named: Matched | None = None  # the answer that named them
 
 
 class EngineLookUps:
@@ -106,18 +110,15 @@ class EngineLookUps:
         rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
             return _nothing(reason, at)
-        state = None
+        beside: list[_Wanted] = []
         if self._states:
             above = request.have + self._min_tokens - 1
-            state = states.last_state(self._identity, tokens, found, above, rows)
-            if state is None:
+            end, beside = self._resumable(tokens, found, above, rows)
+            if not beside:
                 return _nothing(pb.SHORTFALL_STATE_MISSING, request.have)
-            if state[0] < rows:
-                rows, reason, at = state[0], pb.SHORTFALL_STATE_MISSING, state[0]
-        wanted = _planned(found, request.start, rows)
-        if state is not None:
-            one = state[1]
-            wanted.append(_Wanted(one.key, rows, 0, one.raw_bytes, one.expected_seconds))
+            if end < rows:
+                rows, reason, at = end, pb.SHORTFALL_STATE_MISSING, end
+        wanted = [*_planned(found, request.start, rows), *beside]
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
         if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
@@ -125,6 +126,31 @@ class EngineLookUps:
         expected_ms = min(round(seconds * 1000), _MOST_MS)
         self.expected_seconds = seconds
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
+
+    def _resumable(
+        self, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
+    ) -> tuple[int, list[_Wanted]]:
+        """The greatest position at which the engine can go on, and what it needs beside rows."""
+        identity = self._identity
+        state = states.last_state(identity, tokens, found, above, most)
+        above = max(above, state[0] - 1) if state else above
+        if identity.window_row_bytes and (
+            window := states.last_window(identity, tokens, found, above, most)
+        ):
+            end, pieces = window
+            return end, [
+                _Wanted(
+                    *(one.block.key, one.first, 0, one.block.raw_bytes),
+                    *(one.block.expected_seconds, FileKind.WINDOW, one.rows),
+                )
+                for one in pieces
+            ]
+        if state is None:
+            return 0, []
+        end, block = state
+        return end, [
+            _Wanted(block.key, end, 0, block.raw_bytes, block.expected_seconds, FileKind.STATE)
+        ]
 
     def chain(self, tokens: bytes, extras: Sequence[EngineExtra]) -> list[BlockKey]:
         """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
@@ -137,10 +163,15 @@ class EngineLookUps:
         return list(keys)
 
     def wait(self, lease_id: int) -> Matched:
-        """What a pending answer lacks. InvalidBlock."""
+        """What a pending answer lacks. Where files were named already, the same answer once more,
+        and the lease lasts as long again: nothing, if it is over.
+        """
         lease = self._leases.get(lease_id)
         if lease is None:
-            raise InvalidBlock("no such lease")
+            return _nothing(pb.SHORTFALL_BLOCKS_GONE)
+        if lease.named is not None:
+            renewed = self._store.renew(lease_id)
+            return lease.named if renewed else _nothing(pb.SHORTFALL_BLOCKS_GONE)
         blocks = lease.leasing.wait().blocks
         return self._named(lease, blocks, self._heads.get_all([block.key for block in blocks]))
 
@@ -190,9 +221,9 @@ class EngineLookUps:
                 if known is None:
                     break
                 head = known
-            rows, used = (head.rows, one.used) if one.used else (0, head.used)
-            place = str(block.path), block.file_bytes, head.payload_offset
-            files.append(File(*place, one.first_position, rows, used, int(block.tier), head.crcs))
+            rows, used = (head.rows, one.used) if one.used else (one.rows, head.used)
+            place = str(block.path), block.file_bytes, head.payload_offset, one.first_position
+            files.append(File(*place, rows, used, int(block.tier), head.crcs, int(one.kind)))
         rows, reason, at = answer.rows, answer.reason, answer.at
         if len(files) < len(lease.wanted):
             last = lease.wanted[len(files) - 1] if files and not self._states else None
@@ -201,7 +232,10 @@ class EngineLookUps:
                 self.release(answer.lease_id)
                 return _nothing(reason)
         lease.keys = tuple(one.key for one in lease.wanted[: len(files)])
-        return replace(answer, rows=rows, reason=reason, at=at, pending=False, files=tuple(files))
+        lease.named = replace(
+            answer, rows=rows, reason=reason, at=at, pending=False, files=tuple(files)
+        )
+        return lease.named
 
     def _read(self, block: LeasedBlock) -> tuple[Head | None, int]:
         """What the file says of itself; None and why it cannot be used."""

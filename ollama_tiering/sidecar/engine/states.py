@@ -1,6 +1,9 @@
-"""States: what an engine copies aside at a checkpoint, opaque bytes beside the rows of a prompt.
+"""States and windows: opaque bytes of an engine beside the rows of a prompt.
 
-A state is a window block of one row (docs/format.md): it hangs on the block of the chain that has
+A state is what it copies aside at a checkpoint. A window is the rows of one block in the layers
+that keep only the last ones; with those of enough blocks before a position it resumes there.
+
+Both are window blocks of one row (docs/format.md). A state hangs on the block of the chain that has
 the last token before the checkpoint, and is named by that row. So it is found by the prompt's
 tokens, goes with its conversation, and is evicted, listed, pinned and exported as other window
 blocks are. Its bytes are cut into parts of at most 16 MiB, a segment each.
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from ollama_tiering.protocol.engine.messages import StateOffer
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
@@ -25,6 +28,7 @@ from ollama_tiering.store import (
     block_key,
     plan_block,
     window_end_extra,
+    window_extra,
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock
@@ -34,6 +38,17 @@ MAX_STATE_BYTES: Final = 1 << 30
 DTYPE: Final = "u8"
 
 Found = tuple[int, AttachedBlock]  # how many tokens were computed, and the window block
+
+
+class StatePiece(NamedTuple):
+    """The window of one block."""
+
+    first: int  # position
+    rows: int
+    block: AttachedBlock
+
+
+Window = tuple[int, list[StatePiece]]  # the position that they are for
 
 
 def plan_state(
@@ -47,22 +62,89 @@ def plan_state(
     if not 1 <= offer.n_tokens <= len(tokens) // TOKEN_BYTES:
         raise InvalidBlock(f"{offer.n_tokens} tokens are not within the prompt")
     index, row = divmod(offer.n_tokens - 1, BLOCK_TOKENS)
-    sizes = [PART_BYTES] * (offer.state_bytes // PART_BYTES)
-    if rest := offer.state_bytes % PART_BYTES:
-        sizes.append(rest)
     plan = plan_block(
         namespace=identity.namespace,
         parent=keys[index],
         tokens=_token(tokens, offer.n_tokens),
         first_position=(index + 1) * BLOCK_TOKENS,
-        shapes=[
-            SegmentShape(identity.state_child, part, pb.SEGMENT_KIND_K, DTYPE, size)
-            for part, size in enumerate(sizes)
-        ],
+        shapes=_parts(identity.state_child, offer.state_bytes),
         extras=[window_end_extra(identity.state_child, row)],
         cells=[0],
     )
     return plan, keys[index]
+
+
+def plan_window(
+    identity: Identity, tokens: bytes, first: int, keys: Sequence[BlockKey]
+) -> tuple[BlockPlan, bytes]:
+    """As `plan_state`, of the block that begins at a position. It is named by the block's first
+    token, which a prompt has that goes on with a part of the block, too. InvalidBlock.
+    """
+    rows = min(len(tokens) // TOKEN_BYTES - first, BLOCK_TOKENS)
+    if not identity.window_row_bytes or first % BLOCK_TOKENS or rows < 1:
+        raise InvalidBlock(f"no block with a window begins at {first}")
+    index = first // BLOCK_TOKENS
+    plan = plan_block(
+        namespace=identity.namespace,
+        parent=keys[index],
+        tokens=_token(tokens, first + 1),
+        first_position=first + BLOCK_TOKENS,
+        shapes=_parts(window_child(identity), rows * identity.window_row_bytes),
+        extras=[window_extra(window_child(identity), 0, [rows])],
+        cells=[rows],
+    )
+    return plan, keys[index]
+
+
+def last_window(
+    identity: Identity, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
+) -> Window | None:
+    """The windows before the greatest position, more than `above` and at most `most`, that has
+    enough of them; of those that follow one another as many as the engine keeps.
+    """
+    firsts = list(accumulate((block.rows for block in found), initial=0))
+    run: list[StatePiece] = []
+    end = 0
+    for block, first in reversed(list(zip(found, firsts, strict=False))):
+        one = _window_of(identity, tokens, block, first) if first < most else None
+        if one is None:
+            if run and run[0].first <= max(0, end - identity.window_least):
+                break
+            run = []
+            continue
+        if not run:
+            end = min(first + block.rows, most)
+        if end <= above or end - first > identity.window_most:
+            break
+        run.insert(0, one)
+    if end <= above or not run or run[0].first > max(0, end - identity.window_least):
+        return None
+    return end, run
+
+
+def _window_of(
+    identity: Identity, tokens: bytes, block: MatchedBlock, first: int
+) -> StatePiece | None:
+    if not block.attached:
+        return None
+    extra = window_extra(window_child(identity), 0, [block.block_rows])
+    key = block_key(block.key, _token(tokens, first + 1), [extra])
+    one = next((one for one in block.attached if one.key == key), None)
+    return None if one is None else StatePiece(first, block.block_rows, one)
+
+
+def window_child(identity: Identity) -> int:
+    return identity.state_child + 1
+
+
+def _parts(child: int, count: int) -> list[SegmentShape]:
+    """Of so many bytes."""
+    sizes = [PART_BYTES] * (count // PART_BYTES)
+    if rest := count % PART_BYTES:
+        sizes.append(rest)
+    return [
+        SegmentShape(child, part, pb.SEGMENT_KIND_K, DTYPE, size) for part, size in enumerate(sizes)
+    ]
 
 
 def last_state(
@@ -85,11 +167,15 @@ def last_state(
 
 
 def check_state(identity: Identity, meta: BlockMeta) -> int:
-    """How many bytes the state has. CorruptBlock where the block holds something else."""
+    """How many bytes the state or window has. CorruptBlock where the block holds neither."""
+    child = meta.segments[0].child if meta.segments else 0
+    if identity.window_row_bytes and child == window_child(identity):
+        if identity.window_row_bytes * meta.cells[0] != sum(s.raw_bytes for s in meta.segments):
+            raise CorruptBlock("the block holds a window of other rows")
+    elif child != identity.state_child:
+        raise CorruptBlock("the block holds no state of this engine")
     places = [(s.child, s.layer, s.kind, s.dtype, s.encoded) for s in meta.segments]
-    wanted = [
-        (identity.state_child, part, pb.SEGMENT_KIND_K, DTYPE, False) for part in range(len(places))
-    ]
+    wanted = [(child, part, pb.SEGMENT_KIND_K, DTYPE, False) for part in range(len(places))]
     if meta.rows != 1 or places != wanted:
         raise CorruptBlock("the block holds no state of this engine")
     if any(s.raw_bytes != PART_BYTES for s in meta.segments[:-1]):

@@ -15,13 +15,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.protocol.engine.messages import Commit, Committed, EngineOutcome, Plan, Planned
+from ollama_tiering.protocol.engine.messages import (
+    Commit,
+    Committed,
+    EngineOutcome,
+    FileKind,
+    Plan,
+    Planned,
+)
 from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.runner import EngineRunner
-from ollama_tiering.sidecar.engine.states import plan_state
+from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.store import (
     PIECE_BLOCKS,
     TOKEN_BYTES,
@@ -53,6 +60,7 @@ class _Part:
     first_position: int  # of a state: its n_tokens
     rows: int  # of a state 0
     state_bytes: int = 0
+    kind: FileKind = FileKind.ROWS
 
     @property
     def offer(self) -> BlockOffer:
@@ -120,6 +128,7 @@ class Writes:
                     payload_offset=part.plan.payload_offset,
                     first_position=part.first_position,
                     rows=part.rows,
+                    kind=part.kind,
                 )
             )
         return Planned(outcome, "", tuple(files))
@@ -190,10 +199,28 @@ class Writes:
         blocks = (self._block(keys, index, tokens, extras) for index in missing)
         keys = [*held, *keys[len(held) :]]
         states = (
-            _Part(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0, one.state_bytes)
+            _Part(
+                *(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0),
+                state_bytes=one.state_bytes,
+                kind=FileKind.STATE,
+            )
             for one in request.states
         )
-        return chain(blocks, states)
+        # Of a tail that a longer block covers there is no window: the block's has other rows.
+        covered = len(held) > len(tokens) // _STEP_BYTES
+        whole = len(tokens) // _STEP_BYTES * _STEP_BYTES // TOKEN_BYTES
+        windows = (
+            self._window(tokens, first, keys)
+            for first in request.windows
+            if not (covered and first == whole)
+        )
+        return chain(blocks, windows, states)
+
+    def _window(self, tokens: bytes, first: int, keys: Sequence[BlockKey]) -> _Part:
+        plan, parent = plan_window(self._identity, tokens, first, keys)
+        rows = min(len(tokens) // TOKEN_BYTES - first, BLOCK_TOKENS)
+        size = rows * self._identity.window_row_bytes
+        return _Part(plan, parent, first, rows, size, FileKind.WINDOW)
 
     def _block(
         self, keys: Sequence[BlockKey], index: int, tokens: bytes, extras: Sequence[BlockExtra]

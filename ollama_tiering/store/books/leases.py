@@ -54,6 +54,14 @@ class LeaseTable:
         self._leased_blocks += len(keys)
         return True
 
+    def renew(self, lease_id: int, expires: float) -> bool:
+        """Whether the lease was still open, and is so until then, now."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return False
+        lease.expires = max(lease.expires, expires)
+        return True
+
     def oldest_seconds(self) -> float:
         """Since the oldest open lease was given; 0 when there is none."""
         oldest = next(iter(self._leases.values()), None)

@@ -56,6 +56,12 @@ def used(state: StoreState, records: Sequence[BlockRecord]) -> None:
                 state.admission.used((window,))
 
 
+def renew_lease(state: StoreState, lease_id: int, seconds: float) -> bool:
+    """From now on. False when it is over already."""
+    with state.lock:
+        return state.leases.renew(lease_id, state.clock() + seconds)
+
+
 def close_lease(state: StoreState, lease_id: int) -> list[BlockKey]:
     """What it held, for `end_use`; nothing when it is over already."""
     with state.lock:

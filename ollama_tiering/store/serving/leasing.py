@@ -112,6 +112,10 @@ class Leaser:
         self._count(blocks)
         return Leasing(lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed)
 
+    def renew(self, lease_id: int) -> bool:
+        """It lasts as long again, from now on. False when it is over already."""
+        return lending.renew_lease(self._state, lease_id, self._lease_seconds)
+
     def release(self, lease_id: int) -> None:
         """Ends a lease; one that is over already is fine."""
         state = self._state

@@ -73,6 +73,10 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
     assert values["general.architecture"] == arch
     shape = small(name, dtype="q8_0")
     counts = {"feed_forward_length": 96, "attention.head_count_kv": 1}
+    # With a latent cache that is the length of the row that K and V share.
+    lengths = (shape.key_dim, shape.value_dim)
+    if shape.latent_cache:
+        lengths = (shape.latent + shape.rope_dim, shape.latent)
     for key, value in ({} if shape.hybrid else counts).items():
         assert values[f"{arch}.{key}"] == value
         assert [t.name for t in fields[f"{arch}.{key}"].types] == ["UINT32"]
@@ -81,8 +85,8 @@ def test_metadata_has_every_key_the_loaders_read(tmp_path: Path, name: str) -> N
         "context_length": SHAPES[name].ctx,
         "embedding_length": 64,
         "attention.head_count": 2,
-        "attention.key_length": shape.key_dim,
-        "attention.value_length": shape.value_dim,
+        "attention.key_length": lengths[0],
+        "attention.value_length": lengths[1],
         "rope.dimension_count": shape.rope_dim,
         "rope.freq_base": SHAPES[name].rope_base,
     }.items():
@@ -211,6 +215,13 @@ def test_states_last_and_do_not_grow() -> None:
         ),
         ("llama4-tiny", {"llama4.attention.chunk_size": 512, "llama4.attention.head_dim": 32}),
         ("deepseek2-tiny", {"deepseek2.attention.key_length": 48}),
+        (
+            "mla-tiny",
+            {
+                "deepseek2.attention.key_length_mla": 48,
+                "deepseek2.attention.value_length_mla": 32,
+            },
+        ),
         (
             "lfm2-tiny",
             {"lfm2.attention.head_count_kv": [0, 0, 1, 0, 0], "lfm2.shortconv.l_cache": 3},

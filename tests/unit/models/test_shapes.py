@@ -42,6 +42,7 @@ def test_k_and_v_are_counted_as_the_engine_caches_them() -> None:
     row = 2 * 2 * 64 * 2  # K and V of two heads in f16
     wanted = {"qwen3-tiny": 4 * row, "lfm2-tiny": 2 * row, "qwen35-tiny": row}
     wanted |= {"nemotron-h-tiny": row, "deepseek2-tiny": 4 * 4 * (96 + 64) * 2}
+    wanted |= {"mla-tiny": 4 * (32 + 64) * 2}
     wanted |= {"gemma4-tiny": 2 * row + 2 * 1 * 128 * 2, "glm4moelite-tiny": 4 * (32 + 64 + 64) * 2}
     assert {name: make_shape(name).kv_bytes_per_token for name in wanted} == wanted
 

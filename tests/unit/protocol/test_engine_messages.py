@@ -46,15 +46,22 @@ EXAMPLE: list[tuple[Kind, Any]] = [
     (Kind.RELEASE, m.EngineLease(7)),
     (Kind.DONE, None),
 ]
+WINDOW = m.EngineReserved(9, "/r/a.tmp", 12_288, 4096, 64, 3, m.FileKind.WINDOW)
 OTHERS: list[Any] = [
     m.Hello(
         *(FIELDS, ()),
         *("q8_0", "q4_0", True, m.GateMode.RECOMPUTE, 100, "it has an unknown cache"),
+        *(4096, 1025, 1536),
     ),
     m.EngineMatch(TOKENS, 2, 1, (m.EngineExtra(1, bytes(range(32))),)),
     m.Matched(0, 5, True, 250, 2, 64),
-    m.Plan(TOKENS, 7, (m.EngineExtra(0, bytes(32)),), (m.StateOffer(2, 1 << 30),)),
+    m.Plan(TOKENS, 7, (m.EngineExtra(0, bytes(32)),), (m.StateOffer(2, 1 << 30),), (0, 64)),
+    m.Matched(
+        *(2, 7, False, 0, 0, 0),
+        (m.File("/w", 8, 4096, 0, 3, 9, 1, CRCS, m.FileKind.WINDOW),),
+    ),
     m.Planned(m.EngineOutcome.REFUSED, "a rule says no"),
+    m.Planned(m.EngineOutcome.ALL, "", (WINDOW,)),
     m.Committed(("", "no such reservation")),
     m.Damaged(1 << 60, 3),
     m.EngineFinished(100, 20, 30, 6, 50, 51, 2, 1 << 33, 1.5, 0.25, 0.125, 0.5),
@@ -112,9 +119,11 @@ def test_a_list_that_claims_more_than_there_is_is_malformed_before_it_is_made() 
     [
         (Writer().u32(4097).raw(bytes(4097 * 12)).body(), m.Commit),
         (Writer().u32(0).u32(0).u32(0).u32(65).raw(bytes(65 * 12)).body(), m.Plan),
+        (Writer().raw(bytes(16)).u32(4097).raw(bytes(4 * 4097)).body(), m.Plan),
+        (m.Planned(m.EngineOutcome.ALL, "", (WINDOW,)).pack()[:-1] + b"\3", m.Planned),
         (Writer().raw(HELLO.pack()[:20]).u32(0).raw(b"\0" * 6).body(), m.Hello),
     ],
-    ids=["files of a commit", "states of a plan", "a hello cut in the middle"],
+    ids=["commit", "states", "windows", "an unknown kind", "a hello cut in the middle"],
 )
 def test_lists_have_limits_of_their_own(body: bytes, kind: Any) -> None:
     with pytest.raises(Malformed):
@@ -122,8 +131,8 @@ def test_lists_have_limits_of_their_own(body: bytes, kind: Any) -> None:
 
 
 def test_a_hello_of_another_version_is_read_no_further() -> None:
-    body = HELLO.pack()[:8] + struct.pack("<I", 2) + b"whatever comes then"
-    assert m.Hello.unpack(body).version == 2
+    body = HELLO.pack()[:8] + struct.pack("<I", 1) + b"whatever comes then"
+    assert m.Hello.unpack(body).version == 1
     with pytest.raises(Malformed, match="magic"):
         m.Hello.unpack(b"GET / HTTP/1.1\r\n")
 

@@ -77,3 +77,9 @@ def test_nothing_restored_saves_nothing() -> None:
 )
 def test_times_are_said_in_words(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_look_ups_that_found_nothing_and_cost_nothing_visible_are_no_loss() -> None:
+    """Never `saved -0.00 s`."""
+    assert Saved.of([use(0, 0.004, 0, 0.0)]).words() == "saved: nothing restored yet"
+    assert Saved.of([use(0, 0.006, 0, 0.0)]).words().startswith("saved -0.01 s: 0 tokens")

@@ -104,9 +104,12 @@ def test_a_file_that_another_one_has_replaced_is_read_anew(engine: FakeEngine) -
     found = engine.look_up([*tokens, 1])
     path = Path(found.files[0].path)
     data = path.read_bytes()
-    path.chmod(0o600)
-    path.write_bytes(other_rows(data))
-    path.chmod(0o400)
+    other = path.with_suffix(".other")
+    other.write_bytes(other_rows(data))
+    other.chmod(0o400)
+    # In one step, as every writer does it: the sidecar copies this file to the disk meanwhile, and
+    # one that is empty for a moment would be a disk that cannot read, whose tier rests.
+    other.replace(path)
     with pytest.raises(Damage):  # the checksums are still those of the first one
         engine.read(0, found.files[0])
     engine.client.damaged(m.Damaged(found.lease_id, 0))
@@ -247,7 +250,7 @@ def answer_to(daemon: SidecarProcess, sent: bytes) -> m.Failed:
     [
         (b"GET / HTTP/1.1\r\n\r\n", EngineFailure.MALFORMED),
         (frame(Kind.HELLO, b"GET / HTTP/1.1\r\n\r\n"), EngineFailure.MALFORMED),
-        (frame(Kind.HELLO, hello(version=2).pack()), EngineFailure.VERSION),
+        (frame(Kind.HELLO, hello(version=1).pack()), EngineFailure.VERSION),
         (frame(Kind.HELLO, hello(layers=0).pack()), EngineFailure.REFUSED),
         (frame(Kind.MATCH, m.EngineMatch(b"").pack()), EngineFailure.REFUSED),
         (frame(Kind.HELLO, hello().pack()[:-1]), EngineFailure.MALFORMED),
@@ -260,6 +263,24 @@ def test_the_bytes_of_a_stranger_are_answered_and_never_fatal(
 ) -> None:
     assert answer_to(daemon, sent).code is code
     assert "Traceback" not in daemon.log
+
+
+def test_an_engine_of_another_version_is_in_the_log(daemon: SidecarProcess) -> None:
+    assert (
+        "version 1 is not spoken here, but 2"
+        in answer_to(daemon, frame(Kind.HELLO, hello(version=1).pack())).message
+    )
+    assert "engine refused: reason=version message=version 1 is not spoken" in daemon.log
+
+
+def test_a_question_for_the_version_is_answered_and_no_hello(daemon: SidecarProcess) -> None:
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.settimeout(SECONDS)
+        engine.connect(str(engine_socket(daemon.socket)))
+        engine.sendall(frame(Kind.HELLO, m.QUESTION))
+        assert engine.recv(4096) == frame(Kind.DONE, b"")
+        engine.sendall(frame(Kind.MATCH, m.EngineMatch(b"").pack()))  # nobody was welcomed
+        assert frame_head(engine.recv(4096)[: HEAD.size], 4096)[1] == Kind.FAILED
 
 
 def test_an_unknown_request_is_malformed(daemon: SidecarProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_the_namespace_is_the_digest_of_its_description_and_the_order_of_fields_
 
 def test_no_value_can_look_like_another_part() -> None:
     assert extra_of(identity_of(hello(fields={"rope": "b;v=transposed"}))) == "rope=b_v:transposed"
+
+
+def test_of_a_salt_only_its_digest_is_kept_the_one_that_the_patched_server_makes() -> None:
+    identity = identity_of(hello(fields={"salt": "pepper\n"}))
+    digest = hashlib.sha256(b"kvt-salt-1\x00pepper\n").hexdigest()[:32]
+    assert extra_of(identity) == f"salt={digest}"
+    assert "pepper" not in repr(identity)
+    assert extra_of(identity_of(hello(fields={"salt": ""}))) == ""
 
 
 def test_who_resumes_at_checkpoints_has_another_namespace() -> None:
@@ -121,3 +130,4 @@ def test_caches_are_said_as_other_runners_say_them() -> None:
     window = replace(LAYER, child=1, kind=1, window=512)
     assert caches(replace(hello(), layers=(LAYER, window))) == "plain + sliding window (512) f16"
     assert caches(hello(states=True)) == "plain + states f16"
+    assert caches(replace(hello(), layers=())) == ""  # of one that only says why it is not tiered

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,8 +260,34 @@ def test_one_connection_cannot_touch_what_another_holds(daemon: SidecarProcess) 
         lease = first.look_up(tokens).lease_id
         second.client.release(lease)
         daemon.wait(lambda stat: stat.open_leases == 1, "the lease stays", SECONDS)
-        with pytest.raises(EngineRefused):
-            second.client.wait(lease)
+        assert second.client.wait(lease).files == ()
+        assert len(first.client.wait(lease).files) == 3
+
+
+def test_a_lease_lasts_as_long_as_its_engine_asks_again(tmp_path: Path) -> None:
+    """Files that nobody holds make room for others."""
+    tokens, others = prompt(37_000, 64 * 4), [prompt(38_000 + 400 * i, 64 * 4) for i in range(15)]
+    small = {"ram_gb": 0.0005, "local_gb": 0.0005, "settings": {"lease_seconds": 1}}
+    with SidecarProcess(tmp_path, **small) as daemon, FakeEngine(daemon.socket) as engine:
+        engine.store(tokens)
+        found = engine.look_up(tokens)
+        assert len(found.files) == 4
+        began = time.monotonic()
+        while time.monotonic() < began + 2.5:
+            assert engine.client.wait(found.lease_id) == found
+            time.sleep(0.3)
+        _use(engine, others)
+        assert [len(engine.read(i, file)) for i, file in enumerate(found.files)] == [4] * 4
+        time.sleep(1.5)
+        _use(engine, others)
+        assert engine.client.wait(found.lease_id).files == ()
+        assert not any(Path(file.path).exists() for file in found.files)
+
+
+def _use(engine: FakeEngine, prompts: list[list[int]]) -> None:
+    for one in prompts:
+        engine.store(one)
+        engine.restore(one)
 
 
 def test_a_plan_goes_on_behind_what_another_engine_is_writing(daemon: SidecarProcess) -> None:

@@ -179,6 +179,8 @@ def test_a_rule_for_a_name_nobody_has_is_said_with_what_it_may_mean(
 ) -> None:
     desk.name("llama3.2:3b", 1)
     desk.book(ModelRule("lama3.2", store=False), ModelRule("llama3.2", ttl_days=1))
+    desk.book(ModelRule("some*.gguf", store=False))  # of a file that llama-server may be given
+    assert "gguf" not in caplog.text
     assert 'no model here has a name that fits the rule [models."lama3.2"]' in caplog.text
     assert "did you mean 'llama3.2'" in caplog.text
     assert '[models."llama3.2"]' not in caplog.text

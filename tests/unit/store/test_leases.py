@@ -31,3 +31,14 @@ def test_open_leases_are_bounded_even_if_empty(monkeypatch: pytest.MonkeyPatch) 
         table.check_room(0)
     table.close(ids[0])
     table.check_room(0)
+
+
+def test_a_lease_that_is_renewed_lasts_longer_and_never_shorter() -> None:
+    table = LeaseTable(clock=lambda: 0.0)
+    lease = table.open(KEYS, 60.0)
+    assert table.renew(lease, 100.0)
+    assert table.renew(lease, 90.0)
+    assert table.expire(99.0) == []
+    assert table.expire(100.0) == KEYS
+    assert not table.renew(lease, 200.0)
+    assert table.expire(200.0) == []

@@ -482,7 +482,7 @@ class RunnerReport(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., caches: _Optional[str] = ..., to_store: _Optional[int] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ..., last_request: _Optional[_Union[LastRequest, _Mapping[str, object]]] = ..., min_tokens: _Optional[int] = ..., cache_memory: _Optional[_Union[CacheMemory, _Mapping[str, object]]] = ...) -> None: ...
 
 class CacheMemory(_message.Message):
-    __slots__ = ("device_layers", "device_bytes", "pinned_layers", "pinned_bytes", "host_layers", "host_bytes", "paging_asked", "in_turn")
+    __slots__ = ("device_layers", "device_bytes", "pinned_layers", "pinned_bytes", "host_layers", "host_bytes", "paging_asked", "in_turn", "mirrored_bytes")
     DEVICE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +491,7 @@ class CacheMemory(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGING_ASKED_FIELD_NUMBER: _ClassVar[int]
     IN_TURN_FIELD_NUMBER: _ClassVar[int]
+    MIRRORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_layers: int
     device_bytes: int
     pinned_layers: int
@@ -499,7 +500,8 @@ class CacheMemory(_message.Message):
     host_bytes: int
     paging_asked: bool
     in_turn: bool
-    def __init__(self, device_layers: _Optional[int] = ..., device_bytes: _Optional[int] = ..., pinned_layers: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., host_layers: _Optional[int] = ..., host_bytes: _Optional[int] = ..., paging_asked: _Optional[bool] = ..., in_turn: _Optional[bool] = ...) -> None: ...
+    mirrored_bytes: int
+    def __init__(self, device_layers: _Optional[int] = ..., device_bytes: _Optional[int] = ..., pinned_layers: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., host_layers: _Optional[int] = ..., host_bytes: _Optional[int] = ..., paging_asked: _Optional[bool] = ..., in_turn: _Optional[bool] = ..., mirrored_bytes: _Optional[int] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
