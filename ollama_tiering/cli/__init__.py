@@ -25,6 +25,10 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 COMMANDS = {
     "up": ("ollama_tiering.cli.up:up", "Build the patched Ollama if needed, and serve with it."),
+    "llama-server": (
+        "ollama_tiering.cli.llama_server:llama_server",
+        "Serve with llama.cpp's own server, without Ollama.",
+    ),
     "demo": (
         "ollama_tiering.cli.demo:demo",
         "Show on this machine that the KV cache outlives a restart.",

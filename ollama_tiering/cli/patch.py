@@ -5,6 +5,7 @@ subcommand it does all that a build needs.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
 from ollama_tiering.patchset import gomod, gpu_libraries, manifest, stock, tools, upstream
 from ollama_tiering.patchset.binary import ensure_binary, ensure_source, options_of
+from ollama_tiering.patchset.llama_server import built, choose
 from ollama_tiering.patchset.plan import plan as plan_of
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.tree import Tree
@@ -61,6 +63,17 @@ _JOBS = click.option(
     type=click.IntRange(min=1),
     help="How many files to compile at a time.  [default: as many as there are cores]",
 )
+_OLLAMA = click.option(
+    "--ollama",
+    metavar="auto|DIR",
+    help="Patch the installed Ollama (v0.30 or later), in the usual places or in DIR.",
+)
+_LLAMA_SOURCE = click.option(
+    "--llama-source",
+    metavar="PATH|URL",
+    help="llama.cpp for the installed Ollama: a clone, a folder or a tar archive.  "
+    "[default: fetched from GitHub]",
+)
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 _VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Show each command that runs.")
 
@@ -74,7 +87,10 @@ def _options(*options: Callable[..., Any]) -> Decorator:
     return decorate
 
 
-_BUILD = _options(_TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED, _QUIET, _VERBOSE)
+_BUILD = _options(
+    *(_OLLAMA, _LLAMA_SOURCE, _TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED),
+    *(_QUIET, _VERBOSE),
+)
 
 
 @click.group(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)
@@ -85,6 +101,12 @@ def patch(ctx: click.Context, /, **given: Any) -> None:
 
     Without a subcommand, this fetches the source if needed, applies the patch set and builds. The
     last line on stdout is the path of the binary.
+
+    Ollama v0.30 and later run llama-server. Of these the installed one is patched: one library of
+    it is compiled again, and a tree of links in the cache has that library and all else as
+    installed. No installed file is written. It is the installed one if --ollama says so, or if
+    one was patched before; or if it is there, no version with the Go engine was built before, and
+    no option or setting names one.
     """
     if ctx.invoked_subcommand is None:
         _build(**given)
@@ -182,12 +204,35 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
 
 
 @patch.command()
+@click.option(
+    "--ollama",
+    metavar="auto|DIR",
+    help="Remove what was made for the Ollama in DIR, or for every installed one.",
+)
 @_options(_TAG, _TREE, _CPU, _CUDA)
 @click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
 def revert(
-    tag: str | None, tree: Path | None, cpu: str | None, cuda: str | None, dry_run: bool
+    ollama: str | None,
+    tag: str | None,
+    tree: Path | None,
+    cpu: str | None,
+    cuda: str | None,
+    dry_run: bool,
 ) -> None:
-    """Put upstream's own bytes back. Prints the tree."""
+    """Put upstream's own bytes back. Prints the tree.
+
+    With --ollama, the trees of links of an installed Ollama (v0.30 or later) are removed from the
+    cache, and with the last one llama.cpp's source. The installed one was never changed. Without
+    an option, this is done for every installed one if `tiering up` would serve such a tree.
+    """
+    from ollama_tiering.cli.patch_installed import means_installed, revert_installed
+
+    for_go = bool(tag or tree or cpu or cuda)
+    if ollama and for_go:
+        raise UsageError("--ollama goes alone here", hint="leave out the other options")
+    if ollama or (not for_go and means_installed()):
+        revert_installed(ollama or choose.AUTO, dry_run)
+        return
     root = tree or plan_of(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
         record = Tree(root).record()
@@ -205,22 +250,28 @@ def revert(
 @_options(_TREE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(tree: Path | None, as_json: bool) -> None:
-    """Show what is patched and built: in one tree, or in all trees of the cache."""
+    """Show what is patched and built: in one tree, or in all trees of the cache, and for which
+    installed Ollama.
+    """
+    from ollama_tiering.cli.patch_installed import row_of
+
     patchset = manifest.load()
     roots = [tree] if tree else sorted((config.cache_dir() / "trees").glob("*/src"))
-    built = set(building.built_binaries())
+    finished = set(building.built_binaries())
     rows = []
     for root in roots:
         row = applying.as_json(applying.status(patchset, root))
         binary = root / "ollama"
-        rows.append(row | {"binary": str(binary) if binary in built else None})
+        rows.append(row | {"binary": str(binary) if binary in finished else None})
+    installed = [] if tree else [row_of(one) for one in built.trees()]
     if as_json:
         summary = {
             "digest": patchset.digest,
             "hooks": len(patchset.hooks),
             "overlay_files": len(patchset.overlay),
         }
-        click.echo(json.dumps({"patchset": summary, "trees": rows}, indent=1))
+        document = {"patchset": summary, "trees": rows, "installed": installed}
+        click.echo(json.dumps(document, indent=1))
         return
     click.echo(f"patch set {patchset.digest[:12]}: {_summary(patchset)}")
     for row in rows:
@@ -230,14 +281,28 @@ def status(tree: Path | None, as_json: bool) -> None:
         )
         if row["binary"]:
             click.echo(f"  built: {row['binary']}")
-    if not rows:
+    for one in installed:
+        click.echo(f"{one['installed']}: {one['state']} {one['version']} ({one['llama_cpp']})")
+        click.echo(f"  built: {one['binary']}")
+    if not rows and not installed:
         click.echo("no build tree yet; `tiering patch` makes one")
 
 
-def _build(*, quiet: bool, verbose: bool, **given: Any) -> None:
+def _build(
+    *, quiet: bool, verbose: bool, ollama: str | None, llama_source: str | None, **given: Any
+) -> None:
     from ollama_tiering.kernels import images
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what it started, and began to write, ends too
+        if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores one
+            signal.signal(number, signal.default_int_handler)
     report, arch = Report(quiet=quiet, verbose=verbose), given.get("cuda_arch")
+    go = {name: value for name, value in given.items() if name not in ("jobs", "allow_untested")}
+    if installed := choose.chosen(ollama or (choose.AUTO if llama_source else None), go):
+        from ollama_tiering.cli.patch_installed import patch_installed
+
+        click.echo(str(patch_installed(installed, llama_source, given, report)))
+        return
     if str(given.get("cuda")).startswith(stock.OPTION):
         images.archs(arch)  # a word that is none is said before the build
     binary = ensure_binary(report, **given)

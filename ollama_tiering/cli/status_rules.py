@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store import block_store_pb2 as pb
 
 _DAY_SECONDS: Final = 86400.0
-_DIGEST_DIGITS: Final = 12
+_DIGEST, _DIGEST_DIGITS = "sha256-", 12
 
 
 def refusal(answer: pb.StatResponse, namespace: bytes) -> str:
@@ -20,9 +20,15 @@ def refusal(answer: pb.StatResponse, namespace: bytes) -> str:
     return next(found, "")
 
 
+def _by_file(model: str) -> str:
+    """The first digits of a digest. A file of another name has its whole name."""
+    digest = model.removeprefix(_DIGEST)
+    return model if digest == model else digest[:_DIGEST_DIGITS]
+
+
 def lines(answer: pb.StatResponse) -> Iterator[str]:
     for one in answer.model_terms:
-        name = one.name or one.model.removeprefix("sha256-")[:_DIGEST_DIGITS]
+        name = one.name or _by_file(one.model)
         held = one.local_bytes + one.remote_bytes
         if one.refusal:
             left = f", {format_size(held)} still on disk" if held else ""

@@ -52,7 +52,9 @@ def systemd() -> None:
 @systemd.command()
 @_place
 @click.option("--run-as", metavar="USER", help="User that runs both services.  [default: ollama]")
-@click.option("--binary", type=_PATH, help="The patched Ollama.  [default: the newest built]")
+@click.option(
+    "--binary", type=_PATH, help="The patched Ollama.  [default: the one that `tiering up` starts]"
+)
 @click.option(
     "--host",
     help="Where the server listens.  [default: 127.0.0.1:11434, or 11435 "
@@ -75,13 +77,18 @@ def install(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write units for the sidecar and the patched server, and copy the server's binary.
+    """Write units for the sidecar and the patched server, and copy what the server needs.
+
+    Of an Ollama with the Go engine this is its binary. Of an installed one (v0.30 or later) it is
+    its tree of links; at each start the service looks whether the tree is made for what is
+    installed then, and if not, starts the installed Ollama as stock and says what to do.
 
     A second run replaces what the first one wrote. A file that somebody changed is never
     overwritten: the error names it, nothing is written, and the exit code is 9.
     """
     from ollama_tiering.launch.address import parse_address
     from ollama_tiering.systemd import service
+    from ollama_tiering.systemd.choice import usual_binary
     from ollama_tiering.systemd.manager import Manager
 
     request = _request(
@@ -89,7 +96,7 @@ def install(
         prefix,
         root,
         run_as=run_as,
-        binary=None if sidecar_only else binary.absolute() if binary else _newest_binary(),
+        binary=None if sidecar_only else binary.absolute() if binary else usual_binary(),
         models=models.absolute() if models else None,
         address=parse_address(host) if host else None,
     )
@@ -154,6 +161,9 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
         click.echo(f"nothing is installed in {request.place}")
     for name, unit in found["units"].items():
         click.echo(f"{unit['state'] or 'not asked':<12} {name}")
+    if (tree := found["tree"]) is not None:
+        stock = f"as stock: {tree['why_stock']}; {tree['cure']}"
+        click.echo(f"{'next start':<12} {stock if tree['why_stock'] else 'tiered'}")
     for path, state in found["files"].items():
         click.echo(f"{'as written' if state == 'same' else state:<12} {path}")
     for path, file in found["stock"].items():
@@ -172,20 +182,6 @@ def _request(
         root=root.absolute() if root else None,
         **more,
     )
-
-
-def _newest_binary() -> Path:
-    from ollama_tiering.errors import UsageError
-    from ollama_tiering.patchset.binary import ready_binary
-
-    found = ready_binary()
-    if found is None:
-        raise UsageError(
-            "no patched Ollama is built yet",
-            hint="build one: tiering patch; or name one with --binary (with sudo: root has no "
-            "builds of yours); or --sidecar-only",
-        )
-    return found
 
 
 def _document(outcome: InstallOutcome, dry_run: bool) -> dict[str, Any]:
@@ -219,6 +215,8 @@ def _stock(outcome: InstallOutcome) -> Iterator[str]:
 
 def _next(plan: InstallPlan, manager: Any, *, now: bool) -> Iterator[str]:
     service = plan.service
+    if service.tree:
+        yield f"{'tiered':<12} {service.tree.stock}, {service.tree.version}"
     if service.binary:
         yield f"{'server':<12} http://{service.address}"
     yield f"{'look':<12} tiering status --socket {_as_path(service.socket)}"

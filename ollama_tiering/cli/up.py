@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
     "--source",
     help="URL or local clone to fetch from if the version is not cached yet."
     + flag_note("patch.source"),
+)
+@click.option(
+    "--ollama",
+    metavar="auto|DIR",
+    help="Serve with the installed Ollama (v0.30 or later), in the usual places or in DIR.",
 )
 @click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
 @click.option(
@@ -63,11 +69,16 @@ def up(
     models: Path | None,
     socket: Path | None,
     cpu_attention: str | None,
+    ollama: str | None,
     quiet: bool,
     verbose: bool,
     **build: Any,
 ) -> None:
     """Build the patched Ollama if needed, start the sidecar, serve.
+
+    Which Ollama that is, `tiering patch` says. An installed one (v0.30 or later) is served as stock
+    where it was updated since it was patched, also while it serves, or where it cannot be patched.
+    One line says why and what to do.
 
     Runs until Ctrl-C or SIGTERM. Then Ollama stores what its models hold, and the sidecar copies
     it to the disk. Every OLLAMA_* variable is passed on. An installed Ollama is not touched.
@@ -79,8 +90,11 @@ def up(
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
+    from ollama_tiering.launch.llama_up import program_for
     from ollama_tiering.launch.record import AlreadyUp, hold
+    from ollama_tiering.launch.service_models import left_behind
     from ollama_tiering.patchset.binary import patched_binary
+    from ollama_tiering.patchset.llama_server.choose import chosen
     from ollama_tiering.patchset.report import Report
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
@@ -92,7 +106,16 @@ def up(
         with hold(address) as held:
             launching.require_free(address)
             held.write(launching.first_record(request))
-            binary = _built_binary(unreadable) if unreadable else patched_binary(report, **build)
+            if unreadable:
+                binary, is_installed = _built_binary(ollama, unreadable)
+                request = replace(request, llama_server=is_installed)
+            elif installed := chosen(ollama, build):
+                binary, why = program_for(installed, report)
+                request = replace(request, llama_server=True, installed=installed, why_stock=why)
+            else:
+                binary = patched_binary(report, **build)
+            if models is None and (said := left_behind(request.models_dir)):
+                report.warn(said)
             launching.run(
                 request, binary, held, report, lambda record: _ready(request, record, report)
             )
@@ -109,6 +132,7 @@ def _request(
     from ollama_tiering import config
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.up import UpRequest
+    from ollama_tiering.sidecar.engine.listener import place
 
     try:
         settings = config.load(flags)
@@ -118,8 +142,9 @@ def _request(
         attention = flags["server.cpu_attention"]
         socket = config.default_socket_path()
         return UpRequest(address, socket, models, attention, why_stock=why), error
-    attention = settings.server.cpu_attention
-    return UpRequest(address, settings.sidecar.socket_path, models, attention), None
+    attention, engine = settings.server.cpu_attention, place(settings.sidecar)
+    socket = settings.sidecar.socket_path
+    return UpRequest(address, socket, models, attention, engine_socket=engine), None
 
 
 def _require_good_flags(flags: dict[str, Any]) -> None:
@@ -135,14 +160,23 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
                 raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
 
 
-def _built_binary(unreadable: ConfigError) -> Path:
-    """If the settings cannot be read, nothing is built: the binary that exists serves."""
-    from ollama_tiering.patchset.binary import ready_binary
+def _built_binary(ollama: str | None, unreadable: ConfigError) -> tuple[Path, bool]:
+    """If the settings cannot be read, nothing is built: what exists serves, in the order in which
+    it would be chosen. The second value: it is an installed Ollama, which serves as it is.
+    """
+    from ollama_tiering.patchset.binary import named_binary, ready_binary
+    from ollama_tiering.patchset.llama_server.choose import patched_before
+    from ollama_tiering.patchset.llama_server.installation import find, usual
 
-    binary = ready_binary()
-    if binary is None:
-        raise unreadable
-    return binary
+    if ollama is not None:
+        return find(ollama).program, True
+    if named_binary() is None and (before := patched_before()):
+        return before.program, True
+    if binary := ready_binary():
+        return binary, False
+    if found := usual():
+        return found.program, True
+    raise unreadable
 
 
 def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:

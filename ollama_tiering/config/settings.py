@@ -56,7 +56,7 @@ class SidecarConfig:
     remote_key_file: Path | None = None  # the secret of the MACs; places.py says where
     high_watermark: float = 0.95  # share of a budget at which demotion starts
     low_watermark: float = 0.85  # ... and at which it stops
-    lease_seconds: float = 60.0  # a Get lease keeps its blocks no longer than this
+    lease_seconds: float = 60.0  # a lease keeps its blocks so long, unless it is renewed
     reserve_seconds: float = 120.0  # a Put reservation not committed by then is released
     pin_share: float = 0.5  # of the local tier's budget: more may not be pinned
     min_tokens: int = 64  # shorter prefixes are not written down

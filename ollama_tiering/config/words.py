@@ -59,7 +59,8 @@ MEANINGS: Final = {
     "sidecar.high_watermark": "a tier that is fuller than this share of its budget moves blocks to "
     "the tier below it (the remote tier evicts them), until it is down to `low_watermark`",
     "sidecar.low_watermark": "share of its budget at which a tier stops moving blocks down",
-    "sidecar.lease_seconds": "longest time for which blocks are kept for a client that reads them",
+    "sidecar.lease_seconds": "longest time for which blocks are kept for a client that reads them. "
+    "llama-server asks for as long again while it reads",
     "sidecar.reserve_seconds": "longest time for which room is kept for a client that writes "
     "blocks",
     "sidecar.pin_share": "share of the local tier's budget that `tiering pin` may take",

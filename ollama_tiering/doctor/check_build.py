@@ -12,26 +12,32 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.config.environment import ENV_PAGED
+from ollama_tiering.doctor import check_installed
 from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
 from ollama_tiering.errors import MissingTool, TieringError
 from ollama_tiering.patchset import build, gpu_libraries, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
+from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
 MIN_PYTHON = (3, 11)
+_BINARY = "binary"
+_BUILT = (_BINARY, check_installed.NAME)  # a check of such a name that is well is of what is built
 
 
 def checks() -> Iterator[Check]:
     yield _python()
     done = list(_binaries())
     # without a compiler what is built already goes on working
-    built = any(check.state is CheckState.OK for check in done)
+    built = any(check.state is CheckState.OK and check.name in _BUILT for check in done)
     for check in (_git(), *_compiler(), _go(), _cmake(), _cuda()):
         lenient = built and check.state is CheckState.FAIL
         yield replace(check, state=CheckState.WARN) if lenient else check
     yield _source()
-    yield from done
+    for check in done:
+        lenient = built and check.state is CheckState.FAIL and check.name in check_installed.NEEDS
+        yield replace(check, state=CheckState.WARN) if lenient else check
 
 
 def _python() -> Check:
@@ -110,14 +116,15 @@ def _source() -> Check:
 
 def _binaries() -> Iterator[Check]:
     if named := named_binary():
-        yield ok("binary", f"{named} ({ENV_BINARY})")
+        yield ok(_BINARY, f"{named} ({ENV_BINARY})")
         yield from gpu_library(named)
-    binaries = build.built_binaries()
+    binaries, trees = build.built_binaries(), built.trees()
+    yield from check_installed.checks(trees, needed=not named and not binaries)
     for binary in binaries:
-        yield ok("binary", str(binary))
+        yield ok(_BINARY, str(binary))
         yield from gpu_library(binary)
-    if not named and not binaries:
-        yield warn("binary", "no patched Ollama is built yet", "tiering patch")
+    if not named and not binaries and not trees:
+        yield warn(_BINARY, "no patched Ollama is built yet", "tiering patch")
 
 
 def gpu_library(binary: Path) -> Iterator[Check]:

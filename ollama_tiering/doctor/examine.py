@@ -5,13 +5,14 @@ what runs.
 from __future__ import annotations
 
 from ollama_tiering import config
-from ollama_tiering.doctor import check_build, check_running, check_storage
+from ollama_tiering.doctor import check_build, check_running, check_service, check_storage
 from ollama_tiering.doctor.check import Check, guarded
 from ollama_tiering.errors import ConfigError
 
 
 def examine() -> list[Check]:
     found = guarded("build", check_build.checks)
+    found += guarded("service", check_service.checks)
     try:
         settings = config.load_sidecar()
     except ConfigError as error:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from ollama_tiering import config
+from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.process import Child, start, wait_ready
@@ -44,6 +45,17 @@ def server_environment(
     place = {"OLLAMA_MODELS": str(models)} if models else {}
     attention = {config.ENV_CPU_ATTENTION: cpu_attention} if cpu_attention else {}
     return {"OLLAMA_HOST": str(address)} | place | attention | tiering
+
+
+def llama_server_environment(
+    address: Address, engine_socket: Path | None, models: Path | None = None
+) -> dict[str, str | None]:
+    """The same for an Ollama that runs llama-server. Its own cache of prompts is not turned off
+    here: our library does that, for each model that the sidecar has welcomed.
+    """
+    place = {"OLLAMA_MODELS": str(models)} if models else {}
+    tiering = {ENV_ENGINE_SOCKET: str(engine_socket) if engine_socket else None}
+    return {"OLLAMA_HOST": str(address)} | place | tiering
 
 
 def start_server(

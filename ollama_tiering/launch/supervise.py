@@ -1,9 +1,9 @@
 """Keeps two processes running: the server, and the sidecar that helps it.
 
-If the server ends, all ends. If the sidecar dies, it is started again after a pause that grows each
-time, and the server goes on. Each cause is reported once. They are stopped in the order that loses
-nothing: first the server, which stores what its models hold, then the sidecar, which writes it
-down.
+If the server ends, all ends; another may take its place before. If the sidecar dies, it is started
+again after a pause that grows each time, and the server goes on. Each cause is reported once. They
+are stopped in the order that loses nothing: first the server, which stores what its models hold,
+then the sidecar, which writes it down.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Pair:
     say: Callable[[str], None]
     changed: Callable[[], None] = lambda: None
     look: Callable[[], None] = lambda: None  # now and then
+    successor: Callable[[], Child | None] = lambda: None  # now and then: a server in its place
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
     settled_seconds: float = (
         LONGEST_PAUSE_SECONDS  # a sidecar that lives this long counts as well again
@@ -88,6 +89,9 @@ class Pair:
             if due:
                 ask_at = time.monotonic() + ASK_EVERY_SECONDS
                 self.look()
+                if other := self.successor():
+                    self.server = other
+                    self.changed()
             time.sleep(TICK_SECONDS)
 
     def _again(self, service: BlockService) -> None:

@@ -13,14 +13,16 @@ from typing import Protocol
 
 from ollama_tiering import __version__, config
 from ollama_tiering.errors import ServiceError, TieringError
-from ollama_tiering.launch import block_service, ollama
+from ollama_tiering.launch import block_service, engine_socket, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import HeldRecord, UpRecord, records
+from ollama_tiering.launch.servers import Servers
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
+from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.store import block_store_pb2 as pb
 
 _RETIRE_SECONDS = 30.0
@@ -43,12 +45,23 @@ class UpRequest:
     models: Path | None = None
     cpu_attention: str | None = "exact"  # None: as the binary itself
     why_stock: str = ""  # a reason not even to try the sidecar
+    llama_server: bool = False  # the server is an Ollama that runs llama-server
+    engine_socket: Path | None = None  # the sidecar's, for that one
+    installed: InstalledOllama | None = None  # that Ollama, whose files may change meanwhile
 
     @property
     def models_dir(self) -> Path:
         """Where the server looks for models, as in v0.16.3 envconfig/config.go `Models`."""
         named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
         return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
+
+    def environment(self, *, tiered: bool) -> dict[str, str | None]:
+        """What the server gets in addition to our own variables."""
+        if self.llama_server:
+            socket = self.engine_socket if tiered else None
+            return ollama.llama_server_environment(self.address, socket, self.models)
+        socket = self.socket if tiered else None
+        return ollama.server_environment(self.address, socket, self.models, self.cpu_attention)
 
     @property
     def server_log(self) -> Path:
@@ -95,8 +108,8 @@ def run(
     ready: Callable[[UpRecord], None],
 ) -> None:
     """Starts sidecar and server, watches and stops them. Returns after an orderly end that was
-    asked for. `ready` is called once the server answers. If the sidecar does not start, the server
-    runs as stock.
+    asked for. `ready` is called once the server answers. If the sidecar does not start, or would
+    not hear llama-server, the server runs as stock.
     """
     interrupts = Interrupts()
     # The same models directory as the server's: rules are for models by name.
@@ -104,46 +117,39 @@ def run(
     service = BlockService(request.socket, rotate(request.sidecar_log), env=place)
     record = replace(first_record(request), binary=str(binary), server_log=str(request.server_log))
 
+    pair: Pair | None = None
+
     def note() -> None:
+        if pair is not None:
+            record.binary, record.server_pid = str(servers.binary), pair.server.pid
         record.sidecar_pid = service.child.pid if service.child else 0
         shared = before and not service.child
         record.sidecar_log = _log_of_shared(request.socket) if shared else str(service.log)
         held.write(record)
 
+    servers = Servers(request, binary, report, interrupts.asked)
     with interrupts.listening():
         before = _start_sidecar(request, service, held.left, interrupts, report)
         try:
             if before and service.child is None:
                 _say_shared(request.socket, before.version, report)
             note()
-            if request.cpu_attention == "exact":
+            if request.cpu_attention == "exact" and not request.llama_server:
                 report.say(
                     "models on the CPU use our exact attention (off with --cpu-attention stock, or "
                     f"server.cpu_attention in {config.config_file()})"
                 )
-            with report.stage(f"starting Ollama on {request.address}"):
-                server = ollama.start_server(
-                    binary,
-                    request.address,
-                    log=rotate(request.server_log),
-                    env=ollama.server_environment(
-                        request.address,
-                        request.socket if before else None,
-                        request.models,
-                        request.cpu_attention,
-                    ),
-                    interrupted=interrupts.asked,
-                    leashed=True,
-                )
+            server = servers.first(tiered=before is not None)
         except BaseException:
             service.stop(interrupts.insisted)
             raise
-        record.server_pid, record.ready = server.pid, True
-        note()
+        record.ready = True
         news: Callable[[], None] = _nothing
         if before:
             news = RunnerNews(request.socket, report.say, server.pid, request.models_dir)
         pair = Pair(service if before else None, server, interrupts, report.say, note, news)
+        pair.successor = lambda: servers.successor(pair)
+        note()
         with _stopping(pair, before):
             ready(record)
             pair.watch()
@@ -183,19 +189,25 @@ def _start_sidecar(
     """What the sidecar says of itself; or None, and cause and cure in one line, if it does not
     start.
     """
-    why = request.why_stock
+    why, cause = request.why_stock, "" if request.installed else "no sidecar, so "
     if not why:
         _retire_orphan(request.socket, left, report)
         try:
             with report.stage("starting the sidecar"):
-                return service.ensure(interrupts.asked)
+                answer = service.ensure(interrupts.asked)
+            if request.llama_server:
+                why = engine_socket.why_unheard(request.engine_socket, request.socket)
+            if not why:
+                return answer
+            cause = ""
+            service.give_up()
         except (TieringError, OSError) as error:
-            why = f"{service.why_not(error)}; log: {request.sidecar_log}"
+            why, cause = f"{service.why_not(error)}; log: {request.sidecar_log}", "no sidecar, so "
             service.give_up()
         except BaseException:
             service.give_up()
             raise
-    report.warn(f"no sidecar, so Ollama serves as stock, without its cache: {why}")
+    report.warn(f"{cause}Ollama serves as stock, without its cache: {why}")
     return None
 
 

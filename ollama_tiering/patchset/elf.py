@@ -16,11 +16,15 @@ from pathlib import Path
 MACHINES = {"x86_64": 62, "amd64": 62, "aarch64": 183, "arm64": 183}  # e_machine
 _HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_NOTE = struct.Struct("<III")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _SHARED = 3  # e_type
 _DYNAMIC_SECTION, _SYMBOL_SECTION = 6, 11  # sh_type
 _NEEDED = 1  # d_tag
+_NOTES = 4  # p_type
+_BUILD_ID = (4, 3, b"GNU\0")  # length of the name, type, name
 _WEAK = 2  # binding: may stay undefined
 
 
@@ -41,6 +45,41 @@ def read(path: Path) -> Library:
             return _read(content)
         except (struct.error, IndexError, OverflowError) as error:
             raise ValueError(f"cut off or damaged: {error}") from None
+
+
+def build_id(path: Path) -> str:
+    """The linker's name of what it was built from, in hex (NT_GNU_BUILD_ID); empty if it has none.
+    OSError where it cannot be read.
+    """
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return next(_build_ids(content), "")
+    except (struct.error, ValueError):  # cut off; empty
+        return ""
+
+
+def _build_ids(content: mmap.mmap) -> Iterator[str]:
+    """By the program headers, as a process that has loaded it finds them."""
+    header = _HEADER.unpack_from(content)
+    if header[:3] != (b"\x7fELF", 2, 1):
+        return
+    table, size, count = header[7], header[11], header[12]
+    for i in range(count):
+        kind, _, at, _, _, length, _, _ = _SEGMENT.unpack_from(content, table + size * i)
+        end = at + length
+        if kind != _NOTES or end > len(content):
+            continue
+        while at + _NOTE.size <= end:
+            name_length, bytes_length, note = _NOTE.unpack_from(content, at)
+            name = at + _NOTE.size
+            bytes_at = name + (name_length + 3) // 4 * 4
+            at = bytes_at + (bytes_length + 3) // 4 * 4
+            whole = bytes_at + bytes_length <= end  # the last one need not be padded
+            if whole and (name_length, note, content[name : name + 4]) == _BUILD_ID:
+                yield content[bytes_at : bytes_at + bytes_length].hex()
 
 
 def _read(content: mmap.mmap) -> Library:

@@ -4,6 +4,7 @@ output goes to a log file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from ollama_tiering.errors import MissingTool, TieringError
 from ollama_tiering.patchset.report import Report
 
 KEPT_LINES = 200
+_END_SECONDS = 3.0  # a process that waits for a driver that hangs is not even ended by a kill
 
 # Set by git for its hooks, or by a person; they would make git look at another repository than the
 # one we name.
@@ -61,29 +63,53 @@ def forget_git_environment() -> None:
 def run(
     *args: str | Path,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdin: bytes = b"",
     report: Report | None = None,
+    seconds: float | None = None,
 ) -> Finished:
-    """Runs a short command to its end and keeps its output. `env` is added to
-    our own environment.
+    """Runs a short command to its end and keeps its output. `env` is added to our own environment;
+    None removes a variable. TieringError if it takes longer than `seconds`.
     """
     command = [str(arg) for arg in args]
     if report:
         report.command(shlex.join(command))
+    merged = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
-            input=stdin,
-            capture_output=True,
-            check=False,
+            env={name: value for name, value in merged.items() if value is not None},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except FileNotFoundError as error:
         raise _not_there(command[0], error) from None
-    stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    return Finished(done.returncode, stdout, tuple((stdout + stderr).splitlines()[-KEPT_LINES:]))
+    try:
+        out, err = process.communicate(stdin, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _abandon(process)
+        raise TieringError(
+            f"{shlex.join(command)} did not end within {seconds:.0f} s",
+            hint="run it by hand: where it hangs there too, look at dmesg for what a driver says",
+        ) from None
+    except BaseException:
+        _abandon(process)
+        raise
+    stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
+    return Finished(process.returncode, stdout, tuple((stdout + stderr).splitlines()[-KEPT_LINES:]))
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Kills it, and does not wait for ever."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe:
+            with contextlib.suppress(OSError):  # of what stdin still holds
+                pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_END_SECONDS)
 
 
 def stream(

@@ -161,7 +161,8 @@ class Installed:
                     break
                 missing.append(parent)
             for parent in reversed(missing):
-                self.at(parent).mkdir(mode=0o755)
+                self.at(parent).mkdir()
+                self.at(parent).chmod(0o755)  # whatever the umask says: the service's user enters
                 made.append(str(parent))
         return made
 

@@ -1,8 +1,8 @@
 """Every path, user and file of an installation, worked out from what was asked for. Reads, writes
 nothing.
 
-Python is not copied: the units name the interpreter and the package that run this. The patched
-binary and its libraries are copied, because the build tree that they come from is a cache.
+Python is not copied: the units name the interpreter and the package that run this. What of the
+server is ours is copied, because it comes from a cache.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +20,17 @@ import ollama_tiering
 from ollama_tiering import config
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
-from ollama_tiering.systemd import stock
+from ollama_tiering.patchset.llama_server import installation, links
+from ollama_tiering.sidecar.engine import listener
+from ollama_tiering.systemd import access, server_files, stock
 from ollama_tiering.systemd.manifest import NewFile
+from ollama_tiering.systemd.tree_start import TREE
 from ollama_tiering.systemd.units import (
     DIRECTORY,
     SERVER_UNIT,
     SIDECAR_UNIT,
     Service,
+    TreeService,
     server_unit,
     sidecar_unit,
 )
@@ -79,23 +82,70 @@ class InstallPlan:
 def make_plan(request: InstallRequest) -> InstallPlan:
     """UsageError if the installation could not work."""
     found = stock.digests(request.root, request.unit_directory)
-    service = _service(request, found)
+    account = _account(request)
+    service = _service(request, account, found)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
     units = [SIDECAR_UNIT]
     if request.binary is not None:
-        files += [_unit(request, SERVER_UNIT, server_unit(service)), *_engine(request)]
+        service, engine = _with_server(request, request.binary, account, service)
+        files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
     return InstallPlan(service, tuple(files), tuple(units), found)
 
 
-def _service(request: InstallRequest, found: dict[str, str]) -> Service:
+def _with_server(
+    request: InstallRequest, binary: Path, account: pwd.struct_passwd | None, service: Service
+) -> tuple[Service, Iterator[NewFile]]:
+    """The service with its server, and the server's files."""
+    here = account if not request.root else None  # what can be looked at on this machine
+    patched = server_files.tree_with(binary)
+    if patched is None:
+        if here:
+            access.require_own(here, request.place / "bin")
+        service = replace(service, binary=request.place / "bin" / "ollama")
+        return service, server_files.go_files(binary, request.place)
+    tree, found = patched
+    start = installation.usual_name(found.program, on_path=request.user_mode)
+    if here:
+        cure = "install Ollama where every user may read it (such as /usr/local)"
+        access.require_reachable(here, start, found.program, found.server, cure=cure)
+        access.require_own(here, found.lib, request.place / TREE)
+    place = request.place / TREE
+    service = replace(
+        service,
+        binary=place / links.PROGRAM,
+        tree=TreeService(tree.version, start, request.place, _engine_socket(request, service)),
+    )
+    return service, server_files.tree_files(tree, found, start, place)
+
+
+def _engine_socket(request: InstallRequest, service: Service) -> Path:
+    """Where the sidecar on the service's socket listens for llama-server."""
+    settings, _, _ = _settings(request)
+    place = listener.place(replace(settings.sidecar, socket_path=service.socket))
+    if place is None:
+        raise UsageError(
+            f"the name of a socket beside {service.socket} is too long",
+            hint=f"name a shorter sidecar.engine_socket in {request.config_file}",
+        )
+    return place
+
+
+def _service(
+    request: InstallRequest, account: pwd.struct_passwd | None, found: dict[str, str]
+) -> Service:
     settings, socket, writable = _settings(request)
-    account = _account(request)
     python, package = Path(sys.executable), Path(ollama_tiering.__file__).parents[1]
     if account and not request.root:
-        _require_reachable(account, python, python.resolve(), package / "ollama_tiering")
+        needed = (python, python.resolve(), package / "ollama_tiering")
+        access.require_reachable(
+            account,
+            *needed,
+            cure="put the checkout where every user may read it (such as /opt), and run "
+            "its scripts/tiering systemd install",
+        )
     beside = Address(port=Address().port + 1) if stock.has_unit(found) else Address()
-    needed = (python, python.resolve(), package, *([request.models] if request.models else []))
+    read = (python, python.resolve(), package, *([request.models] if request.models else []))
     name = None if request.user_mode else request.run_as or DEFAULT_USER
     return Service(
         python=python,
@@ -105,8 +155,8 @@ def _service(request: InstallRequest, found: dict[str, str]) -> Service:
         run_as=name,
         group=None,
         writable=writable,
-        home_is_needed=any(path.is_relative_to(home) for path in needed for home in _HOMES),
-        binary=request.place / "bin" / "ollama" if request.binary else None,
+        home_is_needed=any(path.is_relative_to(home) for path in read for home in _HOMES),
+        binary=None,
         address=str(request.address or beside),
         models=request.models,
         keys=_keys(request, Path(account.pw_dir)) if account else None,
@@ -188,48 +238,5 @@ def _keys(request: InstallRequest, home: Path) -> Path:
     return keys if here.is_dir() else home
 
 
-def _require_reachable(account: pwd.struct_passwd, *paths: Path) -> None:
-    groups = set(os.getgrouplist(account.pw_name, account.pw_gid))
-    for path in paths:
-        for step in (*reversed(path.parents), path):
-            if not _may(account.pw_uid, groups, step):
-                raise UsageError(
-                    f"user {account.pw_name} may not read {step}, which the service needs",
-                    hint="put the checkout where every user may read it (such as /opt), and run "
-                    "its scripts/tiering systemd install; or use --run-as or --user",
-                )
-
-
-def _may(uid: int, groups: set[int], path: Path) -> bool:
-    info = path.stat()
-    wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() or os.access(path, os.X_OK) else 0)
-    if path.is_dir():
-        wanted = stat.S_IXOTH
-    shift = 6 if info.st_uid == uid else 3 if info.st_gid in groups else 0
-    return uid == 0 or info.st_mode & (wanted << shift) == wanted << shift
-
-
 def _unit(request: InstallRequest, name: str, text: str) -> NewFile:
     return NewFile(request.unit_directory / name, content=text.encode())
-
-
-def _engine(request: InstallRequest) -> Iterator[NewFile]:
-    """Laid out as upstream's release is: bin/ollama and lib/ollama beside each other."""
-    assert request.binary is not None
-    binary = request.binary.resolve()
-    if not binary.is_file() or not os.access(binary, os.X_OK):
-        raise UsageError(f"{request.binary} is not a program", hint="build one: tiering patch")
-    yield NewFile(request.place / "bin" / "ollama", 0o755, source=binary)
-    for libraries in (binary.parent / "build/lib/ollama", binary.parent.parent / "lib/ollama"):
-        if libraries.is_dir():
-            yield from _libraries(libraries, request.place / "lib" / "ollama")
-            return
-
-
-def _libraries(source: Path, target: Path) -> Iterator[NewFile]:
-    for path in sorted(source.rglob("*")):
-        place = target / path.relative_to(source)
-        if path.is_symlink() and len(path.readlink().parts) == 1:
-            yield NewFile(place, link=str(path.readlink()))
-        elif path.is_file():
-            yield NewFile(place, stat.S_IMODE(path.stat().st_mode) & 0o755, source=path)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import ResultDiffers
+from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.store import ram_place
-from ollama_tiering.systemd import stock
+from ollama_tiering.systemd import access, stock, tree_start
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
+from ollama_tiering.systemd.tree_start import TREE, WhyStock
 from ollama_tiering.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
 
 
@@ -30,6 +32,8 @@ def install(
 ) -> tuple[InstallPlan, InstallOutcome]:
     plan = make_plan(request)
     installed = Installed(request.place, request.root)
+    if not dry_run:
+        access.require_writable(installed.at(request.unit_directory), installed.at(request.place))
     old = installed.load() or InstallManifest()
     before = plan.stock
     wanted = InstallManifest(units=list(plan.units), stock=before)
@@ -55,6 +59,7 @@ def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> In
         return None
     before = stock.digests(request.root, request.unit_directory)
     if not dry_run:
+        access.require_writable(installed.at(request.unit_directory), installed.at(request.place))
         manager.stop(manifest.units)
     changes = installed.uninstall(dry_run=dry_run)
     links = [] if dry_run else _remove_enablement(request, installed, manifest)
@@ -75,6 +80,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
     return {
         "installed": manifest is not None,
         "prefix": str(request.place),
+        "tree": tree_of(request),
         "units": {
             unit: {
                 "file": str(request.unit_directory / unit),
@@ -89,6 +95,17 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
             for path, digest in now.items()
         },
     }
+
+
+def tree_of(request: InstallRequest) -> dict[str, str] | None:
+    """Whether the next start takes the tree (`why_stock` is empty); None where none is installed.
+    Who may write to it, the service alone looks at, as its user.
+    """
+    manifest = Installed(request.place, request.root).load() or InstallManifest()
+    if str(request.place / TREE / RECORD) not in manifest.files:
+        return None
+    why = tree_start.why_stock(request.place, None, request.root) or WhyStock("", "")
+    return {"why_stock": why.reason, "cure": why.cure}
 
 
 def _remove_enablement(

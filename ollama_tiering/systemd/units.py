@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import MIB
+from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.errors import UsageError
+from ollama_tiering.patchset.llama_server import links
+from ollama_tiering.systemd.tree_start import OWN, SAID_WHY, SHARED, TREE
 
 SIDECAR_UNIT: Final = "ollama-tiering.service"
 SERVER_UNIT: Final = "ollama-tiered.service"
@@ -28,6 +31,16 @@ _STOP_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
+class TreeService:
+    """`stock` is the installed `ollama`, of that version; its tree lies in the prefix `place`."""
+
+    version: str
+    stock: Path
+    place: Path
+    engine_socket: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """What the units say. Paths are those of the machine on which they will run."""
 
@@ -39,11 +52,12 @@ class Service:
     group: str | None
     writable: tuple[Path, ...]  # tier directories in other places than the default
     home_is_needed: bool  # Python, the package or the models lie in somebody's home
-    binary: Path | None
+    binary: Path | None  # the server; None: the sidecar only
     address: str
     models: Path | None
     keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
-    cpu_attention: str  # exact | stock
+    cpu_attention: str  # exact | stock; for the Go engine
+    tree: TreeService | None = None  # the server is an installed Ollama with a tree of links
 
     @property
     def system(self) -> bool:
@@ -154,17 +168,11 @@ def server_unit(service: Service) -> str:
         "StartLimitBurst=5",
         "",
         "[Service]",
-        f"ExecStart={quote(service.binary)} serve",
-        *_environment(
-            OLLAMA_HOST=service.address,
-            OLLAMA_KV_TIERING="1",
-            OLLAMA_KV_TIER_SOCKET=str(service.socket),
-            OLLAMA_CPU_ATTENTION=service.cpu_attention,
-            # A stock Ollama may be fetching into the same models directory.
-            OLLAMA_NOPRUNE="1",
-        ),
+        *(_tree_start(service, service.tree) if service.tree else _go_start(service)),
+        # A stock Ollama may be fetching into the same models directory.
+        *_environment(OLLAMA_HOST=service.address, OLLAMA_NOPRUNE="1"),
         *(_environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
-        "# Only the server is told to stop: it has its runners store their K/V, then ends them.",
+        "# Only the server is told to stop: it ends its runners, after they stored their K/V.",
         "KillMode=mixed",
         f"TimeoutStopSec={_STOP_SECONDS}",
         "Restart=on-failure",
@@ -174,6 +182,42 @@ def server_unit(service: Service) -> str:
     if service.system:
         lines += _held_back(service)
     return _text([*lines, "", *_install(service)])
+
+
+def _go_start(service: Service) -> Iterable[str]:
+    assert service.binary is not None
+    yield f"ExecStart={quote(service.binary)} serve"
+    yield from _environment(
+        OLLAMA_KV_TIERING="1",
+        OLLAMA_KV_TIER_SOCKET=str(service.socket),
+        OLLAMA_CPU_ATTENTION=service.cpu_attention,
+    )
+
+
+# Python decides and the shell starts, so that Ollama starts even where Python does not. Only the
+# tree gets the variable, which is that of launch/ollama.py.
+_TREE_SCRIPT: Final = "; ".join(
+    (
+        'PYTHONPATH="$2" timeout -k 5 60 "$1" -P -m ollama_tiering.systemd.tree_start "$3" "$4"',
+        "code=$?",
+        "if [ $code = 0 ]",
+        f'then export {ENV_ENGINE_SOCKET}="$6"',
+        f'exec "$3/{TREE / links.PROGRAM}" serve',
+        "fi",
+        f"[ $code = {SAID_WHY} ] || echo 'tiering: Ollama starts as stock: its tree could not be "
+        "checked; run `tiering doctor`, then `tiering systemd install` again' >&2",
+        'exec "$5" serve',
+    )
+)
+
+
+def _tree_start(service: Service, tree: TreeService) -> Iterable[str]:
+    mode = SHARED if service.system else OWN
+    words = (_TREE_SCRIPT, SERVER_UNIT, service.python, service.package_parent, tree.place, mode)
+    command = " ".join(quote(word) for word in (*words, tree.stock, tree.engine_socket))
+    yield "# The tree, if it is made for what is installed now; else the installed Ollama as stock."
+    yield f"ExecStart=/bin/sh -c {command}"
+    yield "SyslogIdentifier=ollama"
 
 
 def _held_back(service: Service) -> list[str]:
@@ -210,9 +254,9 @@ def _environment(**values: str) -> list[str]:
     ]
 
 
-def quote(path: Path) -> str:
+def quote(word: Path | str) -> str:
     """One word of a unit file. A specifier at its start (`%t/…`) stays one."""
-    text = str(path)
+    text = str(word)
     escaped = _escaped(text, keep="%" if text[:1] == "%" else "").replace("$", "$$")
     return f'"{escaped}"' if escaped != text or set(text) & set(" ;'\t") else text
 

@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place = tmp_path_factory.mktemp("wheel")
     root = place / "source"
     junk = shutil.ignore_patterns("__pycache__", "build", "*.so")
-    for name in ("ollama_tiering", "csrc", "patches"):
+    for name in ("ollama_tiering", "csrc", "patches", "llama_server"):
         shutil.copytree(REPO / name, root / name, ignore=junk)
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(REPO / name, root / name)
@@ -99,11 +99,21 @@ def test_a_changed_source_is_compiled_again(made: Made) -> None:
         header.write_text(text)
 
 
+def of_llama_server() -> list[str]:
+    """Its sources, as `tiering patch` wants them for an installed Ollama."""
+    folder = REPO / "llama_server/src"
+    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    assert "kvt_rows.h" in found
+    return found
+
+
 def test_the_wheel_carries_what_it_needs_and_no_junk(made: Made) -> None:
     names = zipfile.ZipFile(made.wheel).namelist()
     assert "ollama_tiering/_lib/libpaged_attn.so" in names
     assert "ollama_tiering/_patches/series" in names
     assert "ollama_tiering/_csrc/sources.txt" in names
+    ours = {f"ollama_tiering/_llama_server/src/{path}" for path in of_llama_server()}
+    assert ours <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".o", ".pyc"))]
 
 

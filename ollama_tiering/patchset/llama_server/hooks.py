@@ -38,7 +38,7 @@ HOOKS: Final = (
         *(CONTEXT, "what is done before a prompt"),
         r"(?P<indent> *)n_past = slot\.prompt\.tokens\.get_common_prefix\(input_tokens\);",
         Spot.BEFORE,
-        r"\g<indent>kv_tier.before_prompt(slot, params_base);",
+        r"\g<indent>kv_tier.before_prompt(slot);",
     ),
     Anchored(
         *(CONTEXT, "what is done after an answer"),
@@ -48,7 +48,8 @@ HOOKS: Final = (
     ),
     Anchored(
         *(CONTEXT, "what is done before a context shift"),
-        r"(?P<indent> *)[\w.() ]*seq_rm *\([^;\n]*slot\.id, *n_keep *, *n_keep \+ n_discard\);",
+        # Of the model's own context; until July 2026 a draft's had a line of its own.
+        r"(?P<indent> *)[\w.]*seq_rm *\((ctx_tgt, *)?slot\.id, *n_keep *, *n_keep \+ n_discard\);",
         Spot.BEFORE,
         r"\g<indent>kv_tier.before_shift(slots, slot, n_keep);",
     ),
@@ -62,7 +63,7 @@ HOOKS: Final = (
         *(CONTEXT, "what is done in each turn"),
         r"(?P<indent> *)void update_slots\(\) \{",
         Spot.AFTER,
-        r"\g<indent>    kv_tier.step(slots);",
+        r"\g<indent>    if (kv_tier.step(slots, params_base, prompt_cache)) { return; }",
     ),
 )
 
@@ -71,7 +72,12 @@ _CELLS: Final = "src/llama-kv-cells.h"
 _TASK: Final = f"{SERVER}/server-task.h"
 
 NEEDED: Final = (
-    NeededText(_CACHE, "llama_kv_cache::get_cells", r"llama_kv_cells & get_cells\(llama_seq_id"),
+    NeededText(
+        *(_CACHE, "llama_kv_cache::get_cells or state_write"),
+        r"llama_kv_cells & get_cells\(llama_seq_id"
+        r"|void state_write\(llama_io_write_i & io, llama_seq_id",
+    ),
+    NeededText("src/llama-io.h", "llama_io_write_i::write_tensor", r"virtual void write_tensor\("),
     NeededText(_CACHE, "llama_kv_cache::get_layer_ids", r"get_layer_ids\(\) const;"),
     NeededText(
         _CACHE, "llama_kv_cache::get_k", r"ggml_tensor \* get_k\(ggml_context \* ctx, int32_t"
@@ -95,16 +101,45 @@ NEEDED: Final = (
     NeededText(_CELLS, "llama_kv_cells::used_max_p1", r"used_max_p1\(\) const"),
     NeededText("src/llama-batch.h", "llama_batch_allocr::ubatch_reserve", r"ubatch_reserve\("),
     NeededText("src/llama-context.h", "llama_context::get_cparams", r"get_cparams\(\) const;"),
+    NeededText("src/llama-hparams.h", "llama_hparams::is_mla", r"bool is_mla\(\) const;"),
     NeededText("src/llama-model.h", "llama_model::dev_layer", r"dev_layer\(int il\) const;"),
     NeededText(
         "src/llama-memory-hybrid-iswa.h", "hybrid caches", r"class llama_memory_hybrid_iswa"
     ),
+    NeededText(
+        *("src/llama-kv-cache-iswa.h", "llama_kv_cache_iswa::get_base"),
+        r"llama_kv_cache \* get_base *\(\) const;",
+    ),
+    NeededText(
+        *("src/llama-kv-cache-iswa.h", "llama_kv_cache_iswa::get_swa"),
+        r"llama_kv_cache \* get_swa *\(\) const;",
+    ),
+    NeededText(
+        *("src/llama-memory-hybrid.h", "llama_memory_hybrid::get_mem_attn"),
+        r"llama_kv_cache \* get_mem_attn\(\) const;",
+    ),
+    NeededText("common/common.h", "checkpoints", r"^struct common_prompt_checkpoint \{"),
+    NeededText("common/common.h", "data of a checkpoint", r"^ +std::vector<uint8_t> data_tgt;"),
+    NeededText(
+        *(_TASK, "checkpoints of a prompt"), r"^ +std::list<common_prompt_checkpoint> checkpoints;"
+    ),
     NeededText("common/build-info.h", "llama_build_info", r"llama_build_info\("),
     NeededText(CONTEXT, "server_slot::ctx_dft", r"llama_context \* ctx_dft"),
-    NeededText(CONTEXT, "common_memory of a slot", r"^ +common_memory mem;"),
+    NeededText(CONTEXT, "can_split of a slot", r"^ +bool can_split\(\) const \{"),
+    NeededText(
+        *(CONTEXT, "slots that are passed over"),
+        r"^ +if \(slot\.state == SLOT_STATE_WAIT_OTHER\) \{",
+    ),
     NeededText(CONTEXT, "get_slot_by_id", r"server_slot \* get_slot_by_id\("),
     NeededText(CONTEXT, "params_base", r"^ +common_params params_base;"),
     NeededText(CONTEXT, "the slots", r"std::vector<server_slot> slots;"),
+    NeededText(
+        *(CONTEXT, "the server's own cache of prompts"),
+        r"^ +std::unique_ptr<server_prompt_cache> prompt_cache;",
+    ),
+    NeededText(_TASK, "prompts of that cache", r"^ +std::list<server_prompt\w*> states;"),
+    NeededText("common/common.h", "cache_ram_mib", r"^ +int32_t cache_ram_mib\b"),
+    NeededText("common/common.h", "cache_idle_slots", r"^ +bool +cache_idle_slots\b"),
     NeededText(_TASK, "server_task::need_logits", r"bool need_logits\(\) const"),
     NeededText(_TASK, "an empty task", r"SERVER_TASK_TYPE_NEXT_RESPONSE"),
     NeededText(_TASK, "n_cache_reuse", r"n_cache_reuse"),

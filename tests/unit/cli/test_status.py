@@ -77,6 +77,7 @@ def test_where_k_and_v_lie_is_told_of_tiered_and_other_runners_alike() -> None:
         "device_bytes": 128 << 20,
         "pinned_layers": 7,
         "pinned_bytes": 896 << 20,
+        "mirrored_bytes": 0,
         "host_layers": 0,
         "host_bytes": 0,
         "paging_asked": False,
@@ -85,6 +86,21 @@ def test_where_k_and_v_lie_is_told_of_tiered_and_other_runners_alike() -> None:
     assert said[1]["paging_asked"]
     assert said[2]["pinned_layers"] == 0
     assert said[3] is None
+
+
+def test_what_of_paged_layers_a_gpu_has_as_well_is_told() -> None:
+    memory = pb.CacheMemory(
+        device_layers=1, device_bytes=4 << 20, pinned_layers=7, pinned_bytes=28 << 20
+    )
+    memory.mirrored_bytes = 3 << 20
+    answer = pb.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
+    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    assert told == [
+        "  K/V: 1 layer (4.0 MiB) in GPU memory, 7 layers (28.0 MiB) paged, "
+        "in pinned memory of the system (3.0 MiB of it in GPU memory as well)"
+    ]
+    (said,) = (one["cache_memory"] for one in status._document(Path("s"), answer)["runners"])
+    assert said["mirrored_bytes"] == 3 << 20
 
 
 def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:

@@ -62,6 +62,19 @@ def test_the_example_in_the_text_is_what_the_models_say() -> None:
         assert float(rate) == pytest.approx(exact, rel=0.05)
 
 
+def test_what_a_mirror_saves_in_the_example_is_what_its_room_holds() -> None:
+    said = re.search(
+        r"With (\d+)K tokens of these 32K, ([\d.]+) GiB cross the bus for each token, and\s+with up"
+        r" to (\d+)K\s+tokens nothing does",
+        TEXT,
+    )
+    assert said
+    token = next(one for one in MODELS if one.name == "qwen3:14b").kv_bytes(1, Dtype.F16)
+    on_gpu = 32768 - 2 * GIB // token  # cells
+    assert int(said[3]) == on_gpu // 1024
+    assert float(said[2]) == round((int(said[1]) * 1024 - on_gpu) * token / GIB, 2)
+
+
 def test_rates_are_those_of_the_bus_over_the_bytes() -> None:
     bus = Bus("slow", 1.0)
     assert bus_model.decode_tokens_per_second(0.1e9 * bus_model.USABLE_SHARE, bus) == 10

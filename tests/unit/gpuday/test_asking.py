@@ -51,11 +51,23 @@ def test_hot_none_and_half_are_asked_and_each_must_be_stocks() -> None:
     hot = [env["OLLAMA_PAGED_HOT_LAYERS"] for _, env, _ in asker.asked]
     assert hot == ["8", "0", "4"]
     assert {env["OLLAMA_PAGED_PREFETCH"] for _, env, _ in asker.asked} == {"0"}
+    assert {env["OLLAMA_PAGED_MIRROR"] for _, env, _ in asker.asked} == {"0"}
     asker = FakeAsker()
     asker.by_label["in turn, 0 of 8 hot"] = ALL, answer(logprob=-0.6)
     outcome = asking.sequential(asker, REFERENCE)  # type: ignore[arg-type]
     assert outcome.status == FAILED
     assert outcome.why == "another answer than stock's: in turn, 0 of 8 hot"
+
+
+def test_mirrors_are_asked_beside_copies_ahead_and_must_be_stocks() -> None:
+    asker = FakeAsker()
+    outcome = asking.prefetch(asker, REFERENCE, {}, None)  # type: ignore[arg-type]
+    assert outcome.status == DONE
+    mirrored = [label for label, env, _ in asker.asked if "OLLAMA_PAGED_MIRROR" not in env]
+    assert mirrored == ["mirrors, 0 of 8 hot"]
+    asker.by_label[mirrored[0]] = ALL, answer(logprob=-0.6)
+    outcome = asking.prefetch(asker, REFERENCE, {}, None)  # type: ignore[arg-type]
+    assert outcome.why == "another answer than stock's: mirrors, 0 of 8 hot"
 
 
 def test_stock_without_all_layers_is_no_reference() -> None:

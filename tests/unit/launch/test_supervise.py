@@ -98,6 +98,20 @@ def test_a_server_that_ends_is_an_error_with_its_last_words() -> None:
         pair_of(FakeService(), FakeServer(looks=3), []).watch()
 
 
+def test_a_successor_takes_over_and_is_watched_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervise, "ASK_EVERY_SECONDS", 0)
+    first, second, changed = FakeServer(), FakeServer(looks=3), []
+    pair = pair_of(FakeService(), first, [])
+    heirs: Any = iter([None, second, None, None, None])
+    pair.successor = lambda: next(heirs)
+    pair.changed = lambda: changed.append(pair.server)
+    with pytest.raises(ServiceError, match="exit code 3"):
+        pair.watch()
+    assert changed == [second]
+
+
 def test_a_sidecar_that_dies_is_started_again_while_the_server_goes_on() -> None:
     said: list[str] = []
     service = FakeService(deaths=1, interrupts=Interrupts())

@@ -25,7 +25,9 @@ MADE_UP = {
     CONTEXT: """\
 struct server_slot {
     llama_context * ctx_dft = nullptr;
-    common_memory mem;
+    bool can_split() const {
+        return true;
+    }
 };
 
 struct server_context_impl {
@@ -33,16 +35,26 @@ struct server_context_impl {
     server_response queue_results;
     common_params params_base;
     std::vector<server_slot> slots;
+    std::unique_ptr<server_prompt_cache> prompt_cache;
 
-    void init() {
+    bool load_model(common_params & params) {
         slot.callback_on_release = [this](int id_slot) {
             other();
         };
     }
     server_slot * get_slot_by_id(int id) { return nullptr; }
-    void update_slots() {
-        slot.mem.seq_rm (slot.id, n_keep            , n_keep + n_discard);
+    server_slot * get_available_slot(const server_task & task) {
         ret->prompt_save(*prompt_cache);
+    }
+    void update_slots() {
+        pre_decode();
+    }
+    void pre_decode() {
+        slot.mem.seq_rm (slot.id, n_keep            , n_keep + n_discard);
+        if (slot.state == SLOT_STATE_WAIT_OTHER) {
+            SLT_DBG(slot, "waiting");
+            return;
+        }
         if (cache_prompt) {
             n_past = slot.prompt.tokens.get_common_prefix(input_tokens);
         }
@@ -60,6 +72,7 @@ struct server_context_impl {
     uint32_t get_size()     const;
     uint32_t get_n_stream() const;
 """,
+    "src/llama-io.h": "    virtual void write_tensor(ggml_tensor * tensor, size_t offset) = 0;\n",
     "src/llama-kv-cells.h": """\
     bool seq_has(uint32_t i, llama_seq_id seq_id) const;
     llama_pos pos_get(uint32_t i) const;
@@ -67,13 +80,30 @@ struct server_context_impl {
 """,
     "src/llama-batch.h": "    llama_ubatch ubatch_reserve(uint32_t a, uint32_t b);\n",
     "src/llama-context.h": "    const llama_cparams & get_cparams() const;\n",
+    "src/llama-hparams.h": "    bool is_mla() const;\n",
     "src/llama-model.h": "    ggml_backend_dev_t dev_layer(int il) const;\n",
     "src/llama-memory-hybrid-iswa.h": "class llama_memory_hybrid_iswa {};\n",
+    "src/llama-kv-cache-iswa.h": """\
+    llama_kv_cache * get_base() const;
+    llama_kv_cache * get_swa () const;
+""",
+    "src/llama-memory-hybrid.h": "    llama_kv_cache * get_mem_attn() const;\n",
+    "common/common.h": """\
+struct common_prompt_checkpoint {
+    std::vector<uint8_t> data_tgt;
+};
+struct common_params {
+    bool    cache_idle_slots = true;
+    int32_t cache_ram_mib    = 8192;
+};
+""",
     "common/build-info.h": "const char * llama_build_info(void);\n",
     "tools/server/server-task.h": """\
     SERVER_TASK_TYPE_NEXT_RESPONSE,
     int32_t n_cache_reuse = 0;
+    std::list<common_prompt_checkpoint> checkpoints;
     bool need_logits() const {
+    std::list<server_prompt_cache_state> states;
 """,
 }
 
@@ -112,8 +142,9 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     assert f"[this](int id_slot) {{\n            {after}\n            other();\n" in text
     assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
     assert "kv_tier.before_swap(*ret);\n        ret->prompt_save" in text
-    assert "kv_tier.before_prompt(slot, params_base);\n            n_past = " in text
-    assert "void update_slots() {\n        kv_tier.step(slots);\n" in text
+    assert "kv_tier.before_prompt(slot);\n            n_past = " in text
+    step = "if (kv_tier.step(slots, params_base, prompt_cache)) { return; }"
+    assert f"void update_slots() {{\n        {step}\n" in text
     assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
     assert added(tree, CMAKE) == ["include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)"]
 
@@ -168,6 +199,26 @@ def test_without_what_the_code_uses_nothing_is_written(tree: Path, one: object) 
     assert contents(tree) == before
 
 
+def test_cells_that_are_not_shown_are_had_by_what_the_cache_writes(tree: Path) -> None:
+    """As llama.cpp was until July 2026."""
+    shown = "    const llama_kv_cells & get_cells(llama_seq_id seq_id) const;\n"
+    written = (
+        "    void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1) const override;\n"
+    )
+    edit(tree, "src/llama-kv-cache.h", shown, written)
+    assert patch_tree(tree, SOURCES)
+
+
+def test_of_two_contexts_that_are_shifted_the_models_own_is_the_anchor(tree: Path) -> None:
+    """As llama.cpp was until July 2026."""
+    one = "        slot.mem.seq_rm (slot.id, n_keep            , n_keep + n_discard);\n"
+    own = one.replace("slot.mem.seq_rm (", "common_context_seq_rm (ctx_tgt, ")
+    edit(tree, CONTEXT, one, own + own.replace("ctx_tgt", "ctx_dft"))
+    assert patch_tree(tree, SOURCES)
+    before = "        kv_tier.before_shift(slots, slot, n_keep);\n"
+    assert before + own in (tree / CONTEXT).read_text()
+
+
 def test_every_reason_is_named_at_once(tree: Path) -> None:
     edit(tree, CONTEXT, "get_common_prefix", "common_prefix")
     edit(tree, CONTEXT, "void update_slots()", "void turn()")
@@ -179,7 +230,7 @@ def test_every_reason_is_named_at_once(tree: Path) -> None:
 
 def test_half_a_patch_is_refused(tree: Path) -> None:
     patch_tree(tree, SOURCES)
-    edit(tree, CONTEXT, "        kv_tier.step(slots);\n", "")
+    edit(tree, CONTEXT, "            kv_tier.before_prompt(slot);\n", "")
     before = contents(tree)
     with pytest.raises(PatchConflict, match="placed already"):
         patch_tree(tree, SOURCES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.errors import MissingTool
+from ollama_tiering.errors import MissingTool, TieringError
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run, stream
@@ -17,6 +17,21 @@ from ollama_tiering.patchset.run import run, stream
 def test_run_keeps_output_and_status() -> None:
     done = run("sh", "-c", "echo out; echo err >&2; exit 3")
     assert (done.returncode, done.stdout, done.tail) == (3, "out\n", ("out", "err"))
+
+
+def test_a_command_that_hangs_is_left_and_named() -> None:
+    """Also where a process that it started keeps its output open."""
+    started = time.monotonic()
+    with pytest.raises(TieringError, match=r"^sh -c .* did not end within 0 s$"):
+        run("sh", "-c", "sleep 5 & sleep 5", seconds=0.3)
+    assert time.monotonic() - started < 4
+
+
+def test_a_variable_is_set_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", "1")
+    assert (
+        run("sh", "-c", "echo ${ONE-none}$TWO", env={"ONE": None, "TWO": "2"}).stdout == "none2\n"
+    )
 
 
 def test_arguments_are_never_read_by_a_shell(tmp_path: Path) -> None:

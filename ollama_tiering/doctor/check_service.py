@@ -1,0 +1,23 @@
+"""Services of systemd in the usual places: whether the next start of one with a tree of links takes
+the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ollama_tiering.doctor.check import Check, ok, warn
+from ollama_tiering.systemd import service
+from ollama_tiering.systemd.plan import InstallRequest
+
+
+def checks() -> Iterator[Check]:
+    for user_mode in (False, True):
+        request = InstallRequest(user_mode=user_mode)
+        if tree := service.tree_of(request):
+            name = f"service in {request.place}"
+            if tree["why_stock"]:
+                finding = f"its next start is as stock: {tree['why_stock']}"
+                yield warn(name, finding, tree["cure"])
+            else:
+                yield ok(name, "its tree is made for the Ollama that is installed")

@@ -1,0 +1,80 @@
+"""A tree of links and its record: what it was made from, and whether that is still installed.
+
+The record is `tree.json` beside `bin` and `lib`. A tree in the cache has one, and so has a copy of
+it in a service's prefix.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from ollama_tiering.patchset.llama_server import links
+from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
+
+FORMAT: Final = 1
+RECORD: Final = "tree.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTree:
+    """What is known of a tree. `program` is the installed `ollama`, `state` that of all its files
+    when the tree was made, `ours` a digest of our part.
+    """
+
+    folder: Path
+    program: str
+    version: str
+    pin: str
+    state: FileState
+    ours: str
+
+    @property
+    def binary(self) -> Path:
+        return self.folder / links.PROGRAM
+
+    @property
+    def lib(self) -> Path:
+        return self.folder / links.LIB
+
+    def fits(self, installation: InstalledOllama) -> bool:
+        """Whether every installed file is the one that the tree was made for."""
+        return self.state == installation.state()
+
+    def why_stock(self, installation: InstalledOllama | None) -> str:
+        """Why this must not be started, now that `installation` is what `program` is; empty where
+        it may be. Our library was compiled for the files that were there.
+        """
+        if installation is None:
+            return f"{self.program}, for which the tree was made, is not there any more"
+        if not self.fits(installation):
+            return f"{self.program} was updated or changed since it was patched as {self.version}"
+        return ""
+
+
+def read(folder: Path) -> LinkTree | None:
+    """None where the record is of another format, damaged or not there, or the program is not."""
+    try:
+        values: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        names = {field.name for field in fields(LinkTree)} - {"folder"}
+        if values.pop("format") != FORMAT or set(values) != names:
+            return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    tree = LinkTree(folder=folder, **values)
+    return tree if tree.binary.is_file() else None
+
+
+def text_of(tree: LinkTree) -> str:
+    """The content of its record."""
+    values = {name: value for name, value in asdict(tree).items() if name != "folder"}
+    return json.dumps({"format": FORMAT, **values}) + "\n"
+
+
+def of_binary(binary: Path) -> LinkTree | None:
+    """The tree whose `ollama` this is."""
+    program = binary.resolve()
+    tree = read(program.parent.parent)
+    return tree if tree and tree.binary == program else None

@@ -1,0 +1,78 @@
+"""A tree of links: an installed Ollama as it is, but for one library.
+
+`ollama` looks for its libraries from where its own file lies, without links, so the tree has a file
+of that name: a hard link, or a copy. `llama-server` is copied for the same reason, and a guard has
+its name. All else links to the installed file or folder. Nothing that is installed is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.patchset.llama_server import guard
+from ollama_tiering.patchset.llama_server.installation import (
+    IMPLEMENTATION,
+    SERVER,
+    FileState,
+    InstalledOllama,
+)
+
+PROGRAM: Final = Path("bin/ollama")
+LIB: Final = Path("lib/ollama")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """One thing of a tree, at `path` in it: `source` as a file, a link to it, or a program of this
+    text.
+    """
+
+    path: Path
+    source: Path | None = None
+    is_link: bool = False
+    text: str = ""
+
+
+def entries(
+    installation: InstalledOllama, state: FileState, version: str, implementation: Path
+) -> Iterator[TreeEntry]:
+    """All of a tree; `implementation` is our library, compiled for the files of that state and
+    version. The guard is the last, so that none lets a library be used that is not there yet.
+    """
+    yield TreeEntry(PROGRAM, installation.program)
+    yield TreeEntry(LIB / IMPLEMENTATION, implementation)
+    for installed in sorted(installation.lib.iterdir()):
+        if installed.name == SERVER:
+            yield TreeEntry(LIB / guard.COPY, installed)
+        elif installed.name != IMPLEMENTATION:
+            yield TreeEntry(LIB / installed.name, installed, is_link=True)
+    yield TreeEntry(LIB / SERVER, text=guard.text(installation, state, version))
+
+
+def lay(tree: Path, every: Iterator[TreeEntry]) -> None:
+    """`tree` must not have these folders yet."""
+    (tree / PROGRAM).parent.mkdir(parents=True)
+    (tree / LIB).mkdir(parents=True)
+    for entry in every:
+        target = tree / entry.path
+        if entry.source is None:
+            target.write_text(entry.text, encoding="utf-8")
+            target.chmod(0o755)
+        elif entry.is_link:
+            target.symlink_to(entry.source)
+        elif entry.path == PROGRAM:
+            _same_file(entry.source, target)
+        else:
+            shutil.copy2(entry.source, target)
+
+
+def _same_file(installed: Path, target: Path) -> None:
+    with contextlib.suppress(OSError):  # another file system, or somebody else's file
+        target.hardlink_to(installed)
+        return
+    shutil.copy2(installed, target)

@@ -1,0 +1,137 @@
+"""What the doctor says of an installed Ollama from v0.30 on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering import extras
+from ollama_tiering.doctor import check_build
+from ollama_tiering.doctor.check import Check, CheckState
+from ollama_tiering.errors import MissingTool
+from ollama_tiering.patchset import build, elf, tools
+from ollama_tiering.patchset.llama_server import built, installation, link_tree
+from ollama_tiering.patchset.llama_server.installation import InstalledOllama
+from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from tests.unit.patchset import fake_installed as fake
+
+NEEDS = ("version of Ollama", "C++ compiler", "extra models")
+
+
+@pytest.fixture(autouse=True)
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstalledOllama:
+    """An installed Ollama on PATH, and all that it takes to make a tree of it."""
+    for name in [n for n in os.environ if n.startswith("OLLAMA_")]:
+        monkeypatch.delenv(name)
+    for kind in ("STATE", "DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    monkeypatch.setattr(installation, "_UNITS", ())
+    monkeypatch.setattr(installation, "_PREFIXES", ())
+    monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
+    monkeypatch.setattr(elf, "read", fake.all_exported)
+    monkeypatch.setattr(extras, "missing", lambda _name: [])
+    monkeypatch.setattr(build, "built_binaries", list)
+    place = fake.installed(tmp_path / "installed")
+    monkeypatch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", str(fake.compiler(tmp_path / "compiler")))
+    return fake.at(place)
+
+
+def checks() -> dict[str, Check]:
+    return {check.name: check for check in check_build.checks()}
+
+
+def states() -> dict[str, CheckState]:
+    return {name: check.state for name, check in checks().items()}
+
+
+def add_tree(found: InstalledOllama, root: Path, *, ours: str, fits: bool = True) -> None:
+    folder = built.folder() / "v0.32.15-abc"
+    fake.script(folder / "bin/ollama", "")
+    state = found.state() if fits else []
+    tree = LinkTree(folder, str(found.program), fake.VERSION, fake.PIN, state, ours)
+    (folder / built.RECORD).write_text(link_tree.text_of(tree))
+
+
+def no_make() -> None:
+    raise MissingTool("make: not found", hint="install it")
+
+
+def test_one_that_is_not_patched_is_nothing_that_is_built(
+    found: InstalledOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "require_make", no_make)
+    said = checks()
+    assert said["installed Ollama"].state is CheckState.WARN
+    assert said["installed Ollama"].cure == "tiering patch"
+    assert said["make"].state is CheckState.FAIL
+    assert [said[name].state for name in NEEDS] == [CheckState.OK] * 3
+    assert said["version of Ollama"].finding == "v0.32.15, llama.cpp b10488"
+
+
+def test_what_patch_would_refuse_fails(
+    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.script(found.program, "#!/bin/sh\necho 'ollama version is 0.32.14'\n")
+    fake.compiler(tmp_path / "compiler", gcc=10)
+    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
+    said = checks()
+    assert [said[name].state for name in NEEDS] == [CheckState.FAIL] * 3
+    assert "b10434, which is not tested" in said["version of Ollama"].finding
+    assert "g++ 11" in said["C++ compiler"].finding
+    assert "gguf" in said["extra models"].finding
+    assert all(said[name].cure for name in NEEDS)
+    monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"\x7fELF")
+    assert "a script" in checks()["version of Ollama"].finding
+
+
+def test_a_build_of_the_go_engine_needs_none_of_it(
+    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "built_binaries", lambda: [fake.script(tmp_path / "go/ollama", "")])
+    said = states()
+    assert said["installed Ollama"] is CheckState.OK
+    assert not set(NEEDS) & set(said)
+
+
+def test_a_tree_of_today_is_well(found: InstalledOllama, tmp_path: Path) -> None:
+    add_tree(found, tmp_path, ours=built.digest_of(built.default_sources()))
+    said = checks()
+    assert said["installed Ollama"].state is CheckState.OK
+    assert "anew" not in said["installed Ollama"].finding
+    assert not set(NEEDS) & set(said)
+
+
+def test_a_tree_of_an_older_tiering_is_made_anew_and_serves_meanwhile(
+    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_tree(found, tmp_path, ours="older")
+    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
+    said = checks()
+    assert said["installed Ollama"].state is CheckState.OK
+    assert "`tiering up` makes it anew" in said["installed Ollama"].finding
+    assert said["extra models"].state is CheckState.WARN  # what there is goes on working
+
+
+def test_a_tree_for_other_files_is_not_built_any_more(
+    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_tree(found, tmp_path, ours="older", fits=False)
+    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
+    said = checks()
+    assert said["installed Ollama"].state is CheckState.WARN
+    assert said["extra models"].state is CheckState.FAIL
+
+
+def test_one_that_is_gone_or_half_installed(
+    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found.server.unlink()
+    assert states()["installed Ollama"] is CheckState.FAIL
+    add_tree(found, tmp_path, ours="older")
+    said = checks()["installed Ollama"]
+    assert said.state is CheckState.WARN
+    assert "is gone or not whole" in said.finding
+    assert said.cure.endswith("tiering patch revert --ollama auto")

@@ -1,0 +1,221 @@
+"""What `tiering up` starts of an installed Ollama, and with which variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import (
+    FetchError,
+    MissingTool,
+    ResultDiffers,
+    ServiceError,
+    TieringError,
+    UnsupportedUpstream,
+)
+from ollama_tiering.launch import llama_up, record
+from ollama_tiering.launch.address import Address
+from ollama_tiering.launch.record import UpRecord
+from ollama_tiering.launch.up import UpRequest
+from ollama_tiering.patchset.llama_server import built
+from ollama_tiering.patchset.llama_server.built import BuildRequest
+from ollama_tiering.patchset.llama_server.installation import PROGRAM_MAGIC, InstalledOllama
+from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.report import Report
+
+QUIET = Report(quiet=True)
+SOCKET = "OLLAMA_KV_TIER_ENGINE_SOCKET"
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> InstalledOllama:
+    lib = tmp_path / "lib/ollama"
+    lib.mkdir(parents=True)
+    (lib / "libllama.so").write_text("as installed")
+    (tmp_path / "ollama").write_bytes(PROGRAM_MAGIC + b" program")
+    return InstalledOllama(tmp_path / "ollama", lib)
+
+
+@pytest.fixture
+def tree(
+    installation: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> LinkTree:
+    folder = tmp_path / "tree"
+    (folder / "bin").mkdir(parents=True)
+    state, program = installation.state(), str(installation.program)
+    made = LinkTree(folder, program, "v0.32.15", "b10488", state, "ours")
+    monkeypatch.setattr(built, "trees", lambda: [made])
+    monkeypatch.setattr(built, "ensure", lambda *_: made)
+    monkeypatch.setattr(built, "current", lambda _installed: made)
+    return made
+
+
+def test_its_tree_is_started(installation: InstalledOllama, tree: LinkTree) -> None:
+    assert llama_up.program_for(installation, QUIET) == (tree.binary, "")
+
+
+def test_without_a_tree_one_is_made(
+    installation: InstalledOllama, tree: LinkTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(built, "trees", list)
+    monkeypatch.setattr(built, "current", lambda _installed: None)
+    monkeypatch.setattr(built, "ensure", lambda *given: asked.append(given) or tree)
+    assert llama_up.program_for(installation, QUIET) == (tree.binary, "")
+    assert [given[:2] for given in asked] == [(installation, BuildRequest())]
+
+
+def test_after_an_update_the_installed_one_is_started_as_stock(
+    installation: InstalledOllama, tree: LinkTree
+) -> None:
+    (installation.lib / "libllama.so").write_text("updated")
+    program, why = llama_up.program_for(installation, QUIET)
+    assert program == installation.program
+    assert "v0.32.15" in why
+    assert "run `tiering patch`" in why
+
+
+OFFLINE = FetchError("no network", hint="connect it")
+
+
+def upgrade(tree: LinkTree, error: TieringError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tiering` is newer than the tree, and making another one fails."""
+
+    def fail(*_: object) -> LinkTree:
+        raise error
+
+    monkeypatch.setattr(built, "current", lambda _installed: None)
+    monkeypatch.setattr(built, "ensure", fail)
+
+
+def made(tree: LinkTree, **changed: object) -> None:
+    values = {"named_source": None, "allow_untested": False, "protocol": llama_up.VERSION}
+    (tree.folder / "made.json").write_text(json.dumps(values | changed))
+
+
+def test_an_older_tree_serves_where_no_new_one_can_be_made(
+    installation: InstalledOllama,
+    tree: LinkTree,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made(tree)
+    upgrade(tree, OFFLINE, monkeypatch)
+    assert llama_up.program_for(installation, QUIET) == (tree.binary, "")
+    assert "no network (connect it)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [({"protocol": 1}, OFFLINE), ({}, ResultDiffers("other bits", hint="report it"))],
+    ids=["it speaks to no sidecar of today", "the self-test"],
+)
+def test_an_older_tree_that_would_do_harm_or_nothing_is_not_served(
+    changed: dict[str, object],
+    error: TieringError,
+    installation: InstalledOllama,
+    tree: LinkTree,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made(tree, **changed)
+    upgrade(tree, error, monkeypatch)
+    program, why = llama_up.program_for(installation, QUIET)
+    assert program == installation.program
+    assert f"{error.message} ({error.hint})" in why
+
+
+def test_an_older_tree_whose_files_changed_meanwhile_is_not_served(
+    installation: InstalledOllama, tree: LinkTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tree)
+    monkeypatch.setattr(built, "current", lambda _installed: None)
+
+    def ensure(*_: object) -> LinkTree:
+        (installation.lib / "libllama.so").write_text("updated")
+        raise OFFLINE
+
+    monkeypatch.setattr(built, "ensure", ensure)
+    assert llama_up.program_for(installation, QUIET)[0] == installation.program
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnsupportedUpstream("v9.9.9 is not known", hint="wait"),
+        MissingTool("no compiler", hint="install one"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_what_cannot_be_patched_serves_as_stock(
+    error: TieringError, installation: InstalledOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> LinkTree:
+        raise error
+
+    monkeypatch.setattr(built, "trees", list)
+    monkeypatch.setattr(built, "ensure", fail)
+    program, why = llama_up.program_for(installation, QUIET)
+    assert program == installation.program
+    assert why.startswith(f"{installation.program} cannot be patched: ")
+    assert str(error) in why
+
+
+def test_a_tree_is_made_again_as_it_was_made(
+    installation: InstalledOllama, tree: LinkTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[BuildRequest] = []
+    monkeypatch.setattr(built, "ensure", lambda _one, wanted, *_: asked.append(wanted) or tree)
+    llama_up.make_tree(installation, BuildRequest("/a/clone", allow_untested=True, jobs=3), QUIET)
+    monkeypatch.setattr(built, "current", lambda _installed: None)  # `tiering` was upgraded
+    assert llama_up.program_for(installation, QUIET) == (tree.binary, "")
+    assert asked[1] == BuildRequest("/a/clone", allow_untested=True)
+
+
+def test_a_script_is_never_made_a_tree_of(
+    installation: InstalledOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built, "trees", list)
+    monkeypatch.setattr(built, "ensure", lambda *_: pytest.fail("it is compiled"))
+    installation.program.write_text("#!/bin/sh\nexec /opt/ollama/bin/ollama\n")
+    with pytest.raises(UnsupportedUpstream, match="a script that starts one"):
+        llama_up.make_tree(installation, BuildRequest(), QUIET)
+    program, why = llama_up.program_for(installation, QUIET)
+    assert program == installation.program
+    assert "--ollama DIR" in why
+
+
+def test_the_variables_of_a_tiered_server(tmp_path: Path) -> None:
+    request = UpRequest(
+        Address(), tmp_path / "s", tmp_path, llama_server=True, engine_socket=tmp_path / "e"
+    )
+    env = request.environment(tiered=True)
+    assert env == {
+        "OLLAMA_HOST": "127.0.0.1:11434",
+        "OLLAMA_MODELS": str(tmp_path),
+        SOCKET: str(tmp_path / "e"),
+    }  # its own cache of prompts stays as it is: a model may be refused
+    stock = request.environment(tiered=False)
+    assert stock[SOCKET] is None  # also one that is inherited
+
+
+def test_a_tree_that_serves_is_not_removed(tree: LinkTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = UpRecord(os.getpid(), "", binary=str(tree.binary))
+    monkeypatch.setattr(record, "records", lambda: [serving])
+    with pytest.raises(ServiceError, match=f"process {os.getpid()}"):
+        llama_up.remove_trees([tree])
+    assert tree.folder.is_dir()
+    serving.pid = 0
+    llama_up.remove_trees([tree])
+    assert not tree.folder.exists()
+
+
+def test_without_the_extra_up_can_be_started() -> None:
+    """Only making a tree needs it."""
+    blocked = "import sys; sys.modules['gguf'] = None; import ollama_tiering.launch.llama_up"
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
