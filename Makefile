@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server
+.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server pins
 default:
 	./scripts/test quick
 lint:
@@ -26,6 +26,8 @@ flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
 llama-server: # with the tiering, and without: make llama-server SOURCE=sdist-or-folder FOLDER=where; half an hour
 	.venv/bin/python scripts/llama_server.py $(SOURCE) $(FOLDER)
+pins: # where the lines of llama-server fit: sources of llama.cpp, which are downloaded (75 MB each); 2 minutes
+	.venv/bin/python -m scripts.llama_server_pins
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
 locks:

@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "docs/measurements"
 TRAINED = "build/trained.npz"
+LLAMA_SERVER = "build/llama-server"  # made by scripts/llama_server.py
 _MEASURED = re.compile(r"^- Measured: (\S+), commit ([^,\n]+)", re.M)
 _COMMAND = re.compile(r"^- Command: `([^`]+)`", re.M)
 
@@ -122,6 +123,18 @@ RECORDS = (
            "each other", "scripts/bench_cold_restore.py --blocks 24", 2),
     Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
            "scripts/bench_sidecar_rpc.py", 1),
+    Record("engine-socket.md", "look-ups on the engine socket", "the same through gRPC; a bound",
+           "scripts/bench_engine_socket.py", 3),
+    Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
+           "computed anew; its slot's file; its own --cache-ram",
+           f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
+           f"--stock {LLAMA_SERVER}/stock/llama-server", 60,
+           f"{LLAMA_SERVER}/build/bin/llama-server"),
+    Record("llama-server-loop.md", "what the tiering costs llama-server's main loop",
+           "stock; a plain copy; bounds",
+           f"scripts/bench_llama_server.py {LLAMA_SERVER}/build/bin/llama-server "
+           f"{LLAMA_SERVER}/stock/llama-server --tokens 2048 --rounds 10 --pairs 200", 3,
+           f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("attention.md", "the attention kernels by themselves", _ATTENTION,
            "tiering bench attention --rounds 2", 30),
     Record("attention-avx2.md", "the same with AVX2", _ATTENTION,
@@ -163,7 +176,8 @@ def index() -> str:
         "| --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
-        f"`{TRAINED}` comes from `scripts/train_tiny.py --minutes 8 {TRAINED}`, which needs JAX.",
+        f"`{TRAINED}` comes from `scripts/train_tiny.py --minutes 8 {TRAINED}`, which needs JAX,",
+        f"and `{LLAMA_SERVER}` from `scripts/llama_server.py SOURCE {LLAMA_SERVER}`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -28,6 +28,7 @@ from scripts.gpuday.steps import DONE, FAILED, Bound, Outcome
 
 HOT = "OLLAMA_PAGED_HOT_LAYERS"
 IN_TURN = {"OLLAMA_PAGED_PREFETCH": "0"}
+NO_MIRRORS = {"OLLAMA_PAGED_MIRROR": "0"}  # all K/V that are paged cross the bus
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,9 @@ def stock(asker: Asker) -> Outcome:
 
 def _hot(asker: Asker, what: str, env: Mapping[str, str]) -> dict[int, Asked]:
     """With K/V of all layers hot, of none, and of half of them."""
-    layers = asker.sizes.layers
+    layers, paged = asker.sizes.layers, PAGED | NO_MIRRORS | dict(env)
     return {
-        hot: asker.ask(f"{what}, {hot} of {layers} hot", PAGED | {HOT: str(hot)} | dict(env))
+        hot: asker.ask(f"{what}, {hot} of {layers} hot", paged | {HOT: str(hot)})
         for hot in (layers, 0, layers // 2)
     }
 
@@ -200,13 +201,16 @@ def prefetch(
 ) -> Outcome:
     """`in_turn` are the rates of `sequential`; `pinned_rate` is measured bytes per second."""
     runs = _hot(asker, "copied ahead", {})
+    mirrored = asker.ask(f"mirrors, 0 of {asker.sizes.layers} hot", PAGED | {HOT: "0"})
     rates = {str(hot): run.rate for hot, run in runs.items()}
     lines = [
         f"Copied ahead ÷ in turn, tokens/s, {hot} hot: {rate / in_turn[hot]:.3f}."
         for hot, rate in rates.items()
         if in_turn.get(hot)
     ]
-    outcome = judged(list(runs.values()), reference, lines, tokens_per_second=rates)
+    if rates["0"]:
+        lines.append(f"Mirrors ÷ copied ahead, tokens/s, 0 hot: {mirrored.rate / rates['0']:.3f}.")
+    outcome = judged([*runs.values(), mirrored], reference, lines, tokens_per_second=rates)
     outcome.bounds = copy_bounds(asker.sizes, rates["0"], in_turn.get("0"), pinned_rate)
     return outcome
 
