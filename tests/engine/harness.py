@@ -416,9 +416,13 @@ def result_of(answer: Mapping[str, Any], resumed: int, seconds: float) -> Result
 
 
 class Sidecar(SidecarProcess):
-    """The product's own sidecar, as people have it: nothing of whoever runs the tests gets in."""
+    """The product's own sidecar, as people have it: nothing of whoever runs the tests gets in.
 
-    usual: ClassVar[Mapping[str, Any]] = {"tail_seconds": 0}  # no test waits for a longer block
+    But for two settings: no test waits for a longer block, and none depends on how full this
+    machine's disk is.
+    """
+
+    usual: ClassVar[Mapping[str, Any]] = {"tail_seconds": 0, "min_free_percent": 0}
 
     def __init__(
         self,
