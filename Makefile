@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server pins
+.PHONY: default lint format test engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins
 default:
 	./scripts/test quick
 lint:
@@ -24,8 +24,10 @@ mutants-csrc: # each rule of the exact order broken in turn: a test has to fail;
 	./scripts/mutants-csrc
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
-llama-server: # with the tiering, and without: make llama-server SOURCE=sdist-or-folder FOLDER=where; half an hour
-	.venv/bin/python scripts/llama_server.py $(SOURCE) $(FOLDER)
+llama-server: # with the tiering, and without: make llama-server SOURCE=version-sdist-or-folder FOLDER=where; half an hour
+	.venv/bin/python scripts/llama_server.py $(or $(SOURCE),0.3.35) $(FOLDER)
+installed-ollama: llama-server # an Ollama v0.32.15 as if installed, for its tests; `tiering fetch --tag v0.32.15` first
+	.venv/bin/python scripts/installed_ollama.py
 pins: # where the lines of llama-server fit: sources of llama.cpp, which are downloaded (75 MB each); 2 minutes
 	.venv/bin/python -m scripts.llama_server_pins
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long

@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/llama_server.py [SOURCE [FOLDER]] [--jobs N]
 
-SOURCE is a folder, or an sdist of llama-cpp-python, which has llama.cpp in it. FOLDER gets
+SOURCE is a folder, or an sdist of llama-cpp-python, which has llama.cpp in it; or the version of
+such an sdist, which then comes out of the cache or from PyPI. FOLDER gets
 `source`, `build/bin/llama-server`, in `stock` what the same source builds without our lines, and
 in `original` the files that our lines are in. By default it is in the product's cache, where
 `scripts/test` finds it. Another run, which needs no SOURCE, compiles what has changed.
@@ -13,6 +14,7 @@ not. On 2 cores it takes half an hour.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.patchset.llama_server.hooks import HOOKS, NEEDED, OURS
 from ollama_tiering.patchset.llama_server.tree import patch_tree
+from scripts.llama_server_sdists import CACHE, sdist
 
 SOURCES = Path(__file__).resolve().parents[1] / "llama_server" / "src"
 DEFAULT = config.cache_dir() / "llama-server-test"
@@ -63,6 +66,13 @@ function(kvt_fast)
 endfunction()
 cmake_language(DEFER CALL kvt_fast)
 """
+
+
+def found(source: Path) -> Path:
+    """Itself, unless it is a version."""
+    if source.exists() or not re.fullmatch(r"\d+\.\d+\.\d+", str(source)):
+        return source
+    return sdist(str(source), CACHE)
 
 
 def unpack(source: Path, to: Path) -> None:
@@ -144,7 +154,7 @@ def main() -> int:
         if not source.exists():
             if given.source is None:
                 raise UsageError(f"{source} does not exist yet: name a source of llama.cpp")
-            unpack(given.source, source)
+            unpack(found(given.source), source)
         if not (source / OURS).exists():
             compile_server(source, build, given.jobs)
             shutil.copytree(build / "bin", stock, symlinks=True, dirs_exist_ok=True)
