@@ -22,8 +22,10 @@ FLAGS = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-DLLAMA_SHARED", "-
 # The member function of llama-server that each call belongs into: if another one has the line of
 # llama.cpp beside which it is placed, what is done there has to be looked at again.
 FUNCTIONS = {
+    "before_load": "load_model",
     "before_prompt": "pre_decode",
     "before_shift": "pre_decode",
+    "before_slot_file": "process_single_task",
     "before_swap": "get_available_slot",
     "after_answer": "load_model",
     "step": "update_slots",

@@ -3,6 +3,7 @@
 #include "kvt_socket.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <utility>
 
@@ -284,9 +285,19 @@ status client::garbled() {
     return status::broken;
 }
 
-// broken also where the sidecar refuses and closes the connection.
+// broken also where the sidecar refuses and closes the connection, and where there is no memory for its answer: then nobody
+// knows what comes next.
 status client::exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
                         std::string & answer) {
+    try {
+        return exchange_once(fd, request, body, until, wanted, answer);
+    } catch (const std::exception &) {
+        return status::broken;
+    }
+}
+
+status client::exchange_once(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+                             std::string & answer) {
     uint16_t got = 0;
     const transfer result = send_and_receive(fd, (uint16_t) request, body, until, got, answer);
     if (result != transfer::done) {
@@ -320,7 +331,11 @@ void client::lose(line left) {
 void client::keep_connected() {
     milliseconds pause = probe_least;
     for (;;) {
-        const bool connected = connect_once();
+        bool connected = false;
+        try {
+            connected = connect_once();
+        } catch (const std::exception &) { // there is no memory: later, perhaps
+        }
         std::unique_lock<std::mutex> lock(state_);
         tried_ = true;
         changed_.notify_all();
@@ -345,6 +360,7 @@ void client::keep_connected() {
 }
 
 bool client::connect_once() {
+    const std::string own = packed(said_).body();
     const int fd = connect_socket(path_);
     if (fd < 0) {
         say("no sidecar listens on " + path_);
@@ -353,7 +369,7 @@ bool client::connect_once() {
     const frame_kind wanted = said_.unsupported.empty() ? frame_kind::welcome : frame_kind::done;
     std::string answer;
     welcome greeted;
-    const status got = exchange(fd, frame_kind::hello, packed(said_).body(), clock::now() + probe_timeout, wanted, answer);
+    const status got = exchange(fd, frame_kind::hello, own, clock::now() + probe_timeout, wanted, answer);
     if (got != status::ok || wanted == frame_kind::done || !unpack(answer, greeted)) {
         close_socket(fd);
         std::lock_guard<std::mutex> lock(state_);

@@ -78,6 +78,8 @@ private:
     status garbled(); // an answer that is none
     status exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
                     std::string & answer);
+    status exchange_once(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+                         std::string & answer);
     void lose(line left = line::down); // the connection; io_ is held
     void keep_connected();
     bool connect_once();

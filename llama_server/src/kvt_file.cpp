@@ -59,6 +59,8 @@ std::vector<size_t> state_segments(uint64_t bytes) {
     return sizes;
 }
 
+opened::~opened() { close(fd_); }
+
 int open_for_reading(const file & named, std::string & why) {
     return open_checked(named.path, O_RDONLY, named.file_bytes, why);
 }

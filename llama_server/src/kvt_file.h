@@ -21,6 +21,18 @@ std::vector<size_t> segment_bytes(const hello & said, uint32_t rows);
 // Bytes of the segments of a state.
 std::vector<size_t> state_segments(uint64_t bytes);
 
+// Closes a descriptor, whatever is thrown meanwhile.
+class opened {
+public:
+    explicit opened(int fd) : fd_(fd) {}
+    ~opened();
+    opened(const opened &) = delete;
+    opened & operator=(const opened &) = delete;
+
+private:
+    const int fd_;
+};
+
 // A descriptor, or -1 and why not: a link, no regular file, of another size or owner, or one that others may write.
 int open_for_reading(const file & named, std::string & why);
 int open_for_writing(const reserved & named, std::string & why);

@@ -19,9 +19,9 @@ uint32_t reason_of(status got) {
 
 } // namespace
 
-restorer::restorer(client & look_up, client & waiting, hello said, size_t most_bytes)
+restorer::restorer(client & look_up, client & waiting, hello said, size_t most_bytes, milliseconds stall)
     : look_up_(look_up), waiting_(waiting), said_(std::move(said)), buffer_bytes_(std::max<size_t>(block_bytes(said_, block_tokens), 1)),
-      most_bytes_(most_bytes) {}
+      most_bytes_(most_bytes), most_stall_(stall) {}
 
 restorer::~restorer() {
     while (!jobs_.empty()) {
@@ -101,6 +101,7 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
         one.spare.push_back(std::move(next.block));
         changed_.notify_all();
         one.report.copy_seconds += seconds;
+        one.moved = steady_clock::now();
         if (written) {
             one.written = next.first + next.rows;
             one.report.restored_bytes += block_bytes(said_, next.rows);
@@ -108,10 +109,16 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
             one.report.reason = shortfall_no_cells;
         }
     }
-    if (written && !one.read) {
+    const bool stalled = !one.read && steady_clock::now() - one.moved > most_stall_;
+    if (written && !one.read && !stalled) {
         return false;
     }
-    if (said_.states) {
+    if (stalled) {
+        one.report.reason = shortfall_unreadable;
+    }
+    if (said_.states && stalled) {
+        one.report.restored_bytes = 0; // rows alone are of no use, and the thread may yet write the rest
+    } else if (said_.states) {
         lock.unlock();
         resume(one, sink);
         lock.lock();

@@ -22,6 +22,7 @@ namespace kvt {
 
 constexpr size_t most_read_ahead = 128u << 20; // bytes that were read and are not in a slot yet, of all prompts
 constexpr uint32_t most_wait_ms = 5000;        // for files that have to be copied up first, and for room
+constexpr milliseconds most_stall { 15000 };   // without anything new, however long a disk hangs
 
 // Numbers of `Shortfall` in block_store.proto: why there is not more.
 enum shortfall : uint32_t {
@@ -45,7 +46,7 @@ class restorer {
 public:
     // `look_up` is asked first. Where files have to be fetched first, `waiting` asks again, for one prompt after the other:
     // others' look-ups do not wait for that, and an answer that comes too late costs no other prompt its lease.
-    restorer(client & look_up, client & waiting, hello said, size_t most_bytes = most_read_ahead);
+    restorer(client & look_up, client & waiting, hello said, size_t most_bytes = most_read_ahead, milliseconds stall = most_stall);
     ~restorer(); // waits for its threads, at most for a look-up
     restorer(const restorer &) = delete;
     restorer & operator=(const restorer &) = delete;
@@ -57,8 +58,8 @@ public:
     bool busy(int slot) const { return jobs_.count(slot) > 0; }
 
     // Writes what is ready, until `until`, and at least one block if one is. True if that was all: `report` then has what
-    // was restored (tokens, bytes, times, reason and place), and the slot is not busy any more. Of a model with states all
-    // that is named is restored, or nothing.
+    // was restored (tokens, bytes, times, reason and place), and the slot is not busy any more. It is all, too, if nothing new
+    // has come for `most_stall`. Of a model with states all that is named is restored, or nothing.
     bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report);
 
     void drop(int slot); // nothing more is wanted for it
@@ -93,6 +94,7 @@ private:
         bool read = false;         // the thread adds no more
         bool dropped = false;
         bool ended = false;        // so has the thread
+        steady_clock::time_point moved = steady_clock::now(); // when something new had come
         finished report;
         std::thread thread;
     };
@@ -126,6 +128,7 @@ private:
     const hello said_;
     const size_t buffer_bytes_;
     const size_t most_bytes_;
+    const milliseconds most_stall_;
 
     mutable std::mutex mutex_; // of the next three, and of the fields of jobs
     std::condition_variable changed_;

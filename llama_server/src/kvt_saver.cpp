@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -98,8 +99,19 @@ void saver::step(row_source & rows, steady_clock::time_point until) {
     }
 }
 
-// False if it was time to stop before the block was whole, or with the block if it was the last.
+// Without memory, or whatever else is thrown, the block is not stored.
 bool saver::serve(want & one, row_source & rows, steady_clock::time_point until) {
+    try {
+        return read(one, rows, until);
+    } catch (const std::exception &) {
+        one.block = {};
+        one.served = true;
+        return true;
+    }
+}
+
+// False if it was time to stop before the block was whole, or with the block if it was the last.
+bool saver::read(want & one, row_source & rows, steady_clock::time_point until) {
     job & of = *jobs_.front();
     if (one.window) {
         one.block = buffer((size_t) one.rows*said_.window_row_bytes);
@@ -144,6 +156,15 @@ bool saver::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_
     });
 }
 
+void saver::lose(int slot, uint32_t from) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto & one : jobs_) {
+        if (one->slot == slot) {
+            one->resident = std::min(one->resident, from/block_tokens*block_tokens);
+        }
+    }
+}
+
 // Until it has all, the thread may go on with the slot's own rows.
 bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until) {
     uint32_t first = std::max(from, one.done)/block_tokens*block_tokens;
@@ -166,8 +187,8 @@ bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::t
     return true;
 }
 
-// Empty if there is no room, or the rows are gone.
-buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const {
+// Empty if there is no room or no memory, or the rows are gone.
+buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const try {
     const auto sizes = segment_bytes(said_, count);
     const size_t bytes = block_bytes(said_, count);
     if (kept_bytes_ + bytes > most_kept_) {
@@ -181,6 +202,8 @@ buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source
         }
     }
     return block;
+} catch (const std::exception &) {
+    return {};
 }
 
 void saver::report(const finished & request) {
@@ -211,13 +234,18 @@ void saver::run() {
         const auto reports = std::exchange(reports_, {});
         auto one = jobs_.empty() ? nullptr : jobs_.front();
         lock.unlock();
-        for (const auto & request : reports) {
-            look_up_.finish(request, lookup_timeout);
-        }
-        if (one != nullptr) {
-            store(one);
+        try {
+            for (const auto & request : reports) {
+                look_up_.finish(request, lookup_timeout);
+            }
+            if (one != nullptr) {
+                store(one);
+            }
+        } catch (const std::exception &) { // for instance there is no memory: it is not stored
+            store_.hang_up(); // somewhere within a call
         }
         lock.lock();
+        wants_.clear();
         if (one != nullptr) {
             forget(*one);
             jobs_.pop_front();

@@ -49,8 +49,11 @@ public:
     void step(row_source & rows, steady_clock::time_point until);
 
     // Rows from `from` on are about to be lost: copies those that may have to be stored. False at `until` if there are
-    // more; then it is called again, and nothing may be lost before it has returned true.
+    // more; then it is called again, and nothing may be lost before it has returned true, or lose() was called.
     bool keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until = steady_clock::time_point::max());
+
+    // Rows from `from` on are lost: what is not copied by now is not stored.
+    void lose(int slot, uint32_t from);
 
     void report(const finished & request); // to the sidecar, without waiting for it
 
@@ -93,6 +96,7 @@ private:
     static bool fill_state(const job & one, const reserved & named, filled & done);
     bool fill(const reserved & named, const buffer & block, filled & done) const;
     bool serve(want & one, row_source & rows, steady_clock::time_point until);
+    bool read(want & one, row_source & rows, steady_clock::time_point until);
     bool keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until);
     buffer copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const;
     uint32_t known(int slot, const std::vector<int32_t> & tokens) const;

@@ -19,11 +19,12 @@ uint32_t saver::lasting(const past & before, const std::vector<int32_t> & tokens
     return all ? same : same/block_tokens*block_tokens;
 }
 
-// Without the states that the windows make needless.
+// Without the states that the windows make needless. These take the slot to a position only with `window_least` rows before
+// it: a short conversation has all its rows, and needs a state.
 std::vector<state_offer> saver::offers_of(const job & one, bool windows) const {
     std::vector<state_offer> offers;
     for (const auto & each : one.states) {
-        if (!windows || (one.windows > 0 && each.first < (uint64_t) one.windows + said_.window_least)) {
+        if (!windows || each.first < (uint64_t) one.windows + said_.window_least) {
             offers.push_back({ each.first, each.second.size() });
         }
     }

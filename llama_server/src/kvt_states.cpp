@@ -56,6 +56,7 @@ uint32_t read_state(const file & named, lease & held, std::vector<char> & bytes)
     if (fd < 0) {
         return shortfall_unreadable;
     }
+    const opened closes(fd);
     bytes.resize((size_t) named.used);
     uint64_t offset = named.payload_offset;
     size_t at = 0;
@@ -66,7 +67,6 @@ uint32_t read_state(const file & named, lease & held, std::vector<char> & bytes)
         offset += page_aligned(sizes[i]);
         at += sizes[i];
     }
-    close(fd);
     return sound ? shortfall_none : shortfall_damaged;
 }
 

@@ -1,5 +1,6 @@
 // An engine with two slots for tests of saving and restoring: its main loop is the one that reads its input.
-//   kvt_slots SOCKET [MIB [MIB [MIB]]]   that may be read ahead, and kept; of a state, without which no slot goes on
+//   kvt_slots SOCKET [MIB [MIB [MIB [MS]]]]   that may be read ahead, and kept; of a state, without which no slot goes on; that
+//                             a prompt may wait for something new
 //   answer SLOT FIRST COUNT   the slot holds the rows of tokens FIRST …; they are to be stored, and a state behind them
 //   hold SLOT FIRST COUNT     it holds them, and they are not to be stored
 //   prompt SLOT FIRST COUNT   it gets another prompt: what is not stored is kept, then what is stored comes back
@@ -12,6 +13,8 @@
 //   keep SLOT FROM            it is about to lose its rows from there on: "kept in S steps, longest M ms"
 //   shift SLOT FIRST          from there on its rows are others, of the same tokens
 //   lose SLOT                 its rows go, and nobody said so before
+//   forget SLOT FROM          they are others from there on, and there was no time to keep them
+//   throws SEGMENTS           reading throws behind so many segments
 //   settle BLOCKS             main loop until so many blocks are written; "N blocks in S steps, longest M ms"
 //   slow MILLISECONDS         that reading a segment and writing a block take from now on
 //   full ROWS                 that a slot has cells for
@@ -25,6 +28,7 @@
 #include <chrono>
 #include <iostream>
 #include <map>
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -73,9 +77,13 @@ struct engine : kvt::row_source {
     std::map<int, slot> slots;
     int slow_ms = 0;
     size_t cells = 1u << 20;
+    int reads_left = 1 << 30;
 
     bool read(int number, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, size_t plane, char * out) override {
         std::this_thread::sleep_for(kvt::milliseconds(slow_ms));
+        if (--reads_left < 0) {
+            throw std::bad_alloc();
+        }
         const auto & held = slots[number].tokens;
         const uint32_t turned = slots[number].turned;
         const size_t end = first + rows;
@@ -149,8 +157,8 @@ struct server {
     kvt::saver saver;
     std::map<int, std::vector<int32_t>> prompts; // that wait for their rows
 
-    server(const char * path, size_t read_ahead, size_t kept, size_t state)
-        : state_bytes(state), look_up(path, said), waiting(path, said), storing(path, said), restorer(look_up, waiting, said, read_ahead),
+    server(const char * path, size_t read_ahead, size_t kept, size_t state, kvt::milliseconds stall)
+        : state_bytes(state), look_up(path, said), waiting(path, said), storing(path, said), restorer(look_up, waiting, said, read_ahead, stall),
           saver(storing, look_up, said, [this] { woken.store(true); }, kept) {
         look_up.wait_first(patience);
         storing.wait_first(patience);
@@ -272,11 +280,12 @@ struct server {
 
 int main(int argc, char ** argv) {
     if (argc < 2) {
-        std::cout << "kvt_slots SOCKET [MIB [MIB [MIB]]]" << std::endl;
+        std::cout << "kvt_slots SOCKET [MIB [MIB [MIB [MS]]]]" << std::endl;
         return 1;
     }
     const auto bytes = [&](int i, size_t usual) { return argc > i ? std::stoul(argv[i]) << 20 : usual; };
-    server one(argv[1], bytes(2, kvt::most_read_ahead), bytes(3, kvt::most_kept_bytes), bytes(4, 0));
+    const kvt::milliseconds stall = argc > 5 ? kvt::milliseconds(std::stol(argv[5])) : kvt::most_stall;
+    server one(argv[1], bytes(2, kvt::most_read_ahead), bytes(3, kvt::most_kept_bytes), bytes(4, 0), stall);
     std::cout << (one.look_up.up() && one.storing.up() ? "up" : "not up") << std::endl;
     std::string line;
     while (std::getline(std::cin, line)) {
@@ -310,6 +319,11 @@ int main(int argc, char ** argv) {
             one.rows.slots[number].turned = (uint32_t) first;
         } else if (what == "lose") {
             one.rows.slots[number].tokens.clear();
+        } else if (what == "forget") {
+            one.saver.lose(number, (uint32_t) first);
+            one.rows.slots[number].turned = (uint32_t) first;
+        } else if (what == "throws") {
+            one.rows.reads_left = number;
         } else if (what == "settle") {
             answer = one.settle((uint64_t) number);
         } else if (what == "slow") {

@@ -253,6 +253,48 @@ def test_a_block_that_was_half_read_is_stored_as_it_was_before_a_shift(
     assert restored(talk.say("prompt", 1, first, 65)) == 64
 
 
+def test_rows_that_change_before_there_was_time_to_keep_them_are_not_stored(
+    talk: Talk, first: int
+) -> None:
+    talk.say("answer", 0, first, 640)
+    talk.say("forget", 0, 330)
+    assert talk.say("settle", 5).startswith("5 blocks")
+    assert restored(talk.say("prompt", 1, first, 641)) == 320
+
+
+def test_without_memory_for_a_block_what_comes_before_it_is_stored(talk: Talk, first: int) -> None:
+    talk.say("answer", 0, first, 640)
+    talk.say("throws", 2 * PLANES + 1)
+    talk.say("answer", 1, first + (1 << 29), 64)  # ends after it
+    assert talk.say("settle", 2).startswith("2 blocks")
+    talk.say("throws", 1 << 20)
+    assert restored(talk.say("prompt", 2, first, 641)) == 128
+    assert talk.say("settle", 3).startswith("3 blocks")  # and the next one, whole
+
+
+def test_without_memory_to_keep_a_block_it_is_not_stored(talk: Talk, first: int) -> None:
+    talk.say("answer", 0, first, 640)
+    talk.say("throws", 0)
+    talk.say("keep", 0, 0)
+    talk.say("throws", 1 << 20)
+    talk.say("answer", 1, first + (1 << 29), 64)
+    assert talk.say("settle", 1).startswith("1 blocks")
+    assert restored(talk.say("prompt", 2, first, 641)) == 0
+
+
+@pytest.mark.parametrize("state_mib", [0, 1])
+def test_a_prompt_does_not_wait_for_a_disk_that_hangs(
+    program: Path, daemon: SidecarProcess, state_mib: int
+) -> None:
+    """Where nothing may be waited for, nothing new has come for too long at once."""
+    first = random.randrange(1 << 30)
+    with Talk(program, engine_socket(daemon.socket), "128", "128", str(state_mib), "0") as talk:
+        talk.say("answer", 0, first, 640)
+        talk.say("settle", 10 + state_mib)
+        assert talk.say("prompt", 1, first, 641) == "have 0 restored 0 reason 12"
+    daemon.wait(nothing_is_held, "nothing is held afterwards", SECONDS)
+
+
 def test_a_prompt_that_nobody_wants_any_more(talk: Talk, first: int) -> None:
     """Dropped while it is looked up or read; its slot may get another at once. `talk` sees that
     nothing is leased afterwards, and its program ends although some of it was never fetched.

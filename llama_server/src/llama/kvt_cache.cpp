@@ -177,6 +177,13 @@ std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, 
     return places.idxs[0];
 }
 
+void settle(llama_context * ctx) {
+    llama_synchronize(ctx);
+    if (ctx->memory_update(false)) {
+        llama_synchronize(ctx);
+    }
+}
+
 void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from) { cache.seq_rm(seq, (llama_pos) from, -1); }
 
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {

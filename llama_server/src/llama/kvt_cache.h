@@ -53,6 +53,11 @@ std::vector<uint32_t> take_cells(llama_context * ctx, llama_kv_cache & cache, in
 std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
                                  const int32_t * tokens);
 
+// What is queued for the memory is done (rows that one stream is to get of another, rows that wait to be rotated), and no
+// device computes with it any more. Before that, bytes of rows are neither read nor written: a copy of a whole stream that
+// comes later would overwrite them. Throws what llama.cpp throws.
+void settle(llama_context * ctx);
+
 // The positions from `from` on go.
 void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from);
 

@@ -69,7 +69,7 @@ void forget(checkpoints & all, const marks & marked) {
 std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t sound, bool whole,
                                const std::function<bool(uint32_t, size_t)> & wanted) {
     std::vector<state> found;
-    llama_synchronize(ctx);
+    settle(ctx);
     size_t seen = 0;
     if (whole && ends_after(ctx, seq, sound)) {
         ++seen;

@@ -16,12 +16,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <gnu/libc-version.h>
 #include <link.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 namespace kvt {
 
@@ -46,15 +48,6 @@ uint64_t hash(const string & text) {
         value = (value ^ (uint8_t) byte)*0x100000001b3;
     }
     return value;
-}
-
-// Size and time of a file, for one without a name by its content.
-string file_mark(const string & path) {
-    struct stat info {};
-    if (stat(path.c_str(), &info) != 0) {
-        return "";
-    }
-    return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
 bool named_by_digest(const string & name) {
@@ -169,7 +162,39 @@ void add_settings(hello & said) {
     }
 }
 
-string why_not(const common_params & params, llama_context * ctx, bool speculative, std::vector<plane> & planes) {
+// Variables of GGML may choose other kernels. Not where its libraries lie, nor which devices it sees: these have names here.
+string variables() {
+    std::set<string> found;
+    for (char ** one = environ; *one != nullptr; ++one) {
+        const string text = *one;
+        const string name = text.substr(0, text.find('='));
+        if (begins(name, "GGML_") && name != "GGML_BACKEND_PATH" && name.find("VISIBLE_DEVICES") == string::npos) {
+            found.insert(text);
+        }
+    }
+    string all;
+    for (const auto & one : found) {
+        all += one + "\n";
+    }
+    return all.empty() ? all : hex(hash(all));
+}
+
+// Options that decide which device computes with a weight, and in which order its values lie; empty if all are as usual.
+string placement(const common_params & params) {
+    string text;
+    text += params.no_op_offload ? "no-op-offload " : "";
+    text += params.no_extra_bufts ? "no-repack " : "";
+    text += params.no_host ? "no-host " : "";
+    if (params.split_mode != LLAMA_SPLIT_MODE_LAYER) {
+        text += "split " + std::to_string((int) params.split_mode) + " on " + std::to_string(params.main_gpu) + " ";
+        for (const float part : params.tensor_split) {
+            text += part > 0 ? std::to_string(part) + "/" : "";
+        }
+    }
+    return text;
+}
+
+string why_not(const common_params & params, llama_context * ctx, bool speculative, const string & mark, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -205,6 +230,9 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     const string model = base_name(params.model.path);
     if (!named_by_digest(model) && model.find("-of-") != string::npos) {
         return "a model of several files";
+    }
+    if (!named_by_digest(model) && (mark.empty() || mark != file_mark(params.model.path))) {
+        return "the model's file is another one than when it was loaded";
     }
     if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {
         return "slots that share cells (-kvu)";
@@ -242,10 +270,18 @@ void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window
 
 } // namespace
 
-hello describe_server(const common_params & params, llama_context * ctx, bool speculative) {
+string file_mark(const string & path) {
+    struct stat info {};
+    if (stat(path.c_str(), &info) != 0) {
+        return "";
+    }
+    return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
+}
+
+hello describe_server(const common_params & params, llama_context * ctx, bool speculative, const string & mark) {
     hello said;
     std::vector<plane> planes;
-    said.unsupported = why_not(params, ctx, speculative, planes);
+    said.unsupported = why_not(params, ctx, speculative, mark, planes);
     const auto & cparams = ctx->get_cparams();
     const string model = base_name(params.model.path);
     said.fields = { { "model", model.substr(0, 128) }, { "engine", engine_name().substr(0, 128) },
@@ -254,7 +290,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
         return said;
     }
     if (!named_by_digest(model)) {
-        said.fields.emplace_back("file", file_mark(params.model.path));
+        said.fields.emplace_back("file", mark);
     }
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
     said.fields.emplace_back("v", planes[1].transposed ? "transposed" : "");
@@ -270,6 +306,8 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
         }
     }
     said.fields.emplace_back("placed", placed);
+    said.fields.emplace_back("placement", placement(params));
+    said.fields.emplace_back("variables", variables());
     // Rows of a quantised cache are rotated unless this says no.
     said.fields.emplace_back("rotated", variable("LLAMA_ATTN_ROT_DISABLE"));
     said.fields.emplace_back("salt", variable("OLLAMA_KV_TIER_SALT")); // the sidecar keeps its digest only
@@ -283,6 +321,8 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
         said.fields.emplace_back("layers", all_devices(*llama_get_model(ctx)));
     }
     if (parts.window != nullptr) {
+        // A checkpoint that holds rows is read only by a cache of as many streams.
+        said.fields.emplace_back("streams", std::to_string(parts.rows->get_n_stream()));
         const auto window = planes_of(*parts.window, 0, why);
         add_layers(said, window, llama_get_model(ctx)->hparams.n_swa);
         for (const auto & one : window) {
@@ -299,8 +339,9 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
 bool shifts_exactly(llama_context * ctx) {
     std::string why;
     const auto * cache = parts_of(ctx, why).rows;
-    // RoPE multiplies by this factor whatever the angle, and quantised rows are rounded anew.
-    return cache != nullptr && cache->type_k() == GGML_TYPE_F16 && ctx->get_cparams().yarn_attn_factor == 1.0f;
+    // RoPE multiplies by a factor whatever the angle, with YaRN also by one of its own; and quantised rows are rounded anew.
+    const auto & cparams = ctx->get_cparams();
+    return cache != nullptr && cache->type_k() == GGML_TYPE_F16 && cparams.yarn_attn_factor == 1.0f && cparams.yarn_ext_factor == 0.0f;
 }
 
 bool shift_waits(llama_context * ctx) {

@@ -1,17 +1,14 @@
 // What llama-server does for its slots: looks up before a prompt, stores after an answer. Included by server-context.cpp
 // alone, below server_slot; the calls are placed by ollama_tiering/patchset/llama_server. All of it runs in the main loop.
-//
-// A row is sound if it is what computing its tokens gives. After a context shift the rows behind it are not, though their
-// tokens are known, nor are rows that came into a slot by another way. Only sound rows are stored.
+// Nothing is thrown into the server: where memory is lacking, it goes on as stock.
 #pragma once
 
 #include "kvt_cache.h"
 #include "kvt_checkpoints.h"
-#include "kvt_client.h"
 #include "kvt_describe.h"
+#include "kvt_links.h"
 #include "kvt_own_cache.h"
-#include "kvt_restore.h"
-#include "kvt_saver.h"
+#include "kvt_seats.h"
 #include "kvt_slots.h"
 
 #include <algorithm>
@@ -27,7 +24,8 @@
 
 namespace kvt {
 
-constexpr milliseconds idle_wait { 10 }; // for rows, where nothing else is to be done
+constexpr milliseconds idle_wait { 10 };    // for rows, where nothing else is to be done
+constexpr milliseconds losing_step { 100 }; // to copy aside what a slot loses at once; what it takes longer for is not stored
 
 // A prompt that goes on behind all that its slot holds is the next turn of that conversation: what is new in it is hardly
 // stored anywhere. A look-up takes time for each token of the prompt, and is made only if a good part of them is new.
@@ -38,7 +36,15 @@ public:
     // Off for good without the variable: then every call returns at once.
     explicit tier(server_queue & queue) : queue_(queue) {
         const char * path = std::getenv("OLLAMA_KV_TIER_ENGINE_SOCKET");
-        path_ = path != nullptr ? path : "";
+        given_ = path_ = path != nullptr ? path : "";
+    }
+
+    // Before the model is loaded, also again after the server has slept: nothing is known of what was before.
+    void before_load(const common_params & params) {
+        links_.close();
+        seats_.clear();
+        path_ = given_;
+        mark_ = path_.empty() ? "" : file_mark(params.model.path);
     }
 
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left
@@ -47,22 +53,21 @@ public:
         if (path_.empty()) {
             return false;
         }
-        own_cache_.turn(look_up_ != nullptr && look_up_->up(), cache, params);
+        own_cache_.turn(links_.look_up != nullptr && links_.look_up->up(), cache, params);
         const auto until = steady_clock::now() + saving_step;
         ++turn_; // each slot is the first in its turn, so that none waits for ever
         for (size_t i = 0; i < slots.size(); ++i) {
             auto & slot = slots[(turn_ + i) % slots.size()];
             try {
-                if (slot.state == SLOT_STATE_STARTED && seats_[slot.id].task != slot.task->id) {
-                    arrive(slot, params);
-                }
-                prepare(slot, until);
+                ended(slot);
+                arrived(slot, params);
+                prepare(slots, slot, until);
             } catch (const std::exception & error) { // for instance there is no memory
                 SLT_WRN(slot, "kv tiering: %s\n", error.what());
                 give_up(slot);
             }
         }
-        if (saver_ == nullptr) {
+        if (links_.saver == nullptr) {
             return false;
         }
         slot_rows rows;
@@ -77,15 +82,15 @@ public:
             computes = computes || (slot.is_processing() && slot.state != SLOT_STATE_WAIT_OTHER);
             const bool prompt = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_PROCESSING_PROMPT;
             if (own.open && !own.waits && !prompt) {
-                prefilled(own);
+                own.note_prefilled();
             }
         }
-        saver_->step(rows, until);
+        links_.saver->step(rows, until);
         if (!waits || computes) {
             return false;
         }
         if (!busy) {
-            restorer_->wait(idle_wait);
+            links_.restorer->wait(idle_wait);
         }
         wake(); // for the next turn: this one ends here
         return true;
@@ -93,14 +98,12 @@ public:
 
     // Before the server looks how much of the prompt its slot holds: what could be restored is in the slot.
     void before_prompt(server_slot & slot) {
-        if (saver_ == nullptr) {
+        if (links_.saver == nullptr) {
             return;
         }
         seat & own = seats_[slot.id];
         if (!own.open || own.task != slot.task->id) { // nothing is known of it
-            leave(slot, 0);
-            own.sound.clear();
-            own.open = false;
+            lose_rows(slot);
             return;
         }
         own.begun = true;
@@ -110,137 +113,106 @@ public:
     // Before the server's own cache of prompts takes the slot's rows away, and may give it others. It does so also to a slot
     // that waits, if a request names that slot: then nothing more comes in, and the request goes on from what is there.
     void before_swap(server_slot & slot) {
-        if (saver_ == nullptr) {
+        if (links_.saver == nullptr) {
             return;
         }
-        leave(slot, 0);
         seat & own = seats_[slot.id];
+        safely(slot, [&] {
+            ended(slot);
+            leave(slot, 0);
+            own.swapped = text_of(slot.prompt.tokens);
+        });
         if (own.waits) {
-            restorer_->drop(slot.id);
-            own.waits = own.open = false;
-            own.sound.clear();
+            links_.restorer->drop(slot.id);
+            own.waits = false;
+            own.forget_rows();
             slot.state = SLOT_STATE_STARTED;
         }
     }
 
-    // When the slot is idle again, before it gets another request.
+    // Before a slot gets rows out of a file, which another server may have written.
+    void before_slot_file(server_slot * slot) {
+        if (links_.saver != nullptr && slot != nullptr && !slot->is_processing()) {
+            safely(*slot, [&] { ended(*slot); });
+            lose_rows(*slot);
+        }
+    }
+
+    // When the slot is idle again. Its rows are looked at in the next turn: if computing them has failed, the server clears
+    // the slot after this call.
     void after_answer(server_slot & slot) {
         const auto found = seats_.find(slot.id);
-        if (saver_ == nullptr || found == seats_.end() || !found->second.open) {
-            return;
+        if (links_.saver != nullptr && found != seats_.end()) {
+            safely(slot, [&] {
+                found->second.ended = true;
+                if (found->second.open && found->second.begun) {
+                    found->second.note_sound(slot);
+                }
+                wake();
+            });
         }
-        seat & own = found->second;
-        own.open = false;
-        if (!own.begun) { // it was given up before its prompt
-            own.waits = false;
-            restorer_->drop(slot.id);
-            if (own.brought > 0) { // else the slot is as it was
-                own.sound = text_of(slot.prompt.tokens);
-                own.sound.resize(std::min<size_t>(own.sound.size(), own.limit));
-            }
-            return;
-        }
-        own.sound = text_of(slot.prompt.tokens);
-        own.sound.resize(std::min<size_t>(own.sound.size(), own.limit));
-        prefilled(own);
-        saver_->report(own.report);
-        store(slot, own);
     }
 
     // Before rows behind the first `n_keep` are given other positions.
     void before_shift(std::vector<server_slot> & slots, server_slot & slot, int32_t n_keep) {
-        if (saver_ == nullptr) {
+        if (links_.saver == nullptr) {
             return;
         }
         seat & own = seats_[slot.id];
-        if (own.open && own.begun) {
-            own.sound = text_of(slot.prompt.tokens);
-            own.sound.resize(std::min<size_t>(own.sound.size(), own.limit));
-            store(slot, own);
-        }
-        if (!exact_) { // all rows of the cache are rounded anew
-            for (auto & other : slots) {
-                shifted(other, 0);
+        safely(slot, [&] {
+            if (own.open && own.begun) {
+                own.note_sound(slot);
+                store(slot, own);
             }
-        }
-        shifted(slot, (uint32_t) std::max(n_keep, 0));
+        });
+        moves(slots, slot, (uint32_t) std::max(n_keep, 0));
     }
 
 private:
-    struct seat { // what is known of a slot
-        int task = -1;              // the request that it has, or had last
-        bool open = false;          // its rows may be stored
-        bool waits = false;         // for its rows: SLOT_STATE_WAIT_OTHER, which the server passes over
-        bool left = false;          // what is to be stored of its old rows is copied aside
-        bool begun = false;         // so has its prompt; before, the slot may hold another request's rows
-        bool prefilled = false;
-        bool continues = false;     // the prompt has all that the slot held
-        uint32_t have = 0;          // rows of the prompt that the slot held
-        uint32_t goes_on = 0;       // after so many of them the server goes on; with states fewer than it holds
-        uint32_t brought = 0;       // rows that were restored
-        uint32_t limit = 0;         // of the request's rows, those before it are sound
-        std::vector<int32_t> text;  // the prompt, up to its first image
-        marks others;               // checkpoints of the request before, which are none of this one's
-        std::vector<int32_t> sound; // tokens whose rows the slot held after its last request, as far as they are sound
-        finished report;
-        steady_clock::time_point began;
-    };
-
-    // Both connections, with the first prompt: only then all is known that the rows depend on.
+    // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
-        if (saver_ == nullptr) {
-            said_     = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr);
-            look_up_  = std::make_unique<client>(path_, said_);
-            if (!said_.unsupported.empty()) {
-                SRV_INF("kv tiering is off: %s\n", said_.unsupported.c_str());
+        if (links_.saver == nullptr) {
+            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, mark_);
+            if (!links_.open(path_, said, shifts_exactly(slot.ctx_tgt), [this] { wake(); })) {
+                SRV_INF("kv tiering is off: %s\n", said.unsupported.c_str());
                 path_.clear();
                 return false;
             }
-            waiting_  = std::make_unique<client>(path_, said_);
-            storing_  = std::make_unique<client>(path_, said_);
-            exact_    = shifts_exactly(slot.ctx_tgt);
-            restorer_ = std::make_unique<restorer>(*look_up_, *waiting_, said_);
-            saver_    = std::make_unique<saver>(*storing_, *look_up_, said_, [this] { wake(); });
         }
         return true;
     }
 
-    // The slot has got a request. Those of which nothing is looked up go on as they are.
-    void arrive(server_slot & slot, const common_params & params) {
+    // Looks whether the slot has got a request. Those of which nothing is looked up go on as they are.
+    void arrived(server_slot & slot, const common_params & params) {
+        if (links_.saver != nullptr && slot.state == SLOT_STATE_WAIT_OTHER && seats_[slot.id].task != slot.task->id) {
+            seats_[slot.id].task = slot.task->id; // a further answer: it gets the rows of the first one's slot
+            lose_rows(slot);
+            return;
+        }
+        if (slot.state != SLOT_STATE_STARTED || seats_[slot.id].task == slot.task->id) {
+            return;
+        }
         const server_task & task = *slot.task;
         const bool answered = !task.tokens.empty() && task.n_tokens() < slot.n_ctx;
         if (!task.params.cache_prompt || !answered || !slot.can_split() || !connect(slot, params)) {
             return;
         }
         seat & own = seats_[slot.id];
-        const auto held = text_of(slot.prompt.tokens);
-        own.task  = task.id;
-        own.text  = text_of(task.tokens);
-        own.have  = common_prefix(held, own.text);
-        own.continues = own.have > 0 && own.have == slot.prompt.tokens.size();
-        own.waits = own.open = own.left = own.begun = own.prefilled = false;
-        own.brought = 0;
-        own.goes_on = own.have;
-        own.others.clear();
-        if (said_.states) {
+        own.begin(task, slot);
+        if (links_.said.states) {
             own.others = marks_behind(slot.prompt.checkpoints, own.have);
             own.goes_on = goes_on_after(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, own.have, (uint32_t) task.tokens.size());
         }
-        restorer_->drop(slot.id);
+        links_.restorer->drop(slot.id);
         if (!task.need_logits() || !slot.lora.empty()) {
             return;
         }
-        const uint32_t sound = common_prefix(own.sound, own.text);
-        own.open   = own.waits = true;
-        own.limit  = sound >= own.have ? UINT32_MAX : sound;
-        own.report = {};
-        own.report.prompt_tokens = (uint32_t) task.tokens.size();
-        own.report.memory_tokens = std::min(own.goes_on, own.report.prompt_tokens - 1);
+        own.wait((uint32_t) task.tokens.size());
         slot.state = SLOT_STATE_WAIT_OTHER;
     }
 
     // A slot that waits: first what it is about to lose is copied aside, then what is stored comes in.
-    void prepare(server_slot & slot, steady_clock::time_point until) {
+    void prepare(std::vector<server_slot> & slots, server_slot & slot, steady_clock::time_point until) {
         seat & own = seats_[slot.id];
         if (!own.waits) {
             return;
@@ -248,43 +220,43 @@ private:
         if (!own.left) {
             slot_rows rows;
             rows.add(slot);
-            if (!saver_->keep(slot.id, own.goes_on, rows, until)) {
+            if (!links_.saver->keep(slot.id, own.goes_on, rows, until)) {
                 return;
             }
             own.left = true;
-            look_up(slot, own);
+            look_up(slots, slot, own);
         }
-        if (restorer_->busy(slot.id) && !bring(slot, own, until)) {
+        if (links_.restorer->busy(slot.id) && !bring(slot, own, until)) {
             return;
         }
         own.waits = false;
         slot.state = SLOT_STATE_STARTED;
     }
 
-    void look_up(const server_slot & slot, seat & own) {
-        const uint32_t least = look_up_->greeting().min_tokens;
-        if (slot.task->params.n_cache_reuse > 0) { // it moves rows, too
-            shifted(slot, own.have);
+    void look_up(std::vector<server_slot> & slots, const server_slot & slot, seat & own) {
+        const uint32_t least = links_.look_up->greeting().min_tokens;
+        if (slot.task->params.n_cache_reuse > 0 && slot.prompt.tokens.size() > own.have) { // it moves rows, too, if there are others
+            moves(slots, slot, own.have);
             own.report.reason = shortfall_not_looked_up;
         } else if (own.text.size() < (size_t) own.goes_on + 1 + least) { // as the sidecar would say
             own.report.reason = own.text.size() > own.goes_on ? shortfall_too_short : shortfall_none;
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            restorer_->begin(slot.id, own.text, own.goes_on, own.have);
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have);
         }
     }
 
     // True when all has come that will.
     bool bring(server_slot & slot, seat & own, steady_clock::time_point until) {
-        if (!exact_ && shift_waits(slot.ctx_tgt)) {
-            restorer_->drop(slot.id);
+        if (!links_.exact && shift_waits(slot.ctx_tgt)) {
+            links_.restorer->drop(slot.id);
             own.limit = 0;
             own.report.reason = shortfall_not_looked_up;
             return true;
         }
         slot_cells cells(slot, own.text);
-        const bool over = restorer_->step(slot.id, cells, until, own.report);
+        const bool over = links_.restorer->step(slot.id, cells, until, own.report);
         own.brought += cells.rows();
         if (!over) {
             return false;
@@ -303,44 +275,97 @@ private:
     // The request goes on as in stock, with an empty slot: whatever was half done is gone.
     void give_up(server_slot & slot) {
         seat & own = seats_[slot.id];
-        if (restorer_ != nullptr) {
-            restorer_->drop(slot.id);
+        if (links_.restorer != nullptr) {
+            links_.restorer->drop(slot.id);
         }
         if (own.waits) {
             slot.state = SLOT_STATE_STARTED;
         }
         clear_slot(slot);
-        own.task = slot.task->id;
-        own.waits = own.open = false;
-        own.sound.clear();
+        own.task = slot.task != nullptr ? slot.task->id : -1;
+        own.waits = own.ended = false;
+        own.forget_rows();
     }
 
-    // The slot's rows from `from` on go: what is to be stored of them is copied aside.
+    // What an answer has left is stored, if it is still there.
+    void ended(server_slot & slot) {
+        const auto found = seats_.find(slot.id);
+        if (links_.saver == nullptr || found == seats_.end() || !found->second.ended) {
+            return;
+        }
+        seat & own = found->second;
+        own.ended = false;
+        if (!own.open) {
+            own.forget_rows(); // they are those of a request that was not tiered
+            return;
+        }
+        own.open = false;
+        if (!own.begun) { // it was given up before its prompt
+            own.waits = false;
+            links_.restorer->drop(slot.id);
+            if (own.brought > 0) { // else the slot is as it was
+                own.note_sound(slot);
+            }
+            return;
+        }
+        if (common_prefix(text_of(slot.prompt.tokens), own.sound) < own.sound.size()) {
+            own.forget_rows(); // computing them has failed
+            return;
+        }
+        own.note_prefilled();
+        links_.saver->report(own.report);
+        store(slot, own);
+    }
+
+    // The slot's rows from `from` on go: what is to be stored of them is copied aside, as far as there is time.
     void leave(const server_slot & slot, uint32_t from) {
         slot_rows rows;
         rows.add(slot);
-        saver_->keep(slot.id, from, rows);
+        if (!links_.saver->keep(slot.id, from, rows, steady_clock::now() + losing_step)) {
+            links_.saver->lose(slot.id, from);
+        }
     }
 
-    void shifted(const server_slot & slot, uint32_t from) {
-        leave(slot, from);
-        seat & own = seats_[slot.id];
-        own.limit = std::min(own.limit, from);
-        own.sound.resize(std::min<size_t>(own.sound.size(), from));
+    // All of them, for others of which nothing is known.
+    void lose_rows(const server_slot & slot) {
+        safely(slot, [&] { leave(slot, 0); });
+        seats_[slot.id].forget_rows();
+    }
+
+    // Rows of the slot from `from` on get other positions.
+    void moves(std::vector<server_slot> & slots, const server_slot & slot, uint32_t from) {
+        for (const auto & one : slots) {
+            if (!links_.exact || one.id == slot.id) { // else all rows of the cache are rounded anew
+                const uint32_t first = links_.exact ? from : 0;
+                safely(one, [&] { leave(one, first); });
+                seats_[one.id].note_moved(first);
+            }
+        }
+    }
+
+    // What is thrown costs the rows that are not stored yet, and no more.
+    template <typename Work>
+    void safely(const server_slot & slot, const Work & work) {
+        try {
+            work();
+        } catch (const std::exception & error) {
+            SLT_WRN(slot, "kv tiering: %s\n", error.what());
+            links_.saver->lose(slot.id, 0);
+        }
     }
 
     void store(server_slot & slot, const seat & own) {
         forget(slot.prompt.checkpoints, own.others);
-        if (own.sound.size() <= look_up_->greeting().min_tokens || !storing_->stands()) {
+        if (own.sound.size() <= links_.look_up->greeting().min_tokens || !links_.storing->stands()) {
             return;
         }
         std::vector<state> states;
         uint32_t windows = UINT32_MAX;
-        if (said_.states) {
+        if (links_.said.states) {
             windows = first_window(slot.ctx_tgt, slot.id, (uint32_t) own.sound.size());
-            size_t room = saver_->room(); // copying takes the main loop's time: not what would then be thrown away
+            size_t room = links_.saver->room(); // copying takes the main loop's time: not what would then be thrown away
             const auto wanted = [&](uint32_t n_tokens, size_t bytes) {
-                const bool wants = bytes <= room && !saver_->has_state(slot.id, own.sound, n_tokens);
+                const bool wants = bytes <= room && !links_.saver->has_state(slot.id, own.sound, n_tokens);
                 room -= wants ? bytes : 0;
                 return wants;
             };
@@ -348,14 +373,7 @@ private:
             states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, (uint32_t) own.sound.size(), whole, wanted);
         }
         const uint32_t restored = own.report.restored_tokens;
-        saver_->add(slot.id, own.sound, restored > 0 ? own.report.memory_tokens + restored : 0, std::move(states), windows);
-    }
-
-    static void prefilled(seat & own) {
-        if (!own.prefilled) {
-            own.report.prefill_seconds = std::chrono::duration<double>(steady_clock::now() - own.began).count();
-            own.prefilled = true;
-        }
+        links_.saver->add(slot.id, own.sound, restored > 0 ? own.report.memory_tokens + restored : 0, std::move(states), windows);
     }
 
     void wake() {
@@ -365,17 +383,13 @@ private:
     }
 
     server_queue & queue_;
+    std::string given_; // by the variable
     std::string path_;
-    hello said_;
+    std::string mark_;  // of the model's file, before it was loaded
     own_cache own_cache_;
-    bool exact_ = false;
     size_t turn_ = 0;
     std::map<int, seat> seats_;
-    std::unique_ptr<client> look_up_;
-    std::unique_ptr<client> waiting_; // for files that have to be fetched first
-    std::unique_ptr<client> storing_;
-    std::unique_ptr<restorer> restorer_; // these two use the clients
-    std::unique_ptr<saver> saver_;
+    links links_;
 };
 
 } // namespace kvt

@@ -80,7 +80,7 @@ private:
         if (!one.looked) {
             std::string why;
             one.looked = true;
-            llama_synchronize(one.slot->ctx_tgt); // a device may still be computing them
+            settle(one.slot->ctx_tgt);
             one.tokens = text_of(one.slot->prompt.tokens);
             const auto * cache = parts_of(one.slot->ctx_tgt, why).rows;
             one.cells  = cells_of(*cache, one.slot->id, 0, (uint32_t) one.tokens.size());
@@ -127,7 +127,7 @@ public:
     // Rows behind the state go, or the server would go on after them. Checkpoints behind the first tokens that the slot held
     // are those of another prompt.
     bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<window> & windows) override {
-        llama_synchronize(slot_.ctx_tgt);
+        settle(slot_.ctx_tgt);
         const uint32_t held = std::min(common_prefix(text_of(slot_.prompt.tokens), prompt_), n_tokens);
         drop_rows(*parts_.rows, slot_.id, n_tokens);
         slot_.prompt.tokens.keep_first(held);
@@ -146,7 +146,7 @@ private:
         if (!parts_.states && first > slot_.prompt.tokens.size()) {
             return false; // somebody else has taken rows away
         }
-        llama_synchronize(slot_.ctx_tgt); // a device may still be computing with the cells that go
+        settle(slot_.ctx_tgt);
         planes_ = planes_of(*parts_.rows, slot_.id, why);
         drop_rows(*parts_.rows, slot_.id, first);
         slot_.prompt.tokens.keep_first(std::min<size_t>(first, slot_.prompt.tokens.size()));

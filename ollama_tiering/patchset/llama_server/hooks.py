@@ -35,6 +35,12 @@ HOOKS: Final = (
         r"\g<indent>kvt::tier kv_tier { queue_tasks };",
     ),
     Anchored(
+        *(CONTEXT, "what is done before the model is loaded"),
+        r"(?P<indent> *)params_base = params;",
+        Spot.AFTER,
+        r"\g<indent>kv_tier.before_load(params_base);",
+    ),
+    Anchored(
         *(CONTEXT, "what is done before a prompt"),
         r"(?P<indent> *)n_past = slot\.prompt\.tokens\.get_common_prefix\(input_tokens\);",
         Spot.BEFORE,
@@ -58,6 +64,12 @@ HOOKS: Final = (
         r"(?P<indent> *)ret->prompt_save\(\*prompt_cache\);",
         Spot.BEFORE,
         r"\g<indent>kv_tier.before_swap(*ret);",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done before a slot's file is read"),
+        r"(?P<indent> *)case SERVER_TASK_TYPE_SLOT_RESTORE:\n *\{",
+        Spot.AFTER,
+        r"\g<indent>        kv_tier.before_slot_file(get_slot_by_id(task.slot_action.id_slot));",
     ),
     Anchored(
         *(CONTEXT, "what is done in each turn"),
@@ -101,6 +113,9 @@ NEEDED: Final = (
     NeededText(_CELLS, "llama_kv_cells::used_max_p1", r"used_max_p1\(\) const"),
     NeededText("src/llama-batch.h", "llama_batch_allocr::ubatch_reserve", r"ubatch_reserve\("),
     NeededText("src/llama-context.h", "llama_context::get_cparams", r"get_cparams\(\) const;"),
+    NeededText(
+        "src/llama-context.h", "llama_context::memory_update", r"bool memory_update\(bool optimize\);"
+    ),
     NeededText("src/llama-hparams.h", "llama_hparams::is_mla", r"bool is_mla\(\) const;"),
     NeededText("src/llama-model.h", "llama_model::dev_layer", r"dev_layer\(int il\) const;"),
     NeededText(
@@ -139,8 +154,12 @@ NEEDED: Final = (
     ),
     NeededText(_TASK, "prompts of that cache", r"^ +std::list<server_prompt\w*> states;"),
     NeededText("common/common.h", "cache_ram_mib", r"^ +int32_t cache_ram_mib\b"),
+    NeededText("common/common.h", "no_op_offload", r"^ +bool no_op_offload\b"),
+    NeededText("common/common.h", "no_extra_bufts", r"^ +bool no_extra_bufts\b"),
+    NeededText("common/common.h", "no_host", r"^ +bool no_host\b"),
     NeededText("common/common.h", "cache_idle_slots", r"^ +bool +cache_idle_slots\b"),
     NeededText(_TASK, "server_task::need_logits", r"bool need_logits\(\) const"),
+    NeededText(_TASK, "the slot of a slot's file", r"^ +int id_slot;"),
     NeededText(_TASK, "an empty task", r"SERVER_TASK_TYPE_NEXT_RESPONSE"),
     NeededText(_TASK, "n_cache_reuse", r"n_cache_reuse"),
 )

@@ -100,7 +100,8 @@ def last_window(
     identity: Identity, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
 ) -> Window | None:
     """The windows before the greatest position, more than `above` and at most `most`, that has
-    enough of them; of those that follow one another as many as the engine keeps.
+    enough of them; of those that follow one another as many as the engine keeps. A position with
+    fewer rows before it than `window_least` has none: there the engine goes on at states only.
     """
     firsts = list(accumulate((block.rows for block in found), initial=0))
     run: list[StatePiece] = []
@@ -108,7 +109,7 @@ def last_window(
     for block, first in reversed(list(zip(found, firsts, strict=False))):
         one = _window_of(identity, tokens, block, first) if first < most else None
         if one is None:
-            if run and run[0].first <= max(0, end - identity.window_least):
+            if run and run[0].first + identity.window_least <= end:
                 break
             run = []
             continue
@@ -117,7 +118,7 @@ def last_window(
         if end <= above or end - first > identity.window_most:
             break
         run.insert(0, one)
-    if end <= above or not run or run[0].first > max(0, end - identity.window_least):
+    if end <= above or not run or run[0].first + identity.window_least > end:
         return None
     return end, run
 

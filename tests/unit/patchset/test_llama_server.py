@@ -38,6 +38,7 @@ struct server_context_impl {
     std::unique_ptr<server_prompt_cache> prompt_cache;
 
     bool load_model(common_params & params) {
+        params_base = params;
         slot.callback_on_release = [this](int id_slot) {
             other();
         };
@@ -45,6 +46,14 @@ struct server_context_impl {
     server_slot * get_slot_by_id(int id) { return nullptr; }
     server_slot * get_available_slot(const server_task & task) {
         ret->prompt_save(*prompt_cache);
+    }
+    void process_single_task(server_task && task) {
+        switch (task.type) {
+            case SERVER_TASK_TYPE_SLOT_RESTORE:
+                {
+                    read();
+                }
+        }
     }
     void update_slots() {
         pre_decode();
@@ -79,7 +88,10 @@ struct server_context_impl {
     uint32_t used_max_p1() const;
 """,
     "src/llama-batch.h": "    llama_ubatch ubatch_reserve(uint32_t a, uint32_t b);\n",
-    "src/llama-context.h": "    const llama_cparams & get_cparams() const;\n",
+    "src/llama-context.h": """\
+    const llama_cparams & get_cparams() const;
+    bool memory_update(bool optimize);
+""",
     "src/llama-hparams.h": "    bool is_mla() const;\n",
     "src/llama-model.h": "    ggml_backend_dev_t dev_layer(int il) const;\n",
     "src/llama-memory-hybrid-iswa.h": "class llama_memory_hybrid_iswa {};\n",
@@ -95,12 +107,16 @@ struct common_prompt_checkpoint {
 struct common_params {
     bool    cache_idle_slots = true;
     int32_t cache_ram_mib    = 8192;
+    bool no_op_offload  = false;
+    bool no_extra_bufts = false;
+    bool no_host        = false;
 };
 """,
     "common/build-info.h": "const char * llama_build_info(void);\n",
     "tools/server/server-task.h": """\
     SERVER_TASK_TYPE_NEXT_RESPONSE,
     int32_t n_cache_reuse = 0;
+        int id_slot;
     std::list<common_prompt_checkpoint> checkpoints;
     bool need_logits() const {
     std::list<server_prompt_cache_state> states;
@@ -141,6 +157,9 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     after = "if (auto * s = get_slot_by_id(id_slot)) { kv_tier.after_answer(*s); }"
     assert f"[this](int id_slot) {{\n            {after}\n            other();\n" in text
     assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
+    assert "params_base = params;\n        kv_tier.before_load(params_base);\n" in text
+    of_a_file = "kv_tier.before_slot_file(get_slot_by_id(task.slot_action.id_slot));"
+    assert f"SLOT_RESTORE:\n                {{\n                    {of_a_file}\n" in text
     assert "kv_tier.before_swap(*ret);\n        ret->prompt_save" in text
     assert "kv_tier.before_prompt(slot);\n            n_past = " in text
     step = "if (kv_tier.step(slots, params_base, prompt_cache)) { return; }"
@@ -286,5 +305,5 @@ def test_the_real_source_takes_all_hooks(tmp_path: Path) -> None:
         pytest.skip(f"{SDIST} names no source of llama.cpp")
     tree = real_tree(Path(GIVEN), tmp_path)
     assert patch_tree(tree, SOURCES)
-    assert (tree / CONTEXT).read_text().count("kv_tier.") == 5
+    assert (tree / CONTEXT).read_text().count("kv_tier.") == 7
     assert not patch_tree(tree, SOURCES)

@@ -66,7 +66,16 @@ def test_of_a_state_and_windows_that_counts_which_reaches_further(windowed: Fake
     assert windowed.restore([*tokens[:250], 1]) == 192
     found = windowed.look_up([*tokens[:150], 1])
     assert {file.kind for file in found.files} == {m.FileKind.ROWS, m.FileKind.WINDOW}
-    assert windowed.restore([*tokens[:40], 1]) == 40  # fewer rows than a window has
+
+
+def test_where_fewer_rows_lie_before_it_the_engine_goes_on_at_a_state_only(
+    windowed: FakeEngine,
+) -> None:
+    tokens = prompt(32_500, 300)
+    windowed.store(tokens, {40: b"a"}, windows=[0, 64, 128])
+    assert windowed.restore([*tokens[:65], 1]) == 65
+    assert windowed.restore([*tokens[:64], 1]) == 40
+    assert windowed.restore([*tokens[:39], 1]) == 0
 
 
 def test_a_longer_tail_has_its_own_window(windowed: FakeEngine) -> None:
