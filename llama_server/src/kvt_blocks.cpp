@@ -6,27 +6,28 @@
 #include <algorithm>
 #include <string>
 
-#include <unistd.h>
-
 namespace kvt {
 
-uint32_t read_block(const hello & said, const file & named, lease & held, char * block) {
-    const auto sizes = segment_bytes(said, named.rows);
+uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data) {
     std::string why;
-    const int fd = sizes.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
+    const int fd = segments.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
     if (fd < 0) {
         return shortfall_unreadable;
     }
+    const opened closes(fd);
     uint64_t offset = named.payload_offset;
     bool sound = true;
-    for (size_t i = 0; i < sizes.size() && sound; ++i) {
+    for (size_t i = 0; i < segments.size() && sound; ++i) {
         held.renew_in_time();
-        sound = read_segment(fd, offset, block, sizes[i], named.crcs[i], why);
-        offset += page_aligned(sizes[i]);
-        block += sizes[i];
+        sound = read_segment(fd, offset, data, segments[i], named.crcs[i], why);
+        offset += page_aligned(segments[i]);
+        data += segments[i];
     }
-    close(fd);
     return sound ? shortfall_none : shortfall_damaged;
+}
+
+uint32_t read_block(const hello & said, const file & named, lease & held, char * block) {
+    return read_segments(named, segment_bytes(said, named.rows), held, block);
 }
 
 part wanted_part(const file & one, uint32_t next, uint32_t rows) {

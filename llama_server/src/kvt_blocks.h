@@ -8,13 +8,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace kvt {
 
 // Where the block that begins there ends, of so many rows in all.
 inline uint32_t block_end(uint32_t first, size_t count) { return (uint32_t) std::min<size_t>((size_t) first + block_tokens, count); }
 
-// All segments of a block, checked, into `block`, while the lease lasts. A number of `shortfall`.
+// All of a file's segments, of these sizes, checked, one after the other into `data`, while the lease lasts. A number of
+// `shortfall`.
+uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data);
+
+// The same of a block.
 uint32_t read_block(const hello & said, const file & named, lease & held, char * block);
 
 // The part of a file that is wanted; no rows if the answer makes no sense.

@@ -106,4 +106,23 @@ bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uin
     return true;
 }
 
+bool write_segments(const reserved & named, const char * data, const std::vector<size_t> & segments, filled & done) {
+    std::string why;
+    const int fd = open_for_writing(named, why);
+    if (fd < 0) {
+        return false;
+    }
+    const opened closes(fd);
+    done.id = named.id;
+    uint64_t offset = named.payload_offset;
+    bool written = true;
+    for (const size_t bytes : segments) {
+        done.crcs.push_back(0);
+        written = written && write_segment(fd, offset, data, bytes, done.crcs.back(), why);
+        offset += page_aligned(bytes);
+        data += bytes;
+    }
+    return written;
+}
+
 } // namespace kvt

@@ -43,4 +43,7 @@ bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t c
 // Writes a segment; `crc` is what COMMIT needs of it.
 bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why);
 
+// Fills a reserved file with segments that lie one after the other in memory; `done` is what COMMIT needs. False if it cannot be.
+bool write_segments(const reserved & named, const char * data, const std::vector<size_t> & segments, filled & done);
+
 } // namespace kvt

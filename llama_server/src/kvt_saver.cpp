@@ -9,8 +9,6 @@
 #include <string>
 #include <utility>
 
-#include <unistd.h>
-
 namespace kvt {
 
 namespace {
@@ -373,23 +371,7 @@ bool saver::fill(const reserved & named, const buffer & block, filled & done) co
     if (block.empty() || named.kind == file_kind::window) {
         return !block.empty() && write_state(named, block.data(), block.size(), done);
     }
-    std::string why;
-    const int fd = open_for_writing(named, why);
-    if (fd < 0) {
-        return false;
-    }
-    done.id = named.id;
-    uint64_t offset = named.payload_offset;
-    size_t at = 0;
-    bool written = true;
-    for (size_t bytes : segment_bytes(said_, named.rows)) {
-        done.crcs.push_back(0);
-        written = written && write_segment(fd, offset, block.data() + at, bytes, done.crcs.back(), why);
-        offset += page_aligned(bytes);
-        at += bytes;
-    }
-    close(fd);
-    return written;
+    return write_segments(named, block.data(), segment_bytes(said_, named.rows), done);
 }
 
 } // namespace kvt

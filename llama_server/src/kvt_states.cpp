@@ -1,13 +1,11 @@
 #include "kvt_states.h"
 
+#include "kvt_blocks.h"
 #include "kvt_file.h"
 #include "kvt_restore.h"
 #include "kvt_wire.h"
 
 #include <cstring>
-#include <string>
-
-#include <unistd.h>
 
 namespace kvt {
 
@@ -50,44 +48,12 @@ uint32_t read_state(const file & named, lease & held, std::vector<char> & bytes)
     if (named.kind == file_kind::rows || named.used == 0 || named.used > most_state_bytes || named.used > named.file_bytes) {
         return shortfall_sidecar_error;
     }
-    const auto sizes = state_segments(named.used);
-    std::string why;
-    const int fd = sizes.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
-    if (fd < 0) {
-        return shortfall_unreadable;
-    }
-    const opened closes(fd);
     bytes.resize((size_t) named.used);
-    uint64_t offset = named.payload_offset;
-    size_t at = 0;
-    bool sound = true;
-    for (size_t i = 0; i < sizes.size() && sound; ++i) {
-        held.renew_in_time();
-        sound = read_segment(fd, offset, bytes.data() + at, sizes[i], named.crcs[i], why);
-        offset += page_aligned(sizes[i]);
-        at += sizes[i];
-    }
-    return sound ? shortfall_none : shortfall_damaged;
+    return read_segments(named, state_segments(named.used), held, bytes.data());
 }
 
 bool write_state(const reserved & named, const char * bytes, size_t count, filled & done) {
-    std::string why;
-    const int fd = open_for_writing(named, why);
-    if (fd < 0) {
-        return false;
-    }
-    done.id = named.id;
-    uint64_t offset = named.payload_offset;
-    size_t at = 0;
-    bool written = true;
-    for (size_t part : state_segments(count)) {
-        done.crcs.push_back(0);
-        written = written && write_segment(fd, offset, bytes + at, part, done.crcs.back(), why);
-        offset += page_aligned(part);
-        at += part;
-    }
-    close(fd);
-    return written;
+    return write_segments(named, bytes, state_segments(count), done);
 }
 
 } // namespace kvt
