@@ -56,7 +56,7 @@ function(kvt_fast)
     foreach(target server-context llama)
         get_target_property(sources ${target} SOURCES)
         get_target_property(folder ${target} SOURCE_DIR)
-        list(FILTER sources INCLUDE REGEX "(/kvt_[a-z]+|llama-kv-cache|llama-batch)\\.cpp$")
+        list(FILTER sources INCLUDE REGEX "(/kvt_[a-z_]+|llama-kv-cache|llama-batch)\\.cpp$")
         foreach(source ${sources})
             get_filename_component(path ${source} ABSOLUTE BASE_DIR ${folder})
             set_source_files_properties(${path} TARGET_DIRECTORY ${target}

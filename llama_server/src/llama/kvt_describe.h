@@ -10,9 +10,6 @@ struct llama_context;
 
 namespace kvt {
 
-// Size and time of a file, for one without a name by its content; empty if it is not there.
-std::string file_mark(const std::string & path);
-
 // A context that is not tiered has `unsupported` set. `speculative`: other tokens than the answer's are computed, too. `mark`:
 // that of the model's file before it was loaded. If it is another one now, nobody knows which of the two was loaded.
 hello describe_server(const common_params & params, llama_context * ctx, bool speculative, const std::string & mark);

@@ -8,6 +8,7 @@
 #include "kvt_describe.h"
 #include "kvt_links.h"
 #include "kvt_own_cache.h"
+#include "kvt_refused.h"
 #include "kvt_seats.h"
 #include "kvt_slots.h"
 

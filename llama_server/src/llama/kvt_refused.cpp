@@ -1,0 +1,85 @@
+#include "kvt_refused.h"
+
+#include "common.h"
+#include "ggml-backend.h"
+#include "llama-context.h"
+#include "llama-hparams.h"
+#include "llama-kv-cache.h"
+#include "llama-model.h"
+
+#include <sys/stat.h>
+
+namespace kvt {
+
+using std::string;
+
+string base_name(const string & path) { return path.substr(path.rfind('/') + 1); }
+
+bool named_by_digest(const string & name) {
+    return name.rfind("sha256-", 0) == 0 && name.size() == 71 && name.find_first_not_of("0123456789abcdef", 7) == string::npos;
+}
+
+string file_mark(const string & path) {
+    struct stat info {};
+    if (stat(path.c_str(), &info) != 0) {
+        return "";
+    }
+    return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
+}
+
+string why_not(const common_params & params, llama_context * ctx, bool speculative, const string & mark, std::vector<plane> & planes) {
+    string why;
+    const auto parts = parts_of(ctx, why);
+    if (parts.rows == nullptr) {
+        return why;
+    }
+    const auto & cparams = ctx->get_cparams();
+    const auto & hparams = llama_get_model(ctx)->hparams;
+    if (speculative) {
+        return "speculative decoding";
+    }
+    if (params.embedding || !cparams.causal_attn ||
+        (cparams.pooling_type != LLAMA_POOLING_TYPE_NONE && cparams.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED)) {
+        return "embedding model";
+    }
+    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE && (parts.window == nullptr || hparams.swa_type != LLAMA_SWA_TYPE_STANDARD)) {
+        return parts.window == nullptr ? "sliding windows in a cache that is not known here" : "windows that do not slide (chunks)";
+    }
+    if (parts.window != nullptr && params.swa_full) { // the server would believe that rows are there which no state has
+        return "sliding windows that are kept whole (--swa-full)";
+    }
+    if (parts.states && params.n_ctx_checkpoints <= 0) {
+        return "checkpoints are turned off (--ctx-checkpoints 0)";
+    }
+    if (!params.lora_adapters.empty()) {
+        return "LoRA adapters";
+    }
+    if (!params.control_vectors.empty()) {
+        return "control vectors";
+    }
+    if (!params.kv_overrides.empty()) {
+        return "overridden values of the model's file";
+    }
+    const string model = base_name(params.model.path);
+    if (!named_by_digest(model) && model.find("-of-") != string::npos) {
+        return "a model of several files";
+    }
+    if (!named_by_digest(model) && (mark.empty() || mark != file_mark(params.model.path))) {
+        return "the model's file is another one than when it was loaded";
+    }
+    if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {
+        return "slots that share cells (-kvu)";
+    }
+    if (hparams.is_mla()) { // the cache has no tensor of V, and llama.cpp's get_v reads it unasked
+        return "K and V share rows (multi-head latent attention)";
+    }
+    planes = planes_of(*parts.rows, 0, why);
+    for (const auto & one : planes) {
+        if (one.transposed && !ggml_backend_buffer_is_host(one.tensor->buffer)) {
+            return "V is transposed on the device (flash attention avoids that)";
+        }
+    }
+    return planes.empty() && why.empty() ? "layers that are not understood" : why;
+}
+
+} // namespace kvt

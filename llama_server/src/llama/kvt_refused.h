@@ -1,0 +1,25 @@
+// Why a model is not tiered, and what its file is known by.
+#pragma once
+
+#include "kvt_cache.h"
+
+#include <string>
+#include <vector>
+
+struct common_params;
+struct llama_context;
+
+namespace kvt {
+
+std::string base_name(const std::string & path);
+
+// A name that says what is in the file, as those of Ollama's blobs.
+bool named_by_digest(const std::string & name);
+
+// Size and time of a file, for one without such a name; empty if it is not there.
+std::string file_mark(const std::string & path);
+
+// Empty if it is tiered: then `planes` has what is stored of it. For the others, see describe_server().
+std::string why_not(const common_params & params, llama_context * ctx, bool speculative, const std::string & mark, std::vector<plane> & planes);
+
+} // namespace kvt
