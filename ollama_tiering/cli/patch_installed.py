@@ -54,8 +54,9 @@ def revert_installed(ollama: str, dry_run: bool) -> None:
     found = built.trees_of(ollama)
     folders = [*(tree.folder for tree in found), *tree_upkeep.rest_without(found)]
     if not dry_run:
-        remove_trees(found)
-        tree_upkeep.remove_rest(Report())
+        report = Report()
+        remove_trees(found, report)
+        tree_upkeep.remove_rest(report)
     for folder in folders:
         click.echo(f"{'would remove' if dry_run else 'removed'} {folder}")
     if not folders:

@@ -9,13 +9,14 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from ollama_tiering import extras
 from ollama_tiering.config import GIB, SOCKET_PATH_MAX_BYTES
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
-from ollama_tiering.errors import ResultDiffers, ServiceError
+from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError
 from ollama_tiering.launch import block_service, llama_devices
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.llama_server import Completed, LlamaServer, serving
@@ -124,8 +125,7 @@ def require_same_bits(
     layers on a GPU is not tiered, if the tree says so: nothing is restored there. On the CPU it
     must be tiered.
     """
-    from ollama_tiering.models.make import make_model  # needs an extra, and `up` imports this
-    from ollama_tiering.models.shapes import make_shape
+    make_model, make_shape = _makers()
 
     rng = random.Random(30)
     first, other = ([rng.choice(_TEXT) for _ in range(PROMPT_TOKENS)] for _ in range(2))
@@ -163,6 +163,17 @@ def require_same_bits(
         raise ResultDiffers(f"self-test: stock had {hit.cached_tokens} tokens in memory")
     _require_equal(f"restored after a kill{place}", hit, restored)
     return ""
+
+
+def _makers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """They need an extra, and `up` imports this. MissingTool where a package of it is broken."""
+    try:
+        from ollama_tiering.models.make import make_model
+        from ollama_tiering.models.shapes import make_shape
+    except ImportError as error:
+        hint = extras.lacking("models").hint
+        raise MissingTool(f"self-test: a test model cannot be made: {error}", hint=hint) from None
+    return make_model, make_shape
 
 
 def _service(folder: Path, socket: Path) -> BlockService:

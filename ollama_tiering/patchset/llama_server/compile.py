@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import elf, tools
+from ollama_tiering.patchset import tools
 from ollama_tiering.patchset.llama_server import exported, linked
 from ollama_tiering.patchset.llama_server.hooks import OURS, SERVER
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
@@ -134,7 +134,7 @@ def _units(source: Path, ui: Path, table: Path, installation: InstalledOllama) -
     """The longest first."""
     server, ours = source / SERVER, source / OURS
     symbol, flag = SUBPROCESS
-    common = elf.read(library(installation, "libllama-common")).defined
+    common = exported.symbols(library(installation, "libllama-common"))
     switches = (*DEFINED, flag) if symbol in common else DEFINED
     places = (server, ui, ours, *(source / part for part in INCLUDED))
     usual = (*switches, *(f"-I{place}" for place in places))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.errors import ResultDiffers, ServiceError, TieringError
+from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError, TieringError
 from ollama_tiering.launch import llama_self_test
 from ollama_tiering.launch.llama_self_test import (
     require_same_bits,
@@ -316,3 +317,10 @@ def test_sockets_lie_where_their_names_are_short(
     assert place in (Path("/tmp"), Path("/dev/shm"))
     longest = f"{place}/kvt-12345678/10/run/s.engine"
     assert len(os.fsencode(longest)) <= 107
+
+
+def test_a_broken_package_for_the_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ollama_tiering.models.make", None)
+    with pytest.raises(MissingTool, match="a test model cannot be made") as caught:
+        llama_self_test._makers()
+    assert caught.value.hint
