@@ -27,7 +27,7 @@ from tests.unit.systemd.test_units import SERVER, SIDECAR, Unit, analyze, exposu
 
 TREE = "/opt/ollama-tiering/tree"
 # The only lines in which the units of the two engines differ.
-ENGINE = ("ExecStart=", "SyslogIdentifier=", "Environment=")
+ENGINE = ("ExecStart=", "SyslogIdentifier=", "Environment=", "StartLimit", "Restart=")
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +197,12 @@ def test_doctor_says_it_too(
     assert found.state is CheckState.WARN
     assert "its next start is as stock" in found.finding
     assert "run `tiering patch`" in found.cure
+    wants = request.unit_directory / "default.target.wants"
+    wants.mkdir()
+    (wants / "ollama.service").symlink_to("/nowhere")
+    _, rival = check_service.checks()
+    assert (rival.name, rival.state) == ("port of ollama-tiered.service", CheckState.WARN)
+    assert rival.cure == "systemctl --user disable --now ollama"
     service.uninstall(request, Manager(user_mode=True, root=tmp_path), dry_run=False)
     assert list(check_service.checks()) == []
 
@@ -212,9 +218,20 @@ def test_the_units_differ_in_what_is_started_alone(machine: Machine, tree: LinkT
     assert [lines_of(machine, name) for name in (SIDECAR, SERVER)] == go
     assert set(unit(machine, SERVER).all("Environment")) == {
         '"OLLAMA_HOST=127.0.0.1:11435"',
-        '"OLLAMA_NOPRUNE=1"',
         '"OLLAMA_MODELS=/srv/models"',
     }
+
+
+def test_the_server_is_started_again_as_often_as_a_stock_one(
+    machine: Machine, tree: LinkTree
+) -> None:
+    """Else a machine has no Ollama after an update of some minutes."""
+    machine.tiering("install", "--binary", tree.binary)
+    server = unit(machine, SERVER)
+    assert server["Service"]["Restart"] == "always"
+    assert server["Service"]["RestartSec"] == "3"
+    assert server["Unit"]["StartLimitIntervalSec"] == "0"
+    assert "StartLimitBurst" not in server["Unit"]
 
 
 @pytest.mark.parametrize("prefix", ["/opt/ollama-tiering", "/srv/k v/100%/$HOME"])

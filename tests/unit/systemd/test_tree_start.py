@@ -137,6 +137,19 @@ def test_the_tree_is_started_with_the_variables_of_tiering_up(world: World) -> N
     assert {n: v for n, v in started.environment.items() if n in names} == wanted
 
 
+def test_a_server_beside_it_that_has_the_same_models_loses_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock has none of our variables, and a person's own setting counts."""
+    assert "OLLAMA_NOPRUNE" not in world.require_tiered().environment
+    monkeypatch.setattr(plan, "_shares_models", lambda *_: True)
+    world.install()
+    assert world.require_tiered().environment["OLLAMA_NOPRUNE"] == "1"
+    assert world.start(OLLAMA_NOPRUNE="0").environment["OLLAMA_NOPRUNE"] == "0"
+    (world.installed.lib / "libllama.so").write_text("updated")
+    assert "OLLAMA_NOPRUNE" not in world.require_stock("was updated").environment
+
+
 def test_where_the_installed_one_is_not_used_the_cache_is_not_needed(world: World) -> None:
     shutil.rmtree(world.tree.folder)
     world.require_tiered()
