@@ -109,7 +109,7 @@ def _with_server(
     if here:
         cure = "install Ollama where every user may read it (such as /usr/local)"
         access.require_reachable(here, start, found.program, found.server, cure=cure)
-        access.require_own(here, found.lib, request.place / TREE)
+        access.require_own(here, start, found.program, found.lib, request.place / TREE)
     place = request.place / TREE
     service = replace(
         service,

@@ -139,8 +139,17 @@ def usual_name(program: Path, *, on_path: bool) -> Path:
     """How the service, an installer or (`on_path`) a shell names it: still right where an update
     changes what a link leads to. Itself, where no such name leads to it.
     """
+    return next(_names_of(program, on_path=on_path), program)
+
+
+def is_usual(program: Path) -> bool:
+    """Whether a shell, the service or an installer has a name for it."""
+    return next(_names_of(program, on_path=True), None) is not None
+
+
+def _names_of(program: Path, *, on_path: bool) -> Iterator[Path]:
     names = (*(_on_path() if on_path else ()), *_in_usual_places())
-    return next((name for name in names if name.resolve() == program), program)
+    return (name for name in names if name.resolve() == program)
 
 
 def require_none_broken() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +16,12 @@ from typing import Any, Final
 from ollama_tiering.patchset.llama_server import links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
 from ollama_tiering.patchset.llama_server.parts import Parts
+from ollama_tiering.system.durable_file import bounded_content
 
 FORMAT: Final = 2
 RECORD: Final = "tree.json"
+_MOST_BYTES: Final = 16 << 20
+_PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,11 @@ def read(folder: Path) -> LinkTree | None:
     not as it was.
     """
     try:
-        values: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(bounded_content(folder / RECORD, _MOST_BYTES))
         names = {field.name for field in fields(LinkTree)} - {"folder"}
         if values.pop("format") != FORMAT or set(values) != names:
+            return None
+        if not all(_PLAIN.fullmatch(values[name]) for name in ("version", "pin")):
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -108,6 +109,26 @@ def test_a_tree_is_of_the_name_that_an_update_leads_elsewhere(
     assert built.tree_of(fakes.installation) is None
     assert built.tree_of(newer) == tree
     assert f"{name} was updated or changed" in tree.why_stock(newer)
+
+
+@pytest.mark.parametrize("key", ["version", "pin"])
+@pytest.mark.parametrize("value", ["v1; reboot", "", "$(x)", 7])
+def test_a_record_with_shell_in_it_is_none(fakes: Fakes, key: str, value: object) -> None:
+    record = fakes.make().folder / built.RECORD
+    record.write_text(json.dumps(json.loads(record.read_text()) | {key: value}))
+    assert built.trees() == []
+
+
+def test_a_record_is_a_regular_file(fakes: Fakes) -> None:
+    """Root reads those of others: a link leads elsewhere, and a pipe never ends."""
+    tree = fakes.make()
+    record = tree.folder / built.RECORD
+    record.rename(tree.folder / "real")
+    record.symlink_to("real")
+    assert built.trees() == []
+    record.unlink()
+    os.mkfifo(record)
+    assert built.trees() == []
 
 
 def test_another_stat_makes_another_guard(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:

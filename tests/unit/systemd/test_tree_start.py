@@ -295,6 +295,32 @@ def test_an_installed_library_that_another_user_may_change(world: World) -> None
         world.require_tiered()
 
 
+def test_an_installed_program_that_another_user_may_change(world: World) -> None:
+    world.installed.program.chmod(0o777)
+    if world.shared:
+        world.require_stock(f"may change {world.installed.program}")
+    else:
+        world.require_tiered()
+
+
+def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
+    own = (0, os.getuid())
+    (tmp_path / "real/lib").mkdir(parents=True)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/link").symlink_to("../real")
+    (tmp_path / "first").symlink_to(tmp_path / "open/link")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/inner").symlink_to(tmp_path / "first/lib")
+    for path in (tmp_path / "first/lib", tmp_path / "own", tmp_path / "open/../real/lib"):
+        assert foreign(path, own) is None
+    (tmp_path / "open").chmod(0o777)
+    for path in (tmp_path / "first/lib", tmp_path / "own"):
+        assert foreign(path, own) == tmp_path / "open"
+    with pytest.raises((OSError, RuntimeError)):
+        foreign(tmp_path / "loop", own)
+
+
 def test_whose_a_folder_is(tmp_path: Path) -> None:
     own = (0, os.getuid())
     folder = tmp_path / "a/b"
