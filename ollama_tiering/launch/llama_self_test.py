@@ -5,8 +5,12 @@ on the CPU, and with each of GGML's libraries for GPUs that has a device here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import re
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +39,9 @@ _NO_OWN_CACHE: Final = {"LLAMA_ARG_CACHE_RAM": "0"}
 _RESTORE: Final = {"OLLAMA_KV_TIER_GATE": "restore"}  # computing so little may be faster
 _SETTINGS: Final = "[sidecar]\ntail_seconds = 0\nmin_tokens = 1\nmin_free_percent = 0\n"
 _NOT_KEPT: Final = "the tree is not kept; Ollama goes on as before"
+_FOLDER: Final = "kvt-"
+_PART: Final = re.compile(r"cpu|\d+")  # what lies in it
+_LEFT_SECONDS: Final = 6 * 3600.0
 _DEEPEST: Final = len("/kvt-12345678/10/run/s.engine")  # a socket, below the folder of all
 
 
@@ -42,7 +49,9 @@ def self_test(installed: InstalledOllama, tree: InstalledOllama, report: Report)
     """ResultDiffers says what is not as it must be; ServiceError, why it could not be tested."""
     with report.stage("self-test: devices"):
         with_gpu = require_same_devices(installed, tree)
-    with tempfile.TemporaryDirectory(prefix="kvt-", dir=_short_place()) as folder:
+    place = _short_place()
+    _sweep(place)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=place) as folder:
         with report.stage("self-test: save, kill, restore"):
             require_same_bits(installed, tree, Path(folder, "cpu"))
         require_same_bits_on_gpus(installed, tree, Path(folder), with_gpu, report)
@@ -58,6 +67,18 @@ def _short_place() -> Path:
         f"self-test: {tempfile.gettempdir()} is too long a name for a folder with a socket",
         hint="set TMPDIR to a shorter one",
     )
+
+
+def _sweep(place: Path) -> None:
+    """What a self-test of this user left there that was killed, and is long over."""
+    for left in place.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            info = left.lstat()
+            is_ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+            parts = {path.name for path in left.iterdir()} if is_ours else set()
+            is_old = time.time() - info.st_mtime > _LEFT_SECONDS
+            if is_ours and is_old and parts and all(_PART.fullmatch(part) for part in parts):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def require_same_devices(installed: InstalledOllama, tree: InstalledOllama) -> list[Path | None]:

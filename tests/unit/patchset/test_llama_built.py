@@ -222,6 +222,19 @@ def test_a_compiler_that_fails_for_want_of_something(
     assert hint in str(caught.value.hint)
 
 
+def test_a_compiler_that_speaks_another_language(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it lacks is read from what it says."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    fake.compiler(fakes.compiler, undefined="llama_kv_cache::get_size() const")
+    text = (fakes.compiler / "c++").read_text()
+    german = 'if [ "$LC_ALL" != C ]; then echo Fehler >&2; exit 1; fi\n'
+    fake.script(fakes.compiler / "c++", text.replace("    if [ -n", f"    {german}    if [ -n", 1))
+    with pytest.raises(UnsupportedUpstream, match="does not export"):
+        fakes.make()
+
+
 def test_a_compiler_that_is_killed(fakes: Fakes) -> None:
     text = (fakes.compiler / "c++").read_text()
     killed = "*server.cpp*) kill -9 $$;;\n*-shared*)"
