@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -74,7 +73,7 @@ def _sweep(place: Path) -> None:
     for left in place.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):
             info = left.lstat()
-            is_ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+            is_ours = info.st_uid == os.geteuid()
             parts = {path.name for path in left.iterdir()} if is_ours else set()
             is_old = time.time() - info.st_mtime > _LEFT_SECONDS
             if is_ours and is_old and parts and all(_PART.fullmatch(part) for part in parts):
