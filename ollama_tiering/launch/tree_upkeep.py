@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +28,9 @@ def remove_superseded(tree: LinkTree, report: Report) -> None:
                 continue
             if tree_use.remove_unused(other.folder):
                 report.say(f"removed {other.folder}, which was made for {other.version} before")
+        for left in built.leftovers():  # half of one, or of an older format
+            if tree_use.remove_unused(left):
+                report.say(f"removed {left}, which is no whole tree")
         with contextlib.suppress(MissingTool):  # git, without which nothing was fetched now
             source.keep_only({one.pin for one in built.trees()}, report)
 
@@ -50,5 +52,5 @@ def remove_rest(report: Report) -> None:
     with locked(built.folder() / "lock", built.BUSY, report):
         if not built.trees():
             for path in built.leftovers():
-                shutil.rmtree(path, ignore_errors=True)  # what is left, the next one removes
+                tree_use.remove_unused(path)
             source.keep_only((), report)

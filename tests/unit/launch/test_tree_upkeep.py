@@ -175,6 +175,21 @@ def test_a_tree_of_an_ollama_that_is_gone_goes(world: World, patch: Callable[[Pa
     assert not first.exists()
 
 
+def test_half_a_tree_goes_with_the_next_patch_unless_somebody_serves_from_it(
+    world: World, patch: Callable[[Path], Path], tiering: Command
+) -> None:
+    first = patch(world.other)
+    (first / "lib/ollama/libllama.so").unlink()
+    with contextlib.ExitStack() as uses:
+        assert tree_use.hold(first, uses)
+        patch(world.place)
+        assert first.is_dir()
+        assert f"in use       {first}\n" in tiering("patch", "revert", "--ollama", "auto")[1]
+        assert first.is_dir()
+    patch(world.place)
+    assert not first.exists()
+
+
 def test_revert_leaves_nothing_once_the_last_tree_is_gone(
     world: World, patch: Callable[[Path], Path], tiering: Command
 ) -> None:
