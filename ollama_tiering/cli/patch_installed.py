@@ -54,9 +54,11 @@ def revert_installed(ollama: str, dry_run: bool) -> None:
     found = built.trees_of(ollama)
     folders = [*(tree.folder for tree in found), *tree_upkeep.rest_without(found)]
     if not dry_run:
-        remove_trees(found)
-        tree_upkeep.remove_rest(Report())
+        report = Report()
+        remove_trees(found, report)
+        tree_upkeep.remove_rest(report)
     for folder in folders:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {folder}")
+        done = "would remove" if dry_run else "in use      " if folder.exists() else "removed"
+        click.echo(f"{done} {folder}")
     if not folders:
         click.echo("no installed Ollama is patched, nothing to do", err=True)

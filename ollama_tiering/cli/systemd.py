@@ -108,6 +108,7 @@ def install(
     lines = [
         *_changes(outcome, dry_run, written="would write" if dry_run else "wrote"),
         *_stock(outcome),
+        *([f"{'beware':<12} {outcome.rival}"] if outcome.rival else []),
         *_next(plan, manager, now=now),
     ]
     click.echo("\n".join(lines))
@@ -164,6 +165,8 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
     if (tree := found["tree"]) is not None:
         stock = f"as stock: {tree['why_stock']}; {tree['cure']}"
         click.echo(f"{'next start':<12} {stock if tree['why_stock'] else 'tiered'}")
+    if found["rival"]:
+        click.echo(f"{'beware':<12} {found['rival']}")
     for path, state in found["files"].items():
         click.echo(f"{'as written' if state == 'same' else state:<12} {path}")
     for path, file in found["stock"].items():

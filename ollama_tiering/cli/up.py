@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.record import UpRecord
     from ollama_tiering.launch.up import UpRequest
+    from ollama_tiering.patchset.llama_server.installation import InstalledOllama
     from ollama_tiering.patchset.report import Report
 
 _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
@@ -94,7 +96,6 @@ def up(
     from ollama_tiering.launch.record import AlreadyUp, hold
     from ollama_tiering.launch.service_models import left_behind
     from ollama_tiering.patchset.binary import patched_binary
-    from ollama_tiering.patchset.llama_server.choose import chosen
     from ollama_tiering.patchset.report import Report
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
@@ -103,14 +104,14 @@ def up(
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
     request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
-        with hold(address) as held:
+        with hold(address) as held, ExitStack() as uses:
             launching.require_free(address)
             held.write(launching.first_record(request))
             if unreadable:
                 binary, is_installed = _built_binary(ollama, unreadable)
                 request = replace(request, llama_server=is_installed)
-            elif installed := chosen(ollama, build):
-                binary, why = program_for(installed, report)
+            elif installed := _chosen(ollama, build, report):
+                binary, why = program_for(installed, report, uses)
                 request = replace(request, llama_server=True, installed=installed, why_stock=why)
             else:
                 binary = patched_binary(report, **build)
@@ -145,6 +146,25 @@ def _request(
     attention, engine = settings.server.cpu_attention, place(settings.sidecar)
     socket = settings.sidecar.socket_path
     return UpRequest(address, socket, models, attention, engine_socket=engine), None
+
+
+def _chosen(ollama: str | None, build: dict[str, Any], report: Report) -> InstalledOllama | None:
+    """As `choose.chosen`, whose errors say what a person has to do. Any other failure is not to
+    cost the server: an installed Ollama that can be found serves.
+    """
+    from ollama_tiering.errors import TieringError
+    from ollama_tiering.patchset.llama_server import choose, installation
+
+    try:
+        return choose.chosen(ollama, build)
+    except TieringError:
+        raise
+    except Exception as error:
+        found = installation.usual() if ollama is None else None
+        if found is None:
+            raise
+        report.warn(f"{found.program} is served: {type(error).__name__}: {error}")
+        return found
 
 
 def _require_good_flags(flags: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 """Services of systemd in the usual places: whether the next start of one with a tree of links takes
-the tree.
+the tree, and whether another service would take its port.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ollama_tiering.doctor.check import Check, ok, warn
 from ollama_tiering.systemd import service
 from ollama_tiering.systemd.plan import InstallRequest
+from ollama_tiering.systemd.units import SERVER_UNIT
 
 
 def checks() -> Iterator[Check]:
@@ -21,3 +22,6 @@ def checks() -> Iterator[Check]:
                 yield warn(name, finding, tree["cure"])
             else:
                 yield ok(name, "its tree is made for the Ollama that is installed")
+        if rival := service.rival_of(request):
+            finding, _, cure = rival.partition(": ")
+            yield warn(f"port of {SERVER_UNIT}", finding, cure)

@@ -5,17 +5,21 @@ on the CPU, and with each of GGML's libraries for GPUs that has a device here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import re
+import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from ollama_tiering import extras
 from ollama_tiering.config import GIB, SOCKET_PATH_MAX_BYTES
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
-from ollama_tiering.errors import ResultDiffers, ServiceError
+from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError
 from ollama_tiering.launch import block_service, llama_devices
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.llama_server import Completed, LlamaServer, serving
@@ -34,6 +38,9 @@ _NO_OWN_CACHE: Final = {"LLAMA_ARG_CACHE_RAM": "0"}
 _RESTORE: Final = {"OLLAMA_KV_TIER_GATE": "restore"}  # computing so little may be faster
 _SETTINGS: Final = "[sidecar]\ntail_seconds = 0\nmin_tokens = 1\nmin_free_percent = 0\n"
 _NOT_KEPT: Final = "the tree is not kept; Ollama goes on as before"
+_FOLDER: Final = "kvt-"
+_PART: Final = re.compile(r"cpu|\d+")  # what lies in it
+_LEFT_SECONDS: Final = 6 * 3600.0
 _DEEPEST: Final = len("/kvt-12345678/10/run/s.engine")  # a socket, below the folder of all
 
 
@@ -41,7 +48,9 @@ def self_test(installed: InstalledOllama, tree: InstalledOllama, report: Report)
     """ResultDiffers says what is not as it must be; ServiceError, why it could not be tested."""
     with report.stage("self-test: devices"):
         with_gpu = require_same_devices(installed, tree)
-    with tempfile.TemporaryDirectory(prefix="kvt-", dir=_short_place()) as folder:
+    place = _short_place()
+    _sweep(place)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=place) as folder:
         with report.stage("self-test: save, kill, restore"):
             require_same_bits(installed, tree, Path(folder, "cpu"))
         require_same_bits_on_gpus(installed, tree, Path(folder), with_gpu, report)
@@ -57,6 +66,18 @@ def _short_place() -> Path:
         f"self-test: {tempfile.gettempdir()} is too long a name for a folder with a socket",
         hint="set TMPDIR to a shorter one",
     )
+
+
+def _sweep(place: Path) -> None:
+    """What a self-test of this user left there that was killed, and is long over."""
+    for left in place.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            info = left.lstat()
+            is_ours = info.st_uid == os.geteuid()
+            parts = {path.name for path in left.iterdir()} if is_ours else set()
+            is_old = time.time() - info.st_mtime > _LEFT_SECONDS
+            if is_ours and is_old and parts and all(_PART.fullmatch(part) for part in parts):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def require_same_devices(installed: InstalledOllama, tree: InstalledOllama) -> list[Path | None]:
@@ -124,8 +145,7 @@ def require_same_bits(
     layers on a GPU is not tiered, if the tree says so: nothing is restored there. On the CPU it
     must be tiered.
     """
-    from ollama_tiering.models.make import make_model  # needs an extra, and `up` imports this
-    from ollama_tiering.models.shapes import make_shape
+    make_model, make_shape = _makers()
 
     rng = random.Random(30)
     first, other = ([rng.choice(_TEXT) for _ in range(PROMPT_TOKENS)] for _ in range(2))
@@ -163,6 +183,17 @@ def require_same_bits(
         raise ResultDiffers(f"self-test: stock had {hit.cached_tokens} tokens in memory")
     _require_equal(f"restored after a kill{place}", hit, restored)
     return ""
+
+
+def _makers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """They need an extra, and `up` imports this. MissingTool where a package of it is broken."""
+    try:
+        from ollama_tiering.models.make import make_model
+        from ollama_tiering.models.shapes import make_shape
+    except ImportError as error:
+        hint = extras.lacking("models").hint
+        raise MissingTool(f"self-test: a test model cannot be made: {error}", hint=hint) from None
+    return make_model, make_shape
 
 
 def _service(folder: Path, socket: Path) -> BlockService:

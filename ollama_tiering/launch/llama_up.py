@@ -6,26 +6,26 @@ because none can be made.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from ollama_tiering import extras
 from ollama_tiering.errors import ResultDiffers, ServiceError, TieringError
-from ollama_tiering.launch import record
 from ollama_tiering.launch.llama_self_test import self_test
-from ollama_tiering.patchset.llama_server import built
+from ollama_tiering.patchset.llama_server import built, tree_use
 from ollama_tiering.patchset.llama_server import installation as installed
 from ollama_tiering.patchset.llama_server.built import BuildRequest
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.protocol.engine.wire import VERSION
 
+PATIENCE_SECONDS: Final = 300.0  # as long as another `tiering patch` may take, and no longer
+_TRIES: Final = 2
 _MADE: Final = "made.json"  # beside the tree's record
 
 
@@ -62,48 +62,59 @@ def _made(tree: LinkTree) -> _Made | None:
         return None
 
 
-def program_for(installation: InstalledOllama, report: Report) -> tuple[Path, str]:
+def program_for(installation: InstalledOllama, report: Report, uses: ExitStack) -> tuple[Path, str]:
     """The `ollama` to start, and why it can only be stock; empty where it is tiered. It always says
-    one: where no tree can be made, the installed one serves.
+    one: where no tree can be made, whatever the reason, the installed one serves. The tree is not
+    removed until `uses` ends.
 
     A tree of which an installed file was changed is never started: our library was compiled for
     the files that were there. One that an older `tiering` made for these files is, if the new one
     cannot be made; but not where the new one's self-test found other bits.
     """
-    tree = built.tree_of(installation)
-    if tree and (why := tree.why_stock(installation)):
-        return installation.program, (
-            f"{why}: end this, run `tiering patch`, then `tiering up` again"
-        )
-    made = _made(tree) if tree else None
+    tree: LinkTree | None = None
     try:
-        return make_tree(installation, made.request if made else BuildRequest(), report).binary, ""
-    except (TieringError, OSError) as error:
+        tree = built.tree_of(installation)
+        if tree and (why := tree.why_stock(installation)):
+            return installation.program, (
+                f"{why}: end this, run `tiering patch`, then `tiering up` again"
+            )
+        made = _made(tree) if tree else None
+        request = replace(made.request if made else BuildRequest(), patience=PATIENCE_SECONDS)
+        return _held_tree(installation, request, report, uses).binary, ""
+    except Exception as error:  # whatever it is, Ollama must start
         why = _in_one_line(error)
-        sound = made is not None and made.protocol == VERSION
-        sound = sound and not isinstance(error, ResultDiffers)
-        if tree is not None and sound and tree.fits(installation):
-            report.warn(f"{tree.binary}, which an older `tiering` made, is served: {why}")
-            return tree.binary, ""
+        older = None if isinstance(error, ResultDiffers) else tree
+        if older and _still_serves(older, installation) and tree_use.hold(older.folder, uses):
+            report.warn(f"{older.binary}, which an older `tiering` made, is served: {why}")
+            return older.binary, ""
     return installation.program, f"{installation.program} cannot be patched: {why}"
 
 
-def _in_one_line(error: TieringError | OSError) -> str:
-    if isinstance(error, OSError):
-        return str(error)
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+def _held_tree(
+    installation: InstalledOllama, request: BuildRequest, report: Report, uses: ExitStack
+) -> LinkTree:
+    """Made, and made again if it is removed before it is held."""
+    for _ in range(_TRIES):
+        tree = make_tree(installation, request, report)
+        if tree_use.hold(tree.folder, uses):
+            return tree
+    raise ServiceError(f"{tree.folder} is removed again and again", hint="see by whom")
 
 
-def remove_trees(trees: Sequence[LinkTree]) -> None:
-    """ServiceError, and nothing is removed, where a running `tiering up` serves from one of them:
-    its next llama-server would not start.
-    """
-    for one in record.records():
-        used = Path(one.binary) in {tree.binary for tree in trees}
-        if used and one.pid and psutil.pid_exists(one.pid):
-            raise ServiceError(
-                f"`tiering up` (process {one.pid}) serves from {one.binary}",
-                hint="end it first",
-            )
-    for tree in trees:
-        shutil.rmtree(tree.folder)
+def _still_serves(tree: LinkTree, installation: InstalledOllama) -> bool:
+    """Whether one that an older `tiering` made can be started, and speaks to today's sidecar."""
+    made = _made(tree)
+    return made is not None and made.protocol == VERSION and tree.fits(installation)
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, TieringError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    said = " ".join(str(error).split())
+    return said if isinstance(error, OSError) else f"{type(error).__name__}: {said}"
+
+
+def remove_trees(trees: Sequence[LinkTree], report: Report) -> None:
+    """ServiceError, and nothing is removed, where somebody serves from one of them."""
+    with locked(built.folder() / "lock", built.BUSY, report):
+        tree_use.remove_all([tree.folder for tree in trees])

@@ -27,9 +27,12 @@ _BUSY_SHARE: Final = 0.05  # of one core, from one look to the next
 
 @dataclass(slots=True)
 class Outdated:
-    """`fits` says whether the tree is for the files that are installed. Not thread-safe."""
+    """`fits` says whether the tree is for the files that are installed. `program` is the name by
+    which the installed one is found also after an update. Not thread-safe.
+    """
 
     installation: InstalledOllama
+    program: Path
     fits: Callable[[], bool]
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -47,13 +50,14 @@ class Outdated:
         if self.fits():
             self._state = None
             return False
-        state = self.installation.state()
+        now_there = installed.at(self.program)
+        state = (now_there or self.installation).state()
         if self._state is None:
             self.say(
-                f"{self.installation.program} was updated or changed: what is loaded goes on; "
+                f"{self.program} was updated or changed: what is loaded goes on; "
                 "the installed one takes over, as stock, once it is whole and nothing is computed"
             )
-        if state != self._state or installed.at(self.installation.program) is None:
+        if state != self._state or now_there is None:
             self._state, self._since = state, now
             return False
         settled = now - self._since
@@ -73,7 +77,9 @@ def of_tree(
 ) -> Outdated | None:
     """None where `binary` is no tree's."""
     tree = built.tree_with(binary)
-    return Outdated(installation, lambda: tree.fits(installation), say) if tree else None
+    if tree is None:
+        return None
+    return Outdated(installation, Path(tree.program), lambda: tree.fits(installation), say)
 
 
 def _processor_seconds(server_pid: int) -> dict[int, float]:

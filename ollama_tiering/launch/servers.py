@@ -50,13 +50,12 @@ class Servers:
         installed = self.request.installed
         if not installed or not self._outdated or not self._outdated.due(pair.server.pid):
             return None
-        self._outdated = None
+        self.binary, self._outdated = self._outdated.program, None
         self.report.say(
             "going over to the installed Ollama, as stock; to tier that one, end this, run "
             "`tiering patch`, then `tiering up` again"
         )
         pair.stop_server()
-        self.binary = installed.program
         try:
             return self._start(tiered=False)
         except KeyboardInterrupt:  # an end was asked for meanwhile

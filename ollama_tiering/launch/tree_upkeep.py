@@ -1,42 +1,43 @@
-"""What of trees of links nobody needs any more: older ones of the same installed Ollama, what is
-left of unfinished ones, and llama.cpp's source for them.
+"""What of trees of links nobody needs any more: older ones of the same installed Ollama, those of
+one that is gone, what is left of unfinished ones, and llama.cpp's source for them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from ollama_tiering.errors import MissingTool
-from ollama_tiering.launch import record
-from ollama_tiering.patchset.llama_server import built, source
+from ollama_tiering.patchset.llama_server import built, source, tree_use
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 
-_BUSY = "another `tiering patch` is at work"
-
 
 def remove_superseded(tree: LinkTree, report: Report) -> None:
-    """The other trees for the Ollama of `tree` go, but for those from which a `tiering up` serves,
-    and so do the commits of llama.cpp that no tree is of any more.
+    """The other trees for the Ollama of `tree` go, and those of an Ollama that is gone, but for
+    those from which somebody serves; and so do the commits of llama.cpp that no tree is of any
+    more.
     """
-    with locked(built.folder() / "lock", _BUSY, report):
-        running = [one for one in record.records() if one.pid and psutil.pid_exists(one.pid)]
-        if not all(one.binary for one in running):
-            return  # one is about to start, and nobody knows from which tree
-        used = {Path(one.binary) for one in running}
+    with locked(built.folder() / "lock", built.BUSY, report):
         for other in built.trees():
-            older = other.program == tree.program and other.folder != tree.folder
-            if older and other.binary not in used:
-                shutil.rmtree(other.folder)
+            gone = not os.path.lexists(other.program)
+            if other.folder == tree.folder or not (gone or _same_program(tree, other)):
+                continue
+            if tree_use.remove_unused(other.folder):
                 report.say(f"removed {other.folder}, which was made for {other.version} before")
+        for left in built.leftovers():  # half of one, or of an older format
+            if tree_use.remove_unused(left):
+                report.say(f"removed {left}, which is no whole tree")
         with contextlib.suppress(MissingTool):  # git, without which nothing was fetched now
             source.keep_only({one.pin for one in built.trees()}, report)
+
+
+def _same_program(tree: LinkTree, other: LinkTree) -> bool:
+    """By the name, or by what the name leads to."""
+    return os.path.realpath(tree.program) == os.path.realpath(other.program)
 
 
 def rest_without(trees: Sequence[LinkTree]) -> list[Path]:
@@ -48,8 +49,8 @@ def rest_without(trees: Sequence[LinkTree]) -> list[Path]:
 
 def remove_rest(report: Report) -> None:
     """Removes all that `rest_without` names, if there is no tree any more."""
-    with locked(built.folder() / "lock", _BUSY, report):
+    with locked(built.folder() / "lock", built.BUSY, report):
         if not built.trees():
             for path in built.leftovers():
-                shutil.rmtree(path)
+                tree_use.remove_unused(path)
             source.keep_only((), report)

@@ -8,20 +8,22 @@ stays.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import ServiceError, UsageError
 
 MANIFEST_NAME: Final = "manifest.json"
+_AGAIN: Final = "make it again: tiering patch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class NewFile:
     content: bytes | None = None
     source: Path | None = None
     link: str | None = None
+    owners: tuple[int, ...] = ()  # whose `source` must be; empty: anybody's
 
     @property
     def digest(self) -> str:
@@ -40,8 +43,31 @@ class NewFile:
             return _of_link(self.link)
         if self.content is not None:
             return hashlib.sha256(self.content).hexdigest()
+        with self.opened() as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[BufferedReader]:
+        """The source. Root reads for a user here, so what that user may put in its place is refused
+        with a UsageError: a link, no regular file, or somebody else's.
+        """
         assert self.source is not None
-        return file_digest(self.source)
+        try:
+            fd = os.open(self.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UsageError(f"{self.source} is a link", hint=_AGAIN) from None
+        with os.fdopen(fd, "rb") as file:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise UsageError(f"{self.source} is no regular file", hint=_AGAIN)
+            if self.owners and info.st_uid not in self.owners:
+                raise UsageError(
+                    f"{self.source} belongs to user {info.st_uid}, who did not call this",
+                    hint=_AGAIN,
+                )
+            yield file
 
 
 @dataclass(slots=True)
@@ -121,7 +147,7 @@ class Installed:
             self._save(wanted)
             for file in files:
                 if str(file.path) in changes.written:
-                    self._write(file)
+                    self._write(file, new[str(file.path)])
         self._take_away(gone, changes, dry_run=dry_run)
         if not dry_run:
             wanted.files = new
@@ -166,8 +192,10 @@ class Installed:
                 made.append(str(parent))
         return made
 
-    def _write(self, file: NewFile) -> None:
-        """Whole or not at all. A binary that runs is replaced, not overwritten."""
+    def _write(self, file: NewFile, digest_: str) -> None:
+        """Whole or not at all, and with that digest. A binary that runs is replaced, not
+        overwritten.
+        """
         target = self.at(file.path)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
@@ -176,8 +204,7 @@ class Installed:
             else:
                 with temporary.open("xb") as sink:
                     if file.source is not None:
-                        with file.source.open("rb") as source:
-                            shutil.copyfileobj(source, sink, 1 << 20)
+                        _copy(file, sink, digest_)
                     else:
                         sink.write(file.content or b"")
                     os.fchmod(sink.fileno(), file.mode)
@@ -190,7 +217,19 @@ class Installed:
 
     def _save(self, manifest: InstallManifest) -> None:
         text = json.dumps(asdict(manifest), indent=1) + "\n"
-        self._write(NewFile(self._prefix / MANIFEST_NAME, content=text.encode()))
+        file = NewFile(self._prefix / MANIFEST_NAME, content=text.encode())
+        self._write(file, file.digest)
+
+
+def _copy(file: NewFile, sink: BinaryIO, digest_: str) -> None:
+    """The bytes that are written are those that are hashed."""
+    state = hashlib.sha256()
+    with file.opened() as source:
+        while data := source.read(1 << 20):
+            state.update(data)
+            sink.write(data)
+    if state.hexdigest() != digest_:
+        raise ServiceError(f"{file.source} was changed meanwhile", hint="install again")
 
 
 def digest(path: Path) -> str | None:

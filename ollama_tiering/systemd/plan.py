@@ -109,7 +109,7 @@ def _with_server(
     if here:
         cure = "install Ollama where every user may read it (such as /usr/local)"
         access.require_reachable(here, start, found.program, found.server, cure=cure)
-        access.require_own(here, found.lib, request.place / TREE)
+        access.require_own(here, start, found.program, found.lib, request.place / TREE)
     place = request.place / TREE
     service = replace(
         service,
@@ -159,9 +159,20 @@ def _service(
         binary=None,
         address=str(request.address or beside),
         models=request.models,
+        shares_models=_shares_models(request, found),
         keys=_keys(request, Path(account.pw_dir)) if account else None,
         cpu_attention=settings.server.cpu_attention,
     )
+
+
+def _shares_models(request: InstallRequest, found: dict[str, str]) -> bool:
+    """Whether an `ollama.service` that runs beside ours has the same models directory: the user is
+    the same, or the directory is named. Where ours has stock's port, it has its place.
+    """
+    in_its_place = request.address is not None and request.address.port == Address().port
+    same_user = not request.user_mode and (request.run_as or DEFAULT_USER) == DEFAULT_USER
+    beside = stock.has_unit(found) and not in_its_place
+    return beside and (same_user or request.models is not None)
 
 
 def _settings(request: InstallRequest) -> tuple[config.Config, Path, tuple[Path, ...]]:

@@ -50,10 +50,22 @@ def tree_files(
             yield NewFile(folder / entry.path, 0o755, content=entry.text.encode())
         elif entry.is_link:
             yield NewFile(folder / entry.path, link=str(entry.source))
+        elif entry.source == library:  # out of somebody's cache
+            yield NewFile(folder / entry.path, 0o755, source=library, owners=_callers())
         else:
-            yield NewFile(folder / entry.path, 0o755, source=entry.source)
+            yield NewFile(folder / entry.path, 0o755, source=entry.source.resolve())
     record = link_tree.text_of(replace(tree, program=str(stock)))
     yield NewFile(folder / RECORD, content=record.encode())
+
+
+def _callers() -> tuple[int, ...]:
+    """For root, itself and whoever called sudo; for others nobody in particular: they could read
+    the file anyway.
+    """
+    if os.geteuid():
+        return ()
+    caller = os.environ.get("SUDO_UID", "")
+    return (0, int(caller)) if caller.isascii() and caller.isdigit() else (0,)
 
 
 def go_files(named: Path, place: Path) -> Iterator[NewFile]:
@@ -74,4 +86,4 @@ def _libraries(source: Path, target: Path) -> Iterator[NewFile]:
         if path.is_symlink() and len(path.readlink().parts) == 1:
             yield NewFile(place, link=str(path.readlink()))
         elif path.is_file():
-            yield NewFile(place, stat.S_IMODE(path.stat().st_mode) & 0o755, source=path)
+            yield NewFile(place, stat.S_IMODE(path.stat().st_mode) & 0o755, source=path.resolve())

@@ -9,7 +9,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import ResultDiffers
 from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.store import ram_place
-from ollama_tiering.systemd import access, stock, tree_start
+from ollama_tiering.systemd import access, rival, stock, tree_start
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
@@ -25,6 +25,7 @@ class InstallOutcome:
     stock_after: dict[str, str]
     stock_installed: dict[str, str] = field(default_factory=dict)
     links_removed: list[str] = field(default_factory=list)
+    rival: str = ""  # what would take the server's port, and the cure
 
 
 def install(
@@ -48,7 +49,10 @@ def install(
             manager.start(plan.units)
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
-    return plan, InstallOutcome(changes, list(plan.units), before, after, before)
+    taken = rival.rival(request.root, request.unit_directory, plan.service.address)
+    outcome = InstallOutcome(changes, list(plan.units), before, after, before)
+    outcome.rival = taken if SERVER_UNIT in plan.units else ""
+    return plan, outcome
 
 
 def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
@@ -81,6 +85,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
         "installed": manifest is not None,
         "prefix": str(request.place),
         "tree": tree_of(request),
+        "rival": rival_of(request),
         "units": {
             unit: {
                 "file": str(request.unit_directory / unit),
@@ -106,6 +111,13 @@ def tree_of(request: InstallRequest) -> dict[str, str] | None:
         return None
     why = tree_start.why_stock(request.place, None, request.root) or WhyStock("", "")
     return {"why_stock": why.reason, "cure": why.cure}
+
+
+def rival_of(request: InstallRequest) -> str:
+    """What would take the port of the server that is installed, and the cure; empty if nothing."""
+    unit = request.unit_directory / SERVER_UNIT
+    address = rival.address_in(Installed(request.place, request.root).at(unit))
+    return rival.rival(request.root, request.unit_directory, address) if address else ""
 
 
 def _remove_enablement(

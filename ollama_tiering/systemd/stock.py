@@ -12,7 +12,7 @@ from ollama_tiering.systemd.manifest import file_digest
 
 UNIT_NAME: Final = "ollama.service"
 _BINARIES: Final = ("/usr/local/bin/ollama", "/usr/bin/ollama", "/bin/ollama")
-_UNIT_DIRECTORIES: Final = (
+UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
     "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
@@ -43,7 +43,7 @@ def has_unit(found: dict[str, str]) -> bool:
 
 def _candidates(root: Path | None, user_units: Path) -> Iterator[Path]:
     yield from map(Path, _BINARIES)
-    for directory in (*map(Path, _UNIT_DIRECTORIES), user_units):
+    for directory in (*map(Path, UNIT_DIRECTORIES), user_units):
         yield directory / UNIT_NAME
         drop_ins = directory / f"{UNIT_NAME}.d"
         here = root / drop_ins.relative_to("/") if root else drop_ins

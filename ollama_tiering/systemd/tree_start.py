@@ -56,7 +56,8 @@ def why_stock(
         if (state := installed.state(path, digest)) != "same":
             return WhyStock(f"{path} is {state}, and not as it was installed", _AGAIN)
     assert found is not None
-    for part in (installed.at(folder), found.lib) if users is not None else ():
+    started = (installed.at(folder), Path(tree.program), found.program, found.lib)
+    for part in started if users is not None else ():
         if step := foreign(part, users or ()):
             return WhyStock(
                 f"another user than the service's may change {step}",

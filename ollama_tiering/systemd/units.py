@@ -57,6 +57,7 @@ class Service:
     models: Path | None
     keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
     cpu_attention: str  # exact | stock; for the Go engine
+    shares_models: bool = False  # with an `ollama.service` beside it
     tree: TreeService | None = None  # the server is an installed Ollama with a tree of links
 
     @property
@@ -75,8 +76,8 @@ def sidecar_unit(service: Service) -> str:
         "[Service]",
         "Type=notify",
         "NotifyAccess=main",
-        f"ExecStart={quote(service.python)} -m ollama_tiering sidecar "
-        f"--socket {quote(service.socket)}",
+        f"ExecStart={argument(service.python)} -m ollama_tiering sidecar "
+        f"--socket {argument(service.socket)}",
         "ExecReload=/bin/kill -HUP $MAINPID",
         *_environment(
             PYTHONPATH=str(service.package_parent),
@@ -164,18 +165,16 @@ def server_unit(service: Service) -> str:
         "# Stopped before the sidecar, which writes down what it stored; started without it too.",
         f"After={SIDECAR_UNIT}",
         f"Wants={SIDECAR_UNIT}",
-        "StartLimitIntervalSec=600",
-        "StartLimitBurst=5",
+        *_start_limit(service),
         "",
         "[Service]",
         *(_tree_start(service, service.tree) if service.tree else _go_start(service)),
-        # A stock Ollama may be fetching into the same models directory.
-        *_environment(OLLAMA_HOST=service.address, OLLAMA_NOPRUNE="1"),
+        *_environment(OLLAMA_HOST=service.address),
         *(_environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
         "# Only the server is told to stop: it ends its runners, after they stored their K/V.",
         "KillMode=mixed",
         f"TimeoutStopSec={_STOP_SECONDS}",
-        "Restart=on-failure",
+        f"Restart={'always' if service.tree else 'on-failure'}",
         "RestartSec=3",
         "LimitCORE=0",
     ]
@@ -184,9 +183,25 @@ def server_unit(service: Service) -> str:
     return _text([*lines, "", *_install(service)])
 
 
+def _start_limit(service: Service) -> Iterable[str]:
+    """It takes the place of an installed one, whose own unit never gives up: an update takes
+    minutes in which no start succeeds.
+    """
+    if service.tree:
+        return ["StartLimitIntervalSec=0"]
+    return ["StartLimitIntervalSec=600", "StartLimitBurst=5"]
+
+
+# Without it a server removes, when it starts, what another one is just fetching into the same
+# models directory. With it the weights before an update of a model stay for ever.
+_NO_PRUNE: Final = "OLLAMA_NOPRUNE"
+
+
 def _go_start(service: Service) -> Iterable[str]:
     assert service.binary is not None
-    yield f"ExecStart={quote(service.binary)} serve"
+    if service.shares_models:
+        yield from _environment(**{_NO_PRUNE: "1"})
+    yield f"ExecStart={argument(service.binary)} serve"
     yield from _environment(
         OLLAMA_KV_TIERING="1",
         OLLAMA_KV_TIER_SOCKET=str(service.socket),
@@ -194,27 +209,38 @@ def _go_start(service: Service) -> Iterable[str]:
     )
 
 
-# Python decides and the shell starts, so that Ollama starts even where Python does not. Only the
-# tree gets the variable, which is that of launch/ollama.py.
-_TREE_SCRIPT: Final = "; ".join(
-    (
-        'PYTHONPATH="$2" timeout -k 5 60 "$1" -P -m ollama_tiering.systemd.tree_start "$3" "$4"',
-        "code=$?",
-        "if [ $code = 0 ]",
-        f'then export {ENV_ENGINE_SOCKET}="$6"',
-        f'exec "$3/{TREE / links.PROGRAM}" serve',
-        "fi",
-        f"[ $code = {SAID_WHY} ] || echo 'tiering: Ollama starts as stock: its tree could not be "
-        "checked; run `tiering doctor`, then `tiering systemd install` again' >&2",
-        'exec "$5" serve',
+def _tree_script(service: Service) -> str:
+    """Python decides and the shell starts, so that Ollama starts even where Python does not. Only
+    the tree gets the variables; the first is that of launch/ollama.py.
+    """
+    kept = f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"' if service.shares_models else ""
+    return "; ".join(
+        (
+            'PYTHONPATH="$2" timeout -k 5 60 "$1" -P -m ollama_tiering.systemd.tree_start "$3" '
+            '"$4"',
+            "code=$?",
+            "if [ $code = 0 ]",
+            f'then export {ENV_ENGINE_SOCKET}="$6"{kept}',
+            f'exec "$3/{TREE / links.PROGRAM}" serve',
+            "fi",
+            f"[ $code = {SAID_WHY} ] || echo 'tiering: Ollama starts as stock: its tree could not "
+            "be checked; run `tiering doctor`, then `tiering systemd install` again' >&2",
+            'exec "$5" serve',
+        )
     )
-)
 
 
 def _tree_start(service: Service, tree: TreeService) -> Iterable[str]:
     mode = SHARED if service.system else OWN
-    words = (_TREE_SCRIPT, SERVER_UNIT, service.python, service.package_parent, tree.place, mode)
-    command = " ".join(quote(word) for word in (*words, tree.stock, tree.engine_socket))
+    words = (
+        _tree_script(service),
+        SERVER_UNIT,
+        service.python,
+        service.package_parent,
+        tree.place,
+        mode,
+    )
+    command = " ".join(argument(word) for word in (*words, tree.stock, tree.engine_socket))
     yield "# The tree, if it is made for what is installed now; else the installed Ollama as stock."
     yield f"ExecStart=/bin/sh -c {command}"
     yield "SyslogIdentifier=ollama"
@@ -257,8 +283,13 @@ def _environment(**values: str) -> list[str]:
 def quote(word: Path | str) -> str:
     """One word of a unit file. A specifier at its start (`%t/…`) stays one."""
     text = str(word)
-    escaped = _escaped(text, keep="%" if text[:1] == "%" else "").replace("$", "$$")
+    escaped = _escaped(text, keep="%" if text[:1] == "%" else "")
     return f'"{escaped}"' if escaped != text or set(text) & set(" ;'\t") else text
+
+
+def argument(word: Path | str) -> str:
+    """One word of a command, the only place where systemd puts variables in."""
+    return quote(word).replace("$", "$$")
 
 
 def _escaped(text: str, keep: str) -> str:

@@ -14,22 +14,39 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering import config
-from ollama_tiering.errors import BuildError, UnsupportedUpstream, UsageError
+from ollama_tiering.errors import BuildError, TieringError, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset.llama_server import compile as compiling
-from ollama_tiering.patchset.llama_server import guard, hooks, link_tree, links, pins, source
-from ollama_tiering.patchset.llama_server.installation import AUTO, InstalledOllama, find
+from ollama_tiering.patchset.llama_server import (
+    guard,
+    hooks,
+    link_tree,
+    links,
+    parts,
+    pins,
+    source,
+    tree_use,
+)
+from ollama_tiering.patchset.llama_server.installation import (
+    AUTO,
+    SERVER,
+    InstalledOllama,
+    find,
+    usual_name,
+)
 from ollama_tiering.patchset.llama_server.link_tree import FORMAT, RECORD, LinkTree
 from ollama_tiering.patchset.llama_server.tree import patch_tree
+from ollama_tiering.patchset.llama_server.tree_use import UNFINISHED
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.tree import disk_full
+from ollama_tiering.system.directories import sync_directory
 
-_UNFINISHED: Final = ".building-"
+BUSY: Final = "another `tiering patch` is at work"
 
 SelfTest = Callable[[InstalledOllama, InstalledOllama, Report], None]
 """(installed, tree, report): raises where the tree does not do what it must."""
@@ -37,11 +54,14 @@ SelfTest = Callable[[InstalledOllama, InstalledOllama, Report], None]
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """`named_source` is --llama-source; None: llama.cpp's own repository."""
+    """`named_source` is --llama-source; None: llama.cpp's own repository. `patience`: for so many
+    seconds another process at work is waited for; None: until it has ended.
+    """
 
     named_source: str | None = None
     allow_untested: bool = False
     jobs: int | None = None
+    patience: float | None = None
 
 
 def folder() -> Path:
@@ -60,20 +80,30 @@ def default_sources() -> Path:
 
 def trees() -> list[LinkTree]:
     """All of the cache, the latest first."""
-    records = sorted(folder().glob(f"*/{RECORD}"), key=lambda p: p.stat().st_mtime, reverse=True)
-    return [tree for path in records if (tree := link_tree.read(path.parent))]
+    found: list[tuple[int, LinkTree]] = []
+    for path in sorted(_records()):
+        with contextlib.suppress(OSError):  # it was just removed
+            if tree := link_tree.read(path.parent):
+                found.append((path.stat().st_mtime_ns, tree))
+    return [tree for _, tree in sorted(found, key=lambda one: -one[0])]
+
+
+def _records() -> list[Path]:
+    """Also of a tree that is unfinished, or being removed, but for those."""
+    every = folder().glob(f"*/{RECORD}")
+    return [path for path in every if not path.parent.name.startswith(UNFINISHED)]
 
 
 def leftovers() -> list[Path]:
     """Folders of trees whose record is damaged or of another format, and of unfinished ones."""
     whole = {tree.folder for tree in trees()}
-    other = [path.parent for path in folder().glob(f"*/{RECORD}") if path.parent not in whole]
-    return sorted({*other, *folder().glob(f"{_UNFINISHED}*")})
+    other = [path.parent for path in _records() if path.parent not in whole]
+    return sorted({*other, *folder().glob(f"{UNFINISHED}*")})
 
 
 def tree_of(installation: InstalledOllama) -> LinkTree | None:
     """The latest one for it, whether that still fits or not; one that fits comes first."""
-    own = [tree for tree in trees() if tree.program == str(installation.program)]
+    own = [tree for tree in trees() if tree.is_of(installation)]
     return next((tree for tree in own if tree.fits(installation)), own[0] if own else None)
 
 
@@ -86,14 +116,28 @@ def trees_of(named: str) -> list[LinkTree]:
     """Those of the Ollama in a folder; with AUTO all of them, whatever is installed now."""
     if named == AUTO:
         return trees()
-    program = str(find(named).program)
-    return [tree for tree in trees() if tree.program == program]
+    found = find(named)
+    return [tree for tree in trees() if tree.is_of(found)]
 
 
 def current(installation: InstalledOllama) -> LinkTree | None:
     """The tree that `ensure` would return as it is."""
-    wanted = (str(installation.program), installation.state(), digest_of(default_sources()))
-    return next((t for t in trees() if (t.program, t.state, t.ours) == wanted), None)
+    wanted = (installation.state(), digest_of(default_sources()))
+    own = [tree for tree in trees() if tree.is_of(installation)]
+    return next(
+        (t for t in own if (t.state, t.ours) == wanted and _has_its_guard(t, installation)), None
+    )
+
+
+def _has_its_guard(tree: LinkTree, installation: InstalledOllama) -> bool:
+    """Not where `stat` is another one now, which writes a time in another way: the guard would
+    start stock for ever.
+    """
+    try:
+        wanted = guard.text(installation, tree.state, tree.version)
+        return (tree.lib / SERVER).read_text(encoding="utf-8") == wanted
+    except (TieringError, OSError, ValueError):
+        return False
 
 
 def ensure(
@@ -109,12 +153,13 @@ def ensure(
     compiler = compiling.find_compiler()
     compiling.require_linkable(installation)
     version, build = installation.version(), installation.build()
+    guard.text(installation, state, version)  # it is said now where there can be none
     untested = request.allow_untested
     pin = pins.pin_of(pins.load(), version, build, allow_untested=untested)
     name = hashlib.sha256(json.dumps([state, ours, compiler.identity]).encode()).hexdigest()[:12]
     target = folder() / f"{version}-{name}"
     with (
-        locked(folder() / "lock", "another `tiering patch` is at work", report),
+        locked(folder() / "lock", BUSY, report, seconds=request.patience),
         _full_disk_said(),
         _scratch() as work,
     ):
@@ -137,11 +182,15 @@ def ensure(
         self_test(installation, InstalledOllama(fresh / links.PROGRAM, fresh / links.LIB), report)
         if installation.state() != state:
             raise BuildError(f"{installation.lib} was changed meanwhile", hint="try it again")
-        tree = LinkTree(target, str(installation.program), version, pin, state, ours)
+        program = str(usual_name(installation.program, on_path=True))
+        tree = LinkTree(target, program, version, pin, state, ours)
+        tree = replace(tree, parts=parts.of(fresh, installation))
         (fresh / RECORD).write_text(link_tree.text_of(tree), encoding="utf-8")
-        if target.exists():  # damaged, or of another program with the same files
-            shutil.rmtree(target)
+        parts.make_durable(fresh)
+        if os.path.lexists(target):  # damaged, or of another program with the same files
+            tree_use.put_away(target)
         fresh.rename(target)
+        sync_directory(folder())
     return tree
 
 
@@ -150,9 +199,9 @@ def _scratch() -> Iterator[Path]:
     """A folder that goes with the context. What a killed process left goes now; nobody else is at
     work.
     """
-    for left in folder().glob(f"{_UNFINISHED}*"):
+    for left in folder().glob(f"{UNFINISHED}*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder(), prefix=_UNFINISHED) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder(), prefix=UNFINISHED) as scratch:
         yield Path(scratch)
 
 

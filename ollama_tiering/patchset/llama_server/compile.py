@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import elf, tools
+from ollama_tiering.patchset import tools
 from ollama_tiering.patchset.llama_server import exported, linked
 from ollama_tiering.patchset.llama_server.hooks import OURS, SERVER
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
@@ -42,6 +42,7 @@ EMBED: Final = "tools/ui/embed.cpp"
 # common/subproc.h has another layout with it, so it must be as in the installed library.
 SUBPROCESS: Final = ("subprocess_create_ex", "-DLLAMA_SUBPROCESS")
 _MAIN: Final = "main.cpp"  # of the program llama-server, which stays the installed one
+_IN_ENGLISH: Final = {"LC_ALL": "C"}  # what it says is read here and in exported.py
 _NO_MEMORY: Final = re.compile("Killed signal|with signal 9|out of memory|Cannot allocate memory")
 
 
@@ -134,7 +135,7 @@ def _units(source: Path, ui: Path, table: Path, installation: InstalledOllama) -
     """The longest first."""
     server, ours = source / SERVER, source / OURS
     symbol, flag = SUBPROCESS
-    common = elf.read(library(installation, "libllama-common")).defined
+    common = exported.symbols(library(installation, "libllama-common"))
     switches = (*DEFINED, flag) if symbol in common else DEFINED
     places = (server, ui, ours, *(source / part for part in INCLUDED))
     usual = (*switches, *(f"-I{place}" for place in places))
@@ -189,7 +190,7 @@ def _link(
     command = [*compiler.command, "-shared", "-pthread", "-o", target, *sorted(objects)]
     command += [*LINKED, f"-Wl,-rpath-link,{installation.lib}"]
     command += [library(installation, name) for name in LIBRARIES]
-    done = run(*command, report=report)
+    done = run(*command, env=_IN_ENGLISH, report=report)
     if done.returncode:
         if lacking := exported.undefined_in(done.tail):
             raise exported.not_exported(library(installation, "libllama"), lacking)
@@ -198,7 +199,7 @@ def _link(
 
 
 def _run(command: Sequence[str | Path], work: Path, report: Report) -> None:
-    done = run(*command, report=report)
+    done = run(*command, env=_IN_ENGLISH, report=report)
     if done.returncode:
         raise _failed(command, done, work)
 

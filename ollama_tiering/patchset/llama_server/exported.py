@@ -40,12 +40,17 @@ _UNDEFINED: Final = re.compile(r"undefined reference to [`'](.+?)'")
 
 def require(library: Path) -> None:
     """UnsupportedUpstream names all that `library` lacks."""
-    try:
-        defined = elf.read(library).defined
-    except (ValueError, OSError) as error:
-        raise UnsupportedUpstream(f"{library}: {error}", hint="install Ollama again") from None
+    defined = symbols(library)
     if lacking := [name for symbol, name in NEEDED.items() if symbol not in defined]:
         raise not_exported(library, lacking)
+
+
+def symbols(library: Path) -> frozenset[str]:
+    """What it defines. UnsupportedUpstream where it is none, or is stripped of its headers."""
+    try:
+        return elf.read(library).defined
+    except (ValueError, OSError) as error:
+        raise UnsupportedUpstream(f"{library}: {error}", hint="install Ollama again") from None
 
 
 def not_exported(library: Path, names: Iterable[str]) -> UnsupportedUpstream:

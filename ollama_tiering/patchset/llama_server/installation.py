@@ -96,8 +96,13 @@ class InstalledOllama:
 
     def _files(self) -> Iterator[Path]:
         yield self.program
-        for folder, _, names in os.walk(self.lib):
-            yield from (path for name in names if (path := Path(folder, name)).is_file())
+        seen: set[str] = set()
+        for folder, below, names in os.walk(self.lib, followlinks=True):
+            if (real := os.path.realpath(folder)) in seen:  # a link that leads back up
+                below.clear()
+                continue
+            seen.add(real)
+            yield from (path for name in names if _is_file(path := Path(folder, name)))
 
 
 def find(named: str) -> InstalledOllama:
@@ -134,8 +139,17 @@ def usual_name(program: Path, *, on_path: bool) -> Path:
     """How the service, an installer or (`on_path`) a shell names it: still right where an update
     changes what a link leads to. Itself, where no such name leads to it.
     """
+    return next(_names_of(program, on_path=on_path), program)
+
+
+def is_usual(program: Path) -> bool:
+    """Whether a shell, the service or an installer has a name for it."""
+    return next(_names_of(program, on_path=True), None) is not None
+
+
+def _names_of(program: Path, *, on_path: bool) -> Iterator[Path]:
     names = (*(_on_path() if on_path else ()), *_in_usual_places())
-    return next((name for name in names if name.resolve() == program), program)
+    return (name for name in names if name.resolve() == program)
 
 
 def require_none_broken() -> None:
@@ -159,8 +173,12 @@ def require_program(installation: InstalledOllama) -> None:
 
 
 def _is_binary(program: Path) -> bool:
-    with program.open("rb") as file:
-        return file.read(len(PROGRAM_MAGIC)) == PROGRAM_MAGIC
+    """Also one that this user may run and not read: a script cannot be run so."""
+    try:
+        with program.open("rb") as file:
+            return file.read(len(PROGRAM_MAGIC)) == PROGRAM_MAGIC
+    except PermissionError:
+        return True
 
 
 def _is_older(program: Path) -> bool:
@@ -205,7 +223,15 @@ def _programs_of(place: Path) -> tuple[Path, ...]:
 
 
 def _runs(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    return _is_file(path) and os.access(path, os.X_OK)
+
+
+def _is_file(path: Path) -> bool:
+    """False in a folder that this user may not search."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def at(program: Path) -> InstalledOllama | None:

@@ -7,21 +7,29 @@ it in a service's prefix.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import os
+import re
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.patchset.llama_server import links
+from ollama_tiering.patchset.llama_server import links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
+from ollama_tiering.patchset.llama_server.parts import Parts
+from ollama_tiering.system.durable_file import bounded_content
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 RECORD: Final = "tree.json"
+_MOST_BYTES: Final = 16 << 20
+_PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTree:
-    """What is known of a tree. `program` is the installed `ollama`, `state` that of all its files
-    when the tree was made, `ours` a digest of our part.
+    """What is known of a tree. `program` is the installed `ollama`, by a name that stays right
+    where an update changes what a link leads to; `state` that of all its files when the tree was
+    made, `ours` a digest of our part, `parts` what lies in the tree (a service has a manifest
+    instead).
     """
 
     folder: Path
@@ -30,6 +38,7 @@ class LinkTree:
     pin: str
     state: FileState
     ours: str
+    parts: Parts = field(default_factory=list)
 
     @property
     def binary(self) -> Path:
@@ -38,6 +47,10 @@ class LinkTree:
     @property
     def lib(self) -> Path:
         return self.folder / links.LIB
+
+    def is_of(self, installation: InstalledOllama) -> bool:
+        """Whether its program is that one now."""
+        return os.path.realpath(self.program) == str(installation.program)
 
     def fits(self, installation: InstalledOllama) -> bool:
         """Whether every installed file is the one that the tree was made for."""
@@ -55,16 +68,20 @@ class LinkTree:
 
 
 def read(folder: Path) -> LinkTree | None:
-    """None where the record is of another format, damaged or not there, or the program is not."""
+    """None where the record is of another format, damaged or not there, or something of the tree is
+    not as it was.
+    """
     try:
-        values: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(bounded_content(folder / RECORD, _MOST_BYTES))
         names = {field.name for field in fields(LinkTree)} - {"folder"}
         if values.pop("format") != FORMAT or set(values) != names:
+            return None
+        if not all(_PLAIN.fullmatch(values[name]) for name in ("version", "pin")):
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     tree = LinkTree(folder=folder, **values)
-    return tree if tree.binary.is_file() else None
+    return tree if tree.binary.is_file() and parts.are_there(folder, tree.parts) else None
 
 
 def text_of(tree: LinkTree) -> str:

@@ -21,7 +21,7 @@ from ollama_tiering.patchset import manifest
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
-from ollama_tiering.patchset.upstream import SourceCache, local_git_dir
+from ollama_tiering.patchset.upstream import SourceCache, import_git, local_git_dir
 
 UPSTREAM: Final = "https://github.com/ggml-org/llama.cpp"
 # Folders, each with all below it; other files of a source are not needed.
@@ -55,13 +55,17 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
     cache = SourceCache(cache_folder())
     try:
         cache.fetch([pin], named or UPSTREAM, _nothing_pinned(), report)
+        cache.extract(pin, to)
+        commit = cache.commit(pin)
     except FetchError as error:
         raise FetchError(
             error.message, hint=f"without network: --llama-source PATH; {_HINT}"
         ) from None
-    cache.extract(pin, to)
+    except import_git().GitCommandError as error:
+        said = str(error.stderr).strip(" '\n").splitlines() or [f"git ended with {error.status}"]
+        raise _damaged(said[-1]) from None
     _require(to, named or UPSTREAM)
-    return LlamaSource(to, cache.commit(pin))
+    return LlamaSource(to, commit)
 
 
 def cache_folder() -> Path:
@@ -97,7 +101,11 @@ def _git(*words: str) -> None:
     done = run("git", f"--git-dir={cache_folder()}", *words)
     if done.returncode:
         last = done.tail[-1] if done.tail else f"it ended with {done.returncode}"
-        raise FetchError(f"git {words[0]} in {cache_folder()}: {last}", hint="remove that folder")
+        raise _damaged(f"git {words[0]}: {last}")
+
+
+def _damaged(said: str) -> FetchError:
+    return FetchError(f"{cache_folder()} is damaged: {said}", hint="remove that folder")
 
 
 def _nothing_pinned() -> manifest.Patchset:
@@ -137,9 +145,20 @@ def _unpack(archive: Path, to: Path) -> None:
             for member in all_:
                 name = member.name.removeprefix(root)
                 if member.name.startswith(root) and member.isfile() and _wanted(name):
-                    members.extract(member.replace(name=name, deep=False), to, filter="data")
+                    _write(members, member, name, to)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UsageError(f"{archive} is no whole tar archive: {error}", hint=_HINT) from None
+
+
+def _write(members: tarfile.TarFile, member: tarfile.TarInfo, name: str, to: Path) -> None:
+    """Python before 3.11.4 has neither the filter nor the renaming of members for this."""
+    if ".." in Path(name).parts:
+        raise UsageError(f"{member.name} leads out of it", hint=_HINT)
+    (to / name).parent.mkdir(parents=True, exist_ok=True)
+    content = members.extractfile(member)
+    assert content is not None  # it is a file
+    with content, (to / name).open("wb") as sink:
+        shutil.copyfileobj(content, sink)
 
 
 def _require(folder: Path, named: str) -> None:

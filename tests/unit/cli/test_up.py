@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.cli.up import _built_binary
-from ollama_tiering.errors import ConfigError, UnsupportedUpstream
+from ollama_tiering.cli.up import _built_binary, _chosen
+from ollama_tiering.errors import ConfigError, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset import binary
 from ollama_tiering.patchset.llama_server import built, installation
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.report import Report
 from tests.unit.patchset import fake_installed as fake
 
 TYPO = ConfigError("config.toml: line 3", hint="correct it")
@@ -59,3 +60,19 @@ def test_an_installed_one_that_was_never_patched_serves_where_there_is_nothing_e
 ) -> None:
     monkeypatch.setenv("PATH", f"{ollama}/bin:/usr/bin:/bin")
     assert _built_binary(None, TYPO) == (ollama / "bin/ollama", True)
+
+
+def test_a_failure_of_the_choice_itself_does_not_cost_the_server(
+    ollama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> list[LinkTree]:
+        raise PermissionError(13, "Permission denied", "/locked")
+
+    monkeypatch.setattr(built, "trees", fail)
+    with pytest.raises(PermissionError):
+        _chosen(None, {}, Report(quiet=True))  # nothing is installed
+    monkeypatch.setenv("PATH", f"{ollama}/bin:/usr/bin:/bin")
+    assert _chosen(None, {}, Report(quiet=True)) == fake.at(ollama)
+    assert "PermissionError" in capsys.readouterr().err
+    with pytest.raises(UsageError):
+        _chosen("/nowhere", {}, Report(quiet=True))

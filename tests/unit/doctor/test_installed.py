@@ -12,7 +12,7 @@ from ollama_tiering.doctor import check_build
 from ollama_tiering.doctor.check import Check, CheckState
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset import build, elf, tools
-from ollama_tiering.patchset.llama_server import built, installation, link_tree
+from ollama_tiering.patchset.llama_server import built, guard, installation, link_tree
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from tests.unit.patchset import fake_installed as fake
@@ -98,6 +98,8 @@ def test_a_build_of_the_go_engine_needs_none_of_it(
 
 def test_a_tree_of_today_is_well(found: InstalledOllama, tmp_path: Path) -> None:
     add_tree(found, tmp_path, ours=built.digest_of(built.default_sources()))
+    (tree,) = built.trees()
+    fake.script(tree.lib / "llama-server", guard.text(found, tree.state, tree.version))
     said = checks()
     assert said["installed Ollama"].state is CheckState.OK
     assert "anew" not in said["installed Ollama"].finding

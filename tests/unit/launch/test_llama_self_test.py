@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.errors import ResultDiffers, ServiceError, TieringError
+from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError, TieringError
 from ollama_tiering.launch import llama_self_test
 from ollama_tiering.launch.llama_self_test import (
     require_same_bits,
@@ -316,3 +318,49 @@ def test_sockets_lie_where_their_names_are_short(
     assert place in (Path("/tmp"), Path("/dev/shm"))
     longest = f"{place}/kvt-12345678/10/run/s.engine"
     assert len(os.fsencode(longest)) <= 107
+
+
+def test_what_a_killed_one_left_long_ago_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(name: str, part: str, *, hours: float) -> Path:
+        folder = tmp_path / name
+        (folder / part).mkdir(parents=True)
+        os.utime(folder, (time.time() - hours * 3600,) * 2)
+        return folder
+
+    gone = [left("kvt-aaaaaaaa", "cpu", hours=7), left("kvt-bbbbbbbb", "0", hours=7)]
+    kept = [
+        left("kvt-running1", "cpu", hours=1),
+        left("kvt-notes", "mine", hours=7),
+        left("other", "cpu", hours=7),
+    ]
+    (tmp_path / "kvt-file").touch()
+    (tmp_path / "kvt-link").symlink_to(tmp_path / "other")
+    llama_self_test._sweep(tmp_path)
+    assert [folder.exists() for folder in gone] == [False, False]
+    assert all(folder.exists() for folder in kept)
+    again = left("kvt-cccccccc", "cpu", hours=7)
+    monkeypatch.setattr(os, "geteuid", lambda: 0xFFFF0000)  # another user's
+    llama_self_test._sweep(tmp_path)
+    assert again.exists()
+
+
+def test_the_sweep_is_made_where_the_test_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+    monkeypatch.setattr(llama_self_test, "_short_place", lambda: tmp_path)
+    monkeypatch.setattr(llama_self_test, "_sweep", swept.append)
+    for name in ("require_same_devices", "require_same_bits", "require_same_bits_on_gpus"):
+        monkeypatch.setattr(llama_self_test, name, lambda *_: [])
+    one = side(tmp_path / "one", "GPU")
+    llama_self_test.self_test(one, one, QUIET)
+    assert swept == [tmp_path]
+
+
+def test_a_broken_package_for_the_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ollama_tiering.models.make", None)
+    with pytest.raises(MissingTool, match="a test model cannot be made") as caught:
+        llama_self_test._makers()
+    assert caught.value.hint

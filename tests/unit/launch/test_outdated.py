@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ class World:
     """An installed Ollama with a tree that was made for it, a clock, and llama-servers."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.installation = fake.at(fake.installed(root))
+        self.installation = fake.at(fake.installed(root / "1"))
+        self.name = root / "ollama"
+        self.name.symlink_to(self.installation.program)
         self.made_for = self.installation.state()
         self.now = 1000.0
         self.work = 0.0
@@ -28,6 +31,7 @@ class World:
         monkeypatch.setattr(outdated, "_processor_seconds", lambda _pid: {7: self.work})
         self.outdated = Outdated(
             self.installation,
+            self.name,
             lambda: self.installation.state() == self.made_for,
             self.said.append,
             lambda: self.now,
@@ -64,7 +68,7 @@ def test_after_an_update_it_is_due_once_nothing_changes_any_more(world: World) -
     world.update("and updated again")
     assert world.looks(100) == pytest.approx(SETTLED_SECONDS, abs=3)
     (said,) = world.said
-    assert f"{world.installation.program} was updated or changed" in said
+    assert f"{world.name} was updated or changed" in said
 
 
 @pytest.mark.parametrize("part", ["bin/ollama", "lib/ollama/llama-server"])
@@ -75,6 +79,20 @@ def test_what_is_not_whole_never_takes_over(world: World, part: str) -> None:
     assert world.looks(10_000) is None
     fake.script(path, text)
     assert world.looks(100) is not None
+
+
+def test_a_version_in_another_folder_takes_over_once_it_is_whole(
+    world: World, tmp_path: Path
+) -> None:
+    """The old one is removed, and the name leads to the new one."""
+    shutil.rmtree(world.installation.program.parents[1])
+    assert world.looks(1000) is None
+    newer = fake.at(fake.installed(tmp_path / "2"))
+    world.name.unlink()
+    world.name.symlink_to(newer.program)
+    assert world.looks(4) is None
+    (newer.lib / "libllama.so").write_text("still being unpacked")
+    assert world.looks(100) == pytest.approx(SETTLED_SECONDS, abs=3)
 
 
 def test_an_answer_is_waited_for_but_not_without_end(world: World) -> None:

@@ -45,6 +45,7 @@ class FakePair:
 
 @dataclass
 class FakeOutdated:
+    program: Path
     is_due: bool = False
 
     def due(self, _pid: int) -> bool:
@@ -70,7 +71,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         *(Address(), tmp_path / "s"),
         **{"llama_server": True, "engine_socket": tmp_path / "e", "installed": installed},
     )
-    made = World(request, tmp_path / "tree/bin/ollama", FakeOutdated())
+    made = World(request, tmp_path / "tree/bin/ollama", FakeOutdated(tmp_path / "by-name/ollama"))
 
     def start(binary: Path, _address: Address, *, env: dict[str, str | None], **_: Any) -> Any:
         made.started.append(FakeServer(binary, env))
@@ -114,7 +115,7 @@ def test_the_installed_one_takes_over_as_stock_when_the_tree_is_outdated(world: 
     assert one.successor(pair) is world.started[1]  # type: ignore[comparison-overlap]
     assert world.started[0].stopped
     second = world.started[1]
-    assert (second.binary, second.env[SOCKET]) == (world.request.installed.program, None)
+    assert (second.binary, second.env[SOCKET]) == (world.outdated.program, None)
     assert one.binary == second.binary
     assert one.successor(pair) is None  # stock needs no other
     assert len(world.started) == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering import cli
-from ollama_tiering.launch import llama_up, record, tree_upkeep
-from ollama_tiering.launch.record import UpRecord
+from ollama_tiering.launch import llama_up, tree_upkeep
 from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import built, choose, installation, source
+from ollama_tiering.patchset.llama_server import built, choose, installation, source, tree_use
 from ollama_tiering.patchset.report import Report
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.patchset.conftest import git
@@ -57,7 +58,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(installation, "_UNITS", ())
     monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
     monkeypatch.setattr(installation, "_PREFIXES", ())
-    monkeypatch.setattr(record, "records", list)
     monkeypatch.setenv("CXX", str(tmp_path / "compiler/c++"))
     monkeypatch.setattr(elf, "read", fake.all_exported)
     monkeypatch.setattr(llama_up, "self_test", lambda *_: None)
@@ -105,31 +105,87 @@ def test_the_tree_before_an_update_goes_and_so_does_its_source(
 
 
 def test_a_tree_that_serves_stays(
-    world: World, patch: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+    world: World, patch: Callable[[Path], Path], tiering: Command
 ) -> None:
     first = patch(world.place)
-    up = UpRecord(os.getpid(), "", binary=str(first / "bin/ollama"))
-    monkeypatch.setattr(record, "records", lambda: [up])
-    world.update(world.place)
-    second = patch(world.place)
-    assert {tree.folder for tree in built.trees()} == {first, second}
-    up.binary = ""  # it is about to start: nobody knows from which
-    assert patch(world.place) == second
-    assert first.is_dir()
-    up.pid = 0  # it has ended
+    with contextlib.ExitStack() as uses:
+        assert tree_use.hold(first, uses)
+        world.update(world.place)
+        second = patch(world.place)
+        assert {tree.folder for tree in built.trees()} == {first, second}
+        code, _, err = tiering("patch", "revert", "--ollama", "auto")
+        assert (code, f"serves from {first}" in err) == (9, True)
+        assert {tree.folder for tree in built.trees()} == {first, second}
     patch(world.place)
     assert not first.exists()
 
 
-def test_a_killed_up_keeps_nothing(
-    world: World, patch: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+HOLDS = """
+import contextlib, pathlib, subprocess, sys, time
+from ollama_tiering.patchset.llama_server import tree_use
+with contextlib.ExitStack() as uses:
+    assert tree_use.hold(pathlib.Path(sys.argv[1]), uses)
+    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_up_keeps_nothing(world: World, patch: Callable[[Path], Path]) -> None:
+    """Nor does what it has started, and what has its number now."""
     first = patch(world.place)
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    left = UpRecord(ended.pid, "", binary=str(first / "bin/ollama"))
-    monkeypatch.setattr(record, "records", lambda: [left])
     world.update(world.place)
+    command = [sys.executable, "-c", HOLDS, str(first)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        child = int(up.stdout.readline())
+        try:
+            patch(world.place)
+            assert first.is_dir()
+            up.kill()
+            up.wait()
+            patch(world.place)
+            assert not first.exists()
+        finally:
+            up.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_tree_of_a_name_that_leads_elsewhere_now_goes(
+    world: World, patch: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each version in a folder of its own, and one link to the latest."""
+    name = tmp_path / "path/ollama"
+    name.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{name.parent}:{os.environ['PATH']}")
+    name.symlink_to(world.place / "bin/ollama")
+    first = patch(world.place)
+    name.unlink()
+    name.symlink_to(world.other / "bin/ollama")
+    second = patch(world.other)
+    assert {tree.folder for tree in built.trees()} == {second}
+    assert not first.exists()
+
+
+def test_a_tree_of_an_ollama_that_is_gone_goes(world: World, patch: Callable[[Path], Path]) -> None:
+    first = patch(world.place)
+    shutil.rmtree(world.place)
+    second = patch(world.other)
+    assert {tree.folder for tree in built.trees()} == {second}
+    assert not first.exists()
+
+
+def test_half_a_tree_goes_with_the_next_patch_unless_somebody_serves_from_it(
+    world: World, patch: Callable[[Path], Path], tiering: Command
+) -> None:
+    first = patch(world.other)
+    (first / "lib/ollama/libllama.so").unlink()
+    with contextlib.ExitStack() as uses:
+        assert tree_use.hold(first, uses)
+        patch(world.place)
+        assert first.is_dir()
+        assert f"in use       {first}\n" in tiering("patch", "revert", "--ollama", "auto")[1]
+        assert first.is_dir()
     patch(world.place)
     assert not first.exists()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import tarfile
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,68 +12,25 @@ import pytest
 
 from ollama_tiering.errors import (
     BuildError,
-    FetchError,
     MissingTool,
     PatchConflict,
     ResultDiffers,
     TieringError,
     UnsupportedUpstream,
-    UsageError,
 )
 from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import built, exported, guard, source
-from ollama_tiering.patchset.llama_server.built import BuildRequest
+from ollama_tiering.patchset.llama_server import built, exported, guard
 from ollama_tiering.patchset.llama_server.hooks import CONTEXT
-from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
+from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
-from ollama_tiering.patchset.report import Report
-from ollama_tiering.patchset.run import run
 from tests.unit.patchset import fake_installed as fake
-from tests.unit.patchset.conftest import git
+from tests.unit.patchset.fake_build import Fakes, prepared
 from tests.unit.patchset.test_llama_server import edit
-
-QUIET = Report(quiet=True)
-
-
-class Fakes:
-    """`make` builds for `installation`, and counts the self-tests."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.installation = fake.at(fake.installed(root / "installed"))
-        self.source = fake.llama_source(root / "llama.cpp")
-        self.compiler = root / "compiler"
-        fake.compiler(self.compiler)
-        self.tested: list[InstalledOllama] = []
-        self.error: TieringError | None = None
-        self.updates_meanwhile = False
-
-    def make(self, *, allow_untested: bool = False, named: str = "") -> LinkTree:
-        request = BuildRequest(named or str(self.source), allow_untested)
-        return built.ensure(self.installation, request, self._self_test, QUIET)
-
-    def _self_test(
-        self, installed: InstalledOllama, tree: InstalledOllama, _report: Report
-    ) -> None:
-        assert installed == self.installation
-        assert tree.server.is_file()
-        self.tested.append(tree)
-        if self.updates_meanwhile:
-            (installed.lib / "libllama.so").write_text("updated")
-        if self.error:
-            raise self.error
-
-    def left(self) -> list[str]:
-        """In the cache, but for the lock."""
-        return sorted(path.name for path in built.folder().glob("*") if path.name != "lock")
 
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", str(tmp_path / "compiler/c++"))
-    monkeypatch.setattr(elf, "read", fake.all_exported)
-    return Fakes(tmp_path)
+    return prepared(tmp_path, monkeypatch)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -159,6 +116,16 @@ def test_another_guard_makes_another_tree(fakes: Fakes, monkeypatch: pytest.Monk
     assert fakes.make().folder != first.folder
 
 
+def test_no_stat_is_said_before_anything_is_compiled(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.script(fakes.root / "bin/stat", "#!/bin/sh\nexit 1\n")
+    monkeypatch.setenv("PATH", f"{fakes.root}/bin:{os.environ['PATH']}")
+    with pytest.raises(MissingTool, match="`stat` does not say"):
+        fakes.make()
+    assert " -c " not in (fakes.compiler / "calls").read_text()
+
+
 def test_a_tree_that_fails_its_test_is_not_kept(fakes: Fakes) -> None:
     fakes.error = ResultDiffers("self-test: the answer differs")
     with pytest.raises(ResultDiffers):
@@ -181,13 +148,26 @@ def test_a_damaged_record_is_no_tree(fakes: Fakes) -> None:
         record.write_text(text)
         assert built.trees() == []
     assert fakes.make().folder == tree.folder
-    assert built.trees() == [tree]
+    assert [one.folder for one in built.trees()] == [tree.folder]
 
 
 def test_a_tree_without_its_program_is_none(fakes: Fakes) -> None:
     tree = fakes.make()
     tree.binary.unlink()
     assert built.trees() == []
+
+
+def test_a_stripped_library_is_named(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one that is read: the first look is for what `libllama.so` exports."""
+
+    def read(path: Path) -> elf.Library:
+        if "common" in path.name:
+            raise ValueError("section headers of another size")
+        return fake.all_exported(path)
+
+    monkeypatch.setattr(elf, "read", read)
+    with pytest.raises(UnsupportedUpstream, match=r"libllama-common\.so: section headers"):
+        fakes.make()
 
 
 def test_the_trees_of_one_installation_and_of_all(fakes: Fakes) -> None:
@@ -242,6 +222,19 @@ def test_a_compiler_that_fails_for_want_of_something(
     assert hint in str(caught.value.hint)
 
 
+def test_a_compiler_that_speaks_another_language(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it lacks is read from what it says."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    fake.compiler(fakes.compiler, undefined="llama_kv_cache::get_size() const")
+    text = (fakes.compiler / "c++").read_text()
+    german = 'if [ "$LC_ALL" != C ]; then echo Fehler >&2; exit 1; fi\n'
+    fake.script(fakes.compiler / "c++", text.replace("    if [ -n", f"    {german}    if [ -n", 1))
+    with pytest.raises(UnsupportedUpstream, match="does not export"):
+        fakes.make()
+
+
 def test_a_compiler_that_is_killed(fakes: Fakes) -> None:
     text = (fakes.compiler / "c++").read_text()
     killed = "*server.cpp*) kill -9 $$;;\n*-shared*)"
@@ -274,7 +267,7 @@ def test_what_another_process_made_meanwhile_is_taken(
     real = built.locked
 
     @contextlib.contextmanager
-    def locked(*_: object) -> Iterator[None]:
+    def locked(*_: object, **_more: object) -> Iterator[None]:
         monkeypatch.setattr(built, "locked", real)
         made.append(fakes.make())
         yield
@@ -326,83 +319,3 @@ def test_an_untested_version_is_refused_and_taken_if_wanted(fakes: Fakes) -> Non
     with pytest.raises(UnsupportedUpstream, match="not tested"):
         fakes.make()
     assert fakes.make(allow_untested=True).pin == "b10434"
-
-
-# --- the source ---------------------------------------------------------------------------------
-
-
-def test_an_archive_with_llama_cpp_somewhere_in_it(fakes: Fakes) -> None:
-    path = fakes.root / "sdist.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(fakes.source, "python-1.0/vendor/llama.cpp")
-    found = source.obtain(fake.PIN, str(path), fakes.root / "out", QUIET)
-    assert found.commit == ""
-    assert (found.folder / CONTEXT).is_file()
-    assert (found.folder / "ggml/include/ggml.h").is_file()
-    assert not (found.folder / "docs").exists()
-
-
-def test_a_clone_says_its_commit(fakes: Fakes) -> None:
-    clone(fakes.source)
-    found = source.obtain(fake.PIN, str(fakes.source), fakes.root / "out", QUIET)
-    assert found.commit == git("rev-parse", "HEAD", cwd=fakes.source)
-    assert (found.folder / CONTEXT).is_file()
-    with pytest.raises(FetchError, match="b1"):
-        source.obtain("b1", str(fakes.source), fakes.root / "other", QUIET)
-
-
-def clone(folder: Path, *, tag: str = fake.PIN) -> str:
-    """The commit that has the tag."""
-    git("init", "-q", cwd=folder)
-    git("add", ".", cwd=folder)
-    git("commit", "-qm", "all", cwd=folder)
-    git("tag", tag, cwd=folder)
-    return git("rev-parse", "HEAD", cwd=folder)
-
-
-def test_a_tag_of_a_wrong_source_is_not_kept(fakes: Fakes) -> None:
-    wrong = fake.llama_source(fakes.root / "wrong")
-    (wrong / "README.txt").write_text("another project with the same tag")
-    clone(wrong)
-    commit = clone(fakes.source)
-    said = f"#!/bin/sh\necho 'version: 10488 ({commit[:9]})' >&2\n"
-    fake.script(fakes.installation.server, said)
-    with pytest.raises(UnsupportedUpstream, match="the installed llama-server is of") as caught:
-        fakes.make(named=str(wrong))
-    assert "--llama-source" in str(caught.value.hint)
-    assert fakes.make().pin == fake.PIN
-
-
-def test_only_the_source_of_the_trees_is_kept(fakes: Fakes) -> None:
-    commits = {}
-    for pin in ("b1", "b2"):
-        (fakes.source / "README.txt").write_text(pin)
-        commits[pin] = clone(fakes.source, tag=pin)
-        source.obtain(pin, str(fakes.source), fakes.root / pin, QUIET)
-    cache = source.SourceCache(source.cache_folder())
-    source.keep_only({"b2"}, QUIET)
-    assert cache.tags() == ["b2"]
-    there = [
-        run("git", f"--git-dir={cache.root}", "cat-file", "-e", one) for one in commits.values()
-    ]
-    assert [done.returncode == 0 for done in there] == [False, True]
-    source.obtain("b2", "/no/clone", fakes.root / "again", QUIET)
-    source.keep_only((), QUIET)
-    assert not cache.root.exists()
-    source.keep_only((), QUIET)
-
-
-def test_what_is_no_source_of_llama_cpp(fakes: Fakes) -> None:
-    (fakes.root / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"no source of llama\.cpp"):
-        source.obtain(fake.PIN, str(fakes.root / "empty"), fakes.root / "out", QUIET)
-    text = fakes.root / "text"
-    text.write_text("text")
-    with pytest.raises(UsageError, match="no whole tar archive"):
-        source.obtain(fake.PIN, str(text), fakes.root / "out", QUIET)
-    with tarfile.open(fakes.root / "a.tar", "w") as archive:
-        archive.add(text, "x/text")
-    with pytest.raises(UsageError, match="has no tools/server"):
-        source.obtain(fake.PIN, str(fakes.root / "a.tar"), fakes.root / "out", QUIET)
-    with pytest.raises(FetchError, match="no such directory"):
-        source.obtain(fake.PIN, str(fakes.root / "gone"), fakes.root / "out", QUIET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
+from ollama_tiering.errors import MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset.llama_server import guard, links
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
 from tests.unit.patchset import fake_installed as fake
@@ -125,8 +127,56 @@ def test_nothing_of_the_tree_is_found_by_the_installed_one(world: World) -> None
     assert (bare.library_path, bare.backend) == ("none", "none")
 
 
+@pytest.mark.parametrize("name", [guard.COPY, IMPLEMENTATION])
+def test_in_half_a_tree_the_installed_one_is_started(world: World, name: str) -> None:
+    """As a cleaner of caches leaves it."""
+    (world.lib / name).unlink()
+    started = world.start("--model", "a b", LD_LIBRARY_PATH=str(world.lib))
+    assert started.program == world.installed.server
+    assert (started.library_path, started.socket) == (str(world.installed.lib), "none")
+    assert "is not whole any more" in started.complaint
+    assert "run `tiering patch`" in started.complaint
+
+
 def test_where_files_cannot_be_compared_the_installed_one_is_started(world: World) -> None:
-    assert world.start(PATH="/nowhere").program == world.installed.server
+    started = world.start(PATH="/nowhere")
+    assert started.program == world.installed.server
+    assert "no `stat` that says size and time of a file" in started.complaint
+    assert "updated" not in started.complaint
+
+
+OTHER_STATS = {
+    "rounded": "sed -E 's/^([0-9]+ [0-9]+\\.[0-9]{4})[0-9]*/\\1/'",
+    "seconds alone": "sed -E 's/^([0-9]+ [0-9]+)\\.[0-9]*/\\1/'",
+    "none at all": "sed -E 's/^([0-9]+) [0-9.]+/\\1 %.9Y/'",
+}
+
+
+@pytest.mark.parametrize("kind", list(OTHER_STATS))
+def test_another_stat_than_that_of_gnu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """That of uutils writes a time with fewer places."""
+    real = shutil.which("stat")
+    fake.script(tmp_path / "bin/stat", f'#!/bin/sh\n{real} "$@" | {OTHER_STATS[kind]}\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    if kind == "none at all":
+        with pytest.raises(MissingTool, match="`stat` does not say") as caught:
+            World(tmp_path)
+        assert caught.value.hint == "install GNU coreutils"
+        return
+    world = World(tmp_path)
+    assert world.start().program == world.lib / guard.COPY
+    _grow(world.installed.lib / "libggml-base.so")
+    assert world.start().program == world.installed.server
+
+
+def test_a_version_that_is_shell_is_none(world: World) -> None:
+    state = world.installed.state()
+    for version in ("v1; reboot", "$(reboot)", "v1'", "v1\n", ""):
+        with pytest.raises(UnsupportedUpstream, match="no version of Ollama"):
+            guard.text(world.installed, state, version)
+    assert guard.text(world.installed, state, "v0.33.0-rc1+dev_2")
 
 
 def test_the_guard_is_laid_last(world: World) -> None:

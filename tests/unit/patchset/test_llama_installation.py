@@ -109,6 +109,49 @@ def test_a_state_can_be_told_while_files_go_away(
     assert found.state() == [one for one in before if one[0] != str(gone)]
 
 
+def test_a_folder_that_is_a_link_is_looked_into(tmp_path: Path) -> None:
+    found = fake.at(fake.installed(tmp_path / "one"))
+    (tmp_path / "elsewhere").mkdir()
+    library = tmp_path / "elsewhere/libggml-cuda.so"
+    library.write_text("CUDA")
+    (found.lib / "cuda_v13").symlink_to(tmp_path / "elsewhere")
+    (found.lib / "loop").symlink_to(found.lib)
+    before = found.state()
+    assert [name for name, *_ in before if "cuda_v13" in str(name)]
+    assert not [name for name, *_ in before if "loop" in str(name)]
+    library.write_text("another CUDA")
+    assert found.state() != before
+
+
+def test_what_this_user_may_not_look_at_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 raises for a file in a folder that may not be searched."""
+    place = fake.installed(tmp_path / "usr")
+    (tmp_path / "ollama.service").write_text("[Service]\nExecStart=/locked/ollama serve\n")
+    real = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        if path.is_relative_to("/locked"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert installation.usual() == fake.at(place)
+
+
+def test_a_program_that_may_be_run_and_not_read_is_no_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = fake.at(fake.installed(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", fail)
+    installation.require_program(found)
+
+
 def test_a_script_is_no_program(tmp_path: Path) -> None:
     found = fake.at(fake.installed(tmp_path))
     with pytest.raises(UnsupportedUpstream, match="a script that starts one"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.errors import MissingTool, ServiceError, TieringError
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run, stream
@@ -106,3 +106,16 @@ def test_the_lock_makes_the_second_wait(tmp_path: Path, capsys: pytest.CaptureFi
             waited = time.monotonic() - started
     assert waited > 0.2
     assert "somebody is at work; waiting" in capsys.readouterr().err
+
+
+def test_a_lock_is_waited_for_no_longer_than_is_said(tmp_path: Path) -> None:
+    path, started = tmp_path / "lock", time.monotonic()
+    with locked(path, "somebody is at work", Report()):
+        with (
+            pytest.raises(ServiceError, match=r"somebody is at work, and has not ended within 0 s"),
+            locked(path, "somebody is at work", Report(), seconds=0.4),
+        ):
+            pytest.fail("two hold it")
+        assert 0.3 < time.monotonic() - started < 4
+    with locked(path, "nobody", Report(), seconds=0.4):
+        pass

@@ -201,11 +201,11 @@ def test_a_write_that_fails_half_way_can_be_removed(tmp_path: Path) -> None:
     ]
     written = []
 
-    def write(file: NewFile) -> None:
+    def write(file: NewFile, digest: str) -> None:
         if file.path.name == "two":
             raise OSError(28, "No space left on device")
         written.append(file.path.name)
-        Installed._write(installed, file)
+        Installed._write(installed, file, digest)
 
     installed._write = write  # type: ignore[method-assign]
     with pytest.raises(OSError, match="No space"):

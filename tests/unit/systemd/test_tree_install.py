@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.doctor import check_service
 from ollama_tiering.doctor.check import CheckState
-from ollama_tiering.errors import UsageError
+from ollama_tiering.errors import ServiceError, UsageError
 from ollama_tiering.patchset import binary as go_builds
 from ollama_tiering.patchset.llama_server import choose, guard, installation
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from ollama_tiering.systemd import access, choice, plan, server_files, service
 from ollama_tiering.systemd.manager import Manager
+from ollama_tiering.systemd.manifest import Installed, InstallManifest, NewFile
 from ollama_tiering.systemd.plan import InstallRequest, make_plan
 from tests.unit.systemd import fake_tree
 from tests.unit.systemd.conftest import Machine
@@ -27,7 +30,7 @@ from tests.unit.systemd.test_units import SERVER, SIDECAR, Unit, analyze, exposu
 
 TREE = "/opt/ollama-tiering/tree"
 # The only lines in which the units of the two engines differ.
-ENGINE = ("ExecStart=", "SyslogIdentifier=", "Environment=")
+ENGINE = ("ExecStart=", "SyslogIdentifier=", "Environment=", "StartLimit", "Restart=")
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +200,12 @@ def test_doctor_says_it_too(
     assert found.state is CheckState.WARN
     assert "its next start is as stock" in found.finding
     assert "run `tiering patch`" in found.cure
+    wants = request.unit_directory / "default.target.wants"
+    wants.mkdir()
+    (wants / "ollama.service").symlink_to("/nowhere")
+    _, rival = check_service.checks()
+    assert (rival.name, rival.state) == ("port of ollama-tiered.service", CheckState.WARN)
+    assert rival.cure == "systemctl --user disable --now ollama"
     service.uninstall(request, Manager(user_mode=True, root=tmp_path), dry_run=False)
     assert list(check_service.checks()) == []
 
@@ -212,9 +221,20 @@ def test_the_units_differ_in_what_is_started_alone(machine: Machine, tree: LinkT
     assert [lines_of(machine, name) for name in (SIDECAR, SERVER)] == go
     assert set(unit(machine, SERVER).all("Environment")) == {
         '"OLLAMA_HOST=127.0.0.1:11435"',
-        '"OLLAMA_NOPRUNE=1"',
         '"OLLAMA_MODELS=/srv/models"',
     }
+
+
+def test_the_server_is_started_again_as_often_as_a_stock_one(
+    machine: Machine, tree: LinkTree
+) -> None:
+    """Else a machine has no Ollama after an update of some minutes."""
+    machine.tiering("install", "--binary", tree.binary)
+    server = unit(machine, SERVER)
+    assert server["Service"]["Restart"] == "always"
+    assert server["Service"]["RestartSec"] == "3"
+    assert server["Unit"]["StartLimitIntervalSec"] == "0"
+    assert "StartLimitBurst" not in server["Unit"]
 
 
 @pytest.mark.parametrize("prefix", ["/opt/ollama-tiering", "/srv/k v/100%/$HOME"])
@@ -323,6 +343,90 @@ def test_an_installed_ollama_that_the_services_user_cannot_reach_is_refused(
         assert "install Ollama where every user may read it" in str(caught.value.hint)
 
 
+def test_a_program_that_another_user_may_change_is_refused(
+    installed: InstalledOllama, tree: LinkTree, tmp_path: Path
+) -> None:
+    installed.program.chmod(0o775)
+    with pytest.raises(UsageError, match=r"may change .*/bin/ollama, "):
+        make_plan(own_request(tmp_path, tree))
+
+
+def test_a_link_to_the_prefix_that_another_user_may_change_is_refused(
+    tree: LinkTree, tmp_path: Path
+) -> None:
+    """The unit names the prefix by the link."""
+    (tmp_path / "real").mkdir()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "link").symlink_to(tmp_path / "real")
+    name = pwd.getpwuid(os.getuid()).pw_name
+    request = InstallRequest(run_as=name, prefix=shared / "link/prefix", binary=tree.binary)
+    assert make_plan(request).files
+    shared.chmod(0o777)
+    with pytest.raises(UsageError, match=f"may change {re.escape(str(shared))}, "):
+        make_plan(request)
+
+
+SWAPPED: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda library, secret: library.symlink_to(secret),
+    "no regular file": lambda library, _secret: os.mkfifo(library),
+}
+
+
+@pytest.mark.parametrize("what", list(SWAPPED))
+def test_root_copies_nothing_that_a_link_in_the_cache_leads_to(
+    machine: Machine, tree: LinkTree, tmp_path: Path, what: str
+) -> None:
+    before = machine.files()
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    library = tree.lib / IMPLEMENTATION
+    library.unlink()
+    SWAPPED[what](library, secret)
+    error = machine.tiering("install", "--binary", tree.binary, code=2)
+    assert f"{library} is {what}" in error
+    assert machine.files() == before
+
+
+def test_root_copies_nothing_of_another_user_than_the_caller(
+    tree: LinkTree, installed: InstalledOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def owners() -> tuple[int, ...]:
+        files = server_files.tree_files(tree, installed, installed.program, Path("/tree"))
+        (library,) = [file for file in files if file.path.name == IMPLEMENTATION]
+        return library.owners
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_UID", "1000")
+    assert owners() == (0, 1000)
+    monkeypatch.delenv("SUDO_UID")
+    assert owners() == (0,)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert owners() == ()
+    library = tree.lib / IMPLEMENTATION
+    assert NewFile(Path("/x"), source=library, owners=(os.getuid(),)).digest
+    with pytest.raises(UsageError, match="who did not call this"):
+        _ = NewFile(Path("/x"), source=library, owners=(0xFFFF0000,)).digest
+
+
+def test_what_is_written_is_what_was_hashed(
+    tree: LinkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "root").mkdir()
+    target = Installed(Path("/prefix"), tmp_path / "root")
+    file = NewFile(Path("/prefix/library"), source=tree.lib / IMPLEMENTATION)
+    real = Installed._write
+
+    def write(self: Installed, new: NewFile, digest: str) -> None:
+        (tree.lib / IMPLEMENTATION).write_text("another")
+        real(self, new, digest)
+
+    monkeypatch.setattr(Installed, "_write", write)
+    with pytest.raises(ServiceError, match="was changed meanwhile"):
+        target.install([file], InstallManifest())
+    assert not target.at("/prefix/library").exists()
+
+
 # --- which one, if none is named ----------------------------------------------------------------
 
 
@@ -354,8 +458,25 @@ def test_with_sudo_what_its_caller_patched_is_found(
     with pytest.raises(UsageError):
         choice.usual_binary()  # a variable that anybody may set
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(UsageError, match="not in the usual places") as caught:
+        choice.usual_binary()  # a record that anybody may write
+    assert str(caught.value.hint).endswith(f"--binary {tree.binary}")
+    monkeypatch.setattr(installation, "_PREFIXES", (tmp_path / "installed",))
     assert choice.usual_binary() == tree.binary
     assert os.environ["OLLAMA_TIERING_CACHE"] == str(own_cache)
+    assert choice.usual_binary() == tree.binary
+    stale = fake_tree.patched(own_cache, installed)  # root's own
+    assert choice.usual_binary() == stale.binary
+    (installed.lib / "libllama.so").write_text("updated")
+    shutil.rmtree(tree.folder)
+    fresh = fake_tree.patched(home / ".cache/ollama-tiering", installed)
+    assert choice.usual_binary() == fresh.binary
+    (installed.lib / "libllama.so").write_text("updated again")
+    assert choice.usual_binary() == stale.binary  # the install says why it cannot be
+    record = json.loads((stale.folder / "tree.json").read_text()) | {"program": "/gone/bin/ollama"}
+    (stale.folder / "tree.json").write_text(json.dumps(record))
+    fresh = fake_tree.patched(home / ".cache/ollama-tiering", installed, "v0.32.16-1")
+    assert choice.usual_binary() == fresh.binary
 
 
 def test_the_unit_of_a_user_is_accepted(

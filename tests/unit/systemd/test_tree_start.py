@@ -137,6 +137,19 @@ def test_the_tree_is_started_with_the_variables_of_tiering_up(world: World) -> N
     assert {n: v for n, v in started.environment.items() if n in names} == wanted
 
 
+def test_a_server_beside_it_that_has_the_same_models_loses_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock has none of our variables, and a person's own setting counts."""
+    assert "OLLAMA_NOPRUNE" not in world.require_tiered().environment
+    monkeypatch.setattr(plan, "_shares_models", lambda *_: True)
+    world.install()
+    assert world.require_tiered().environment["OLLAMA_NOPRUNE"] == "1"
+    assert world.start(OLLAMA_NOPRUNE="0").environment["OLLAMA_NOPRUNE"] == "0"
+    (world.installed.lib / "libllama.so").write_text("updated")
+    assert "OLLAMA_NOPRUNE" not in world.require_stock("was updated").environment
+
+
 def test_where_the_installed_one_is_not_used_the_cache_is_not_needed(world: World) -> None:
     shutil.rmtree(world.tree.folder)
     world.require_tiered()
@@ -280,6 +293,32 @@ def test_an_installed_library_that_another_user_may_change(world: World) -> None
         world.require_stock(f"may change {world.installed.lib / 'cuda_v12'}")
     else:
         world.require_tiered()
+
+
+def test_an_installed_program_that_another_user_may_change(world: World) -> None:
+    world.installed.program.chmod(0o777)
+    if world.shared:
+        world.require_stock(f"may change {world.installed.program}")
+    else:
+        world.require_tiered()
+
+
+def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
+    own = (0, os.getuid())
+    (tmp_path / "real/lib").mkdir(parents=True)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/link").symlink_to("../real")
+    (tmp_path / "first").symlink_to(tmp_path / "open/link")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/inner").symlink_to(tmp_path / "first/lib")
+    for path in (tmp_path / "first/lib", tmp_path / "own", tmp_path / "open/../real/lib"):
+        assert foreign(path, own) is None
+    (tmp_path / "open").chmod(0o777)
+    for path in (tmp_path / "first/lib", tmp_path / "own"):
+        assert foreign(path, own) == tmp_path / "open"
+    with pytest.raises((OSError, RuntimeError)):
+        foreign(tmp_path / "loop", own)
 
 
 def test_whose_a_folder_is(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ollama_tiering.config import GIB
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
 from ollama_tiering.systemd.plan import InstallRequest, make_plan
-from ollama_tiering.systemd.units import quote
+from ollama_tiering.systemd.units import argument, quote
 from tests.sidecar import SidecarProcess
 from tests.unit.systemd.conftest import Machine
 
@@ -171,6 +171,38 @@ def test_beside_a_stock_unit_another_port_is_taken(machine: Machine) -> None:
     assert '"OLLAMA_HOST=0.0.0.0:8000"' in unit(machine, SERVER).all("Environment")
 
 
+def enable(machine: Machine, host: str = "") -> None:
+    wants = machine.at(UNITS / "multi-user.target.wants")
+    wants.mkdir(exist_ok=True)
+    (wants / "ollama.service").symlink_to(UNITS / "ollama.service")
+    setting = f'Environment="OLLAMA_HOST={host}"\n' if host else ""
+    machine.write("/etc/systemd/system/ollama.service.d/override.conf", f"[Service]\n{setting}")
+
+
+CURE = "sudo systemctl disable --now ollama"
+
+
+def test_an_ollama_service_that_would_take_the_port_is_named(machine: Machine) -> None:
+    """Each update of Ollama enables it again."""
+    there = ("install", "--binary", machine.binary, "--host", "127.0.0.1:11434")
+    assert CURE not in machine.tiering(*there)
+    assert CURE not in machine.tiering("status")
+    enable(machine)
+    for text in (machine.tiering(*there), machine.tiering("status")):
+        assert "beware       ollama.service is enabled for the same port 11434" in text
+        assert CURE in text
+    assert CURE in machine.document("status")["rival"]
+    assert CURE in machine.document(*there)["rival"]
+    assert CURE not in machine.install()  # beside it
+    assert CURE not in machine.tiering("status")
+
+
+def test_the_port_of_an_ollama_service_is_what_its_drop_in_says(machine: Machine) -> None:
+    enable(machine, "0.0.0.0:11435")
+    assert CURE in machine.install()
+    assert CURE not in machine.install("--host", "127.0.0.1:11434")
+
+
 def test_tiers_in_places_of_a_persons_choice_are_writable(machine: Machine) -> None:
     machine.write(
         "/etc/ollama-tiering/config.toml",
@@ -201,8 +233,29 @@ def test_the_server_is_not_kept_from_its_devices(machine: Machine) -> None:
         *("ProtectClock", "ProtectKernel", "RestrictRealtime", "ProtectHostname", "DevicePolicy"),
     ):
         assert not re.search(rf"^{setting}", text, re.MULTILINE), setting
-    assert '"OLLAMA_NOPRUNE=1"' in text
     assert '"OLLAMA_MODELS=/srv/models"' in text
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ((), True),
+        (("--models", "/srv/models", "--run-as", "somebody"), True),
+        (("--run-as", "somebody"), False),
+        (("--host", "127.0.0.1:11434"), False),
+        (("--host", "127.0.0.1:11500"), True),
+    ],
+)
+def test_old_weights_are_kept_only_where_another_server_has_the_same_models(
+    machine: Machine, options: tuple[str, ...], shares: bool
+) -> None:
+    """That one may be fetching: a start would remove what it has so far."""
+    machine.install(*options)
+    assert ("OLLAMA_NOPRUNE" in machine.at(UNITS / SERVER).read_text()) is shares
+    for path in ("ollama.service", "ollama.service.d/override.conf"):
+        machine.at(UNITS / path).unlink()
+    machine.install(*options)
+    assert "OLLAMA_NOPRUNE" not in machine.at(UNITS / SERVER).read_text()
 
 
 def test_the_sidecar_knows_where_the_names_of_models_are(machine: Machine) -> None:
@@ -233,7 +286,9 @@ def test_a_user_that_the_other_root_does_not_have_is_refused(machine: Machine) -
 def test_words_of_a_unit_file_are_quoted_as_systemd_reads_them() -> None:
     assert quote(Path("/a/b")) == "/a/b"
     assert quote(Path("/a b/c")) == '"/a b/c"'
-    assert quote(Path("/50%/$HOME")) == '"/50%%/$$HOME"'
+    assert quote(Path("/50%/$HOME")) == '"/50%%/$HOME"'
+    assert argument(Path("/50%/$HOME")) == '"/50%%/$$HOME"'
+    assert argument("$HOME") == "$$HOME"
     assert quote(Path('/a"\\b')) == '"/a\\"\\\\b"'
     assert quote(Path("%t/s")) == "%t/s"
     with pytest.raises(UsageError):

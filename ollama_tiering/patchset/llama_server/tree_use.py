@@ -1,0 +1,102 @@
+"""Who serves from a tree of links, by a lock on its record: shared by all who do, and taken alone
+by whoever removes it. It ends with the process, however that ends, and is the same for every user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.patchset.llama_server.link_tree import RECORD
+
+UNFINISHED: Final = ".building-"  # begins the name of a folder that goes with the next patch
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def hold(folder: Path, uses: contextlib.ExitStack) -> bool:
+    """Until `uses` ends nobody removes the tree in `folder`. False where it is gone or going."""
+    try:
+        fd = _opened(folder)
+    except FileNotFoundError:
+        return False
+    if not _locked(fd, fcntl.LOCK_SH) or not _is_record_of(fd, folder):
+        os.close(fd)
+        return False
+    uses.callback(os.close, fd)
+    return True
+
+
+def remove_all(folders: Sequence[Path]) -> None:
+    """ServiceError, and nothing is removed, where one of them is in use: its next llama-server
+    would not start.
+    """
+    with contextlib.ExitStack() as taken:
+        for folder in folders:
+            if not taken.enter_context(_taken(folder)):
+                raise ServiceError(
+                    f"a `tiering up` serves from {folder}", hint="end it first: tiering status"
+                )
+        for folder in folders:
+            put_away(folder)
+
+
+def remove_unused(folder: Path) -> bool:
+    """Whether it was removed: not where it is in use."""
+    with _taken(folder) as alone:
+        if alone:
+            put_away(folder)
+        return alone
+
+
+def put_away(folder: Path) -> None:
+    """A removal that is killed half-way leaves no half tree by that name."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as place:
+        with contextlib.suppress(FileNotFoundError):  # a cleaner of caches was faster
+            folder.rename(Path(place, folder.name))
+        shutil.rmtree(Path(place, folder.name), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _taken(folder: Path) -> Iterator[bool]:
+    try:
+        fd = _opened(folder)
+    except OSError:  # no record, so nobody can hold it
+        yield True
+        return
+    try:
+        yield _locked(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _opened(folder: Path) -> int:
+    """For writing, where that is allowed: over NFS a lock for one alone needs it."""
+    try:
+        return os.open(folder / RECORD, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        return os.open(folder / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _locked(fd: int, kind: int) -> bool:
+    """Also true on a file system without locks: there nobody can be kept from anything."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _NO_LOCKS
+    return True
+
+
+def _is_record_of(fd: int, folder: Path) -> bool:
+    """It may have been put away between the look and the lock."""
+    try:
+        return os.path.samestat(os.fstat(fd), (folder / RECORD).stat())
+    except OSError:
+        return False

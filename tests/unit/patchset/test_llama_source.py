@@ -1,0 +1,130 @@
+"""Where llama.cpp's source comes from: an archive, a clone, and the cache of what was fetched."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ollama_tiering.errors import FetchError, UnsupportedUpstream, UsageError
+from ollama_tiering.patchset.llama_server import source
+from ollama_tiering.patchset.llama_server.hooks import CONTEXT
+from ollama_tiering.patchset.run import run
+from tests.unit.patchset import fake_installed as fake
+from tests.unit.patchset.conftest import git
+from tests.unit.patchset.fake_build import QUIET, Fakes, prepared
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return prepared(tmp_path, monkeypatch)
+
+
+def test_an_archive_with_llama_cpp_somewhere_in_it(fakes: Fakes) -> None:
+    path = fakes.root / "sdist.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(fakes.source, "python-1.0/vendor/llama.cpp")
+    found = source.obtain(fake.PIN, str(path), fakes.root / "out", QUIET)
+    assert found.commit == ""
+    assert (found.folder / CONTEXT).is_file()
+    assert (found.folder / "ggml/include/ggml.h").is_file()
+    assert not (found.folder / "docs").exists()
+
+
+def test_a_clone_says_its_commit(fakes: Fakes) -> None:
+    clone(fakes.source)
+    found = source.obtain(fake.PIN, str(fakes.source), fakes.root / "out", QUIET)
+    assert found.commit == git("rev-parse", "HEAD", cwd=fakes.source)
+    assert (found.folder / CONTEXT).is_file()
+    with pytest.raises(FetchError, match="b1"):
+        source.obtain("b1", str(fakes.source), fakes.root / "other", QUIET)
+
+
+def clone(folder: Path, *, tag: str = fake.PIN) -> str:
+    """The commit that has the tag."""
+    git("init", "-q", cwd=folder)
+    git("add", ".", cwd=folder)
+    git("commit", "-qm", "all", cwd=folder)
+    git("tag", tag, cwd=folder)
+    return git("rev-parse", "HEAD", cwd=folder)
+
+
+def test_a_tag_of_a_wrong_source_is_not_kept(fakes: Fakes) -> None:
+    wrong = fake.llama_source(fakes.root / "wrong")
+    (wrong / "README.txt").write_text("another project with the same tag")
+    clone(wrong)
+    commit = clone(fakes.source)
+    said = f"#!/bin/sh\necho 'version: 10488 ({commit[:9]})' >&2\n"
+    fake.script(fakes.installation.server, said)
+    with pytest.raises(UnsupportedUpstream, match="the installed llama-server is of") as caught:
+        fakes.make(named=str(wrong))
+    assert "--llama-source" in str(caught.value.hint)
+    assert fakes.make().pin == fake.PIN
+
+
+def test_only_the_source_of_the_trees_is_kept(fakes: Fakes) -> None:
+    commits = {}
+    for pin in ("b1", "b2"):
+        (fakes.source / "README.txt").write_text(pin)
+        commits[pin] = clone(fakes.source, tag=pin)
+        source.obtain(pin, str(fakes.source), fakes.root / pin, QUIET)
+    cache = source.SourceCache(source.cache_folder())
+    source.keep_only({"b2"}, QUIET)
+    assert cache.tags() == ["b2"]
+    there = [
+        run("git", f"--git-dir={cache.root}", "cat-file", "-e", one) for one in commits.values()
+    ]
+    assert [done.returncode == 0 for done in there] == [False, True]
+    source.obtain("b2", "/no/clone", fakes.root / "again", QUIET)
+    source.keep_only((), QUIET)
+    assert not cache.root.exists()
+    source.keep_only((), QUIET)
+
+
+def test_what_is_no_source_of_llama_cpp(fakes: Fakes) -> None:
+    (fakes.root / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"no source of llama\.cpp"):
+        source.obtain(fake.PIN, str(fakes.root / "empty"), fakes.root / "out", QUIET)
+    text = fakes.root / "text"
+    text.write_text("text")
+    with pytest.raises(UsageError, match="no whole tar archive"):
+        source.obtain(fake.PIN, str(text), fakes.root / "out", QUIET)
+    with tarfile.open(fakes.root / "a.tar", "w") as archive:
+        archive.add(text, "x/text")
+    with pytest.raises(UsageError, match="has no tools/server"):
+        source.obtain(fake.PIN, str(fakes.root / "a.tar"), fakes.root / "out", QUIET)
+    with pytest.raises(FetchError, match="no such directory"):
+        source.obtain(fake.PIN, str(fakes.root / "gone"), fakes.root / "out", QUIET)
+
+
+@pytest.mark.parametrize("name", ["src/../../out.h", "src/../x.h"])
+def test_an_archive_writes_nowhere_else(fakes: Fakes, name: str) -> None:
+    path = fakes.root / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(fakes.source, "llama.cpp")
+        archive.addfile(tarfile.TarInfo(f"llama.cpp/{name}"), io.BytesIO())
+    with pytest.raises(UsageError, match="leads out of it"):
+        source.obtain(fake.PIN, str(path), fakes.root / "to", QUIET)
+    assert not (fakes.root / "out.h").exists()
+
+
+def test_an_archive_is_unpacked_by_an_older_python(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 3.11.4 a member cannot be renamed, and `extract` knows no filter."""
+    for owner, name in ((tarfile.TarInfo, "replace"), (tarfile.TarFile, "extract")):
+        monkeypatch.delattr(owner, name)
+    test_an_archive_with_llama_cpp_somewhere_in_it(fakes)
+
+
+def test_a_damaged_cache_of_sources_is_said(fakes: Fakes) -> None:
+    clone(fakes.source)
+    fake.script(fakes.installation.server, "#!/bin/sh\necho 'version: 10488 (unknown)'\n")
+    fakes.make(allow_untested=True)
+    (source.cache_folder() / "config").write_text("[core\n")
+    (fakes.installation.lib / "libllama.so").write_text("updated")
+    with pytest.raises(FetchError, match=r"llama\.cpp\.git is damaged: ") as caught:
+        fakes.make(allow_untested=True)
+    assert caught.value.hint == "remove that folder"
