@@ -114,7 +114,9 @@ NEEDED: Final = (
     NeededText("src/llama-batch.h", "llama_batch_allocr::ubatch_reserve", r"ubatch_reserve\("),
     NeededText("src/llama-context.h", "llama_context::get_cparams", r"get_cparams\(\) const;"),
     NeededText(
-        "src/llama-context.h", "llama_context::memory_update", r"bool memory_update\(bool optimize\);"
+        "src/llama-context.h",
+        "llama_context::memory_update",
+        r"bool memory_update\(bool optimize\);",
     ),
     NeededText("src/llama-hparams.h", "llama_hparams::is_mla", r"bool is_mla\(\) const;"),
     NeededText("src/llama-model.h", "llama_model::dev_layer", r"dev_layer\(int il\) const;"),
