@@ -18,6 +18,7 @@ from tests.sidecar import SidecarProcess
 
 PROMPT = 700
 COUNT = 12  # tokens of an answer
+QUIET = 32  # looks, 20 ms apart: on a busy machine the saver pauses, too
 
 HYBRID = {
     "lfm2": ("lfm2-tiny", "-fa", "on", "-np", "1"),
@@ -48,7 +49,7 @@ def settled(sidecar: SidecarProcess, server: LlamaServer) -> None:
 
     def same(stat: pb.StatResponse) -> bool:
         seen.append(sum(one.blocks for one in stat.namespaces))
-        return len(seen) > 12 and seen[-1] > 0 and len(set(seen[-12:])) == 1
+        return len(seen) > QUIET and seen[-1] > 0 and len(set(seen[-QUIET:])) == 1
 
     sidecar.wait(same, f"all is stored\n{server.log.read_text()[-3000:]}", 30)
 
