@@ -10,8 +10,8 @@
 #include "ggml-impl.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -22,8 +22,7 @@ namespace shim {
 struct Engine {
     bool chosen = false;
     std::string name;             // "exact." and a digest of all that its results' bits depend on; "": the stock library
-    std::string folder;           // of the files of kernels
-    std::set<std::string> images; // those files
+    std::map<std::string, std::string> images; // files of kernels, and their bytes, which the digest is of
     int arch = 0;                 // compute capability x 10
 };
 
@@ -159,7 +158,6 @@ void wait_for(ggml_backend_t backend);
 
 // images.cpp
 void choose_engine(Device &device);
-std::string read_image(const Engine &engine, const std::string &name);
 
 // pinned.cpp
 void make_paged_type(Device &device);

@@ -14,7 +14,7 @@ from ollama_tiering.patchset.report import Report
 from tests.engine import paged
 
 TESTS = Path(__file__).parents[2] / "csrc/tests"
-PROGRAMS = ("shim_test", "mirror_test")
+PROGRAMS = ("shim_test", "mirror_test", "exact_test")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 
 # What keeps answers right on a device: each of these made wrong is noticed by a test.
@@ -178,6 +178,26 @@ MUTANTS = {
         "    device_.mirrored += bytes_;\n    if (buffer_) {\n",
     ),
     "mirrors are not counted": ("staging.cpp", " + mirrors_->bytes();", ";"),
+    "a driver or an image is tried only after the engine has a name": (
+        "images.cpp",
+        "if (check(device, what)) {",
+        "if (false) {",
+    ),
+    "kernels that are computed with are not those of the digest": (
+        "images.cpp",
+        "        add(digest, bytes);\n",
+        "",
+    ),
+    "a device that may be reset is held": (
+        "images.cpp",
+        "    pa_cuda_close(gpu); // its backends",
+        "    // its backends",
+    ),
+    "what is half open passes for open": (
+        "exact.cpp",
+        "if (status) close();",
+        "",
+    ),
     "mirrors take more than the plan has left": (
         "mirror.cpp",
         " <= device_.mirror_bytes) {",
@@ -197,6 +217,7 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
     if not (ggml / "src/ggml-backend-impl.h").is_file():
         pytest.skip(f"needs the source tree of the binary ({binary.parent})")
     include = [f"-isystem{ggml / 'include'}", f"-isystem{ggml / 'src'}", f"-I{TESTS.parent}"]
+    include.append(f"-I{TESTS.parent / 'include'}")
     common = [*tools.cxx_compiler(), "-std=c++17", "-O0", "-g", *WARNINGS, *include]
     linked = ["-Wl,-rpath,$ORIGIN", shim.find_base(folder), "-ldl"]
     shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
@@ -205,7 +226,8 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
         [*common, rig / f"{name}.cpp", TESTS / "testing.cpp", *linked, "-o", folder / name]
         for name in PROGRAMS
     ]
-    recorder = [*common, *shared, rig / "recorder.cpp", *linked, "-o", folder / shim.STOCK]
+    parts = [rig / "recorder.cpp", rig / "driver.cpp"]  # exact_test has links to it as libcuda.so.1
+    recorder = [*common, *shared, *parts, *linked, "-o", folder / shim.STOCK]
     for command in (recorder, *programs):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr[-3000:]

@@ -21,6 +21,13 @@ struct Recorder {
     int failing = -1;    // this allocation of device memory fails, counted from 0
     int allocations = 0; // of device memory, since the program began
     int live = 0;        // buffers of device memory
+
+    // What csrc's kernels use, as libcuda.so.1 (driver.cpp).
+    int driver = 13000;              // CUDA's version, as the driver tells it
+    std::string refused;             // this call fails
+    std::vector<std::string> loaded; // images, as they were given
+    std::vector<std::string> calls;  // those that take or give back something
+    int contexts = 0;                // that are held
 };
 
 // Exported by the library as `recorder`.

@@ -158,7 +158,7 @@ Lines computed(Model &model, ggml_backend_t backend) {
     return recorded([&] { backend->iface.graph_compute(backend, model.graph, 7); });
 }
 
-void expect_lines(const Lines &found, const Lines &wanted, int line) {
+[[maybe_unused]] void expect_lines(const Lines &found, const Lines &wanted, int line) {
     EXPECT(found == wanted, "line %d:\n%s    instead of\n%s", line, join(found).c_str(), join(wanted).c_str());
 }
 #define EXPECT_LINES(found, ...) expect_lines(found, __VA_ARGS__, __LINE__)
