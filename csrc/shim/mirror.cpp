@@ -188,6 +188,7 @@ bool Mirrors::look_at(const ggml_cgraph *graph, const Layer &layer, int side, Pa
     const ggml_tensor *write = graph->nodes[part.write];
     Tag tag;
     if (!tag_of(write, &tag) || write->nb[1] != row_bytes(seen)) return false;
+    if (begin_of(write) != 0) return false; // a view: its cells are counted from there, and end further on than it says
     part.mirror = mirror;
     part.start = begin_of(seen);
     part.end = part.start + ggml_nbytes(seen);
@@ -210,14 +211,15 @@ std::vector<Use> Mirrors::look(const ggml_cgraph *graph, const std::vector<Layer
         use.whole = has(use.k) && has(use.v);
         known.insert(known.end(), {use.k.write, use.v.write});
     }
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (!writes(graph->nodes[i]) || std::find(known.begin(), known.end(), i) != known.end()) continue;
-        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;
-    }
     for (const Use &use : uses) {
         for (const Part *part : {&use.k, &use.v}) {
             if (use.mirrored) settle(use, *part);
         }
+    }
+    // last: such a write may come after the attention that its mirror caught up for
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (!writes(graph->nodes[i]) || std::find(known.begin(), known.end(), i) != known.end()) continue;
+        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;
     }
     return uses;
 }

@@ -111,6 +111,17 @@ MUTANTS = {
         "if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;",
         "",
     ),
+    "what else writes behind the attention is not noticed": (
+        "mirror.cpp",
+        "        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;\n    }\n",
+        "        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;\n    }\n"
+        "    for (const Use &use : uses) {\n        if (use.mirrored) settle(use, use.v);\n    }\n",
+    ),
+    "cells of a view pass for those of the whole": (
+        "mirror.cpp",
+        "    if (begin_of(write) != 0) return false; //",
+        "    //",
+    ),
     "mirrors of layers that are not written ahead are used": (
         "mirror.cpp",
         "if (!mirror || !layer.ahead) return false;",

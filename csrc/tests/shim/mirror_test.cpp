@@ -222,6 +222,35 @@ TEST(what_turns_rows_in_the_same_graph_makes_the_mirror_begin_anew) {
     EXPECT(crosses(m.step({31, 31})), "filled again");
 }
 
+TEST(what_is_written_behind_the_attention_makes_the_mirror_begin_anew) {
+    Mirrored m("32");
+    m.step({0, 31});
+    m.graph([&] {
+        m.write_tagged(5, 5);
+        m.attend("a0", 0, 32);
+        m.model.add(ggml_cpy(m.model.context, m.model.view(m.v[0]), m.model.view(m.v[0])), "turn"); // and nobody counts it
+    });
+    EXPECT(crosses(m.step({31, 31})), "filled again");
+    EXPECT(!crosses(m.step({31, 31})), "once");
+}
+
+TEST(a_write_that_does_not_count_from_the_first_cell_is_not_trusted) {
+    Mirrored m("32");
+    m.step({0, 31});
+    const Lines lines = m.graph([&] {
+        m.number++;
+        for (ggml_tensor *rows : {m.k[0], m.v[0]}) {
+            ggml_context *c = m.model.context;
+            ggml_tensor *behind = ggml_view_2d(c, rows, kDim * kHeads, 20, kRowBytes, 20 * kRowBytes);
+            ggml_tensor *cell = ggml_new_tensor_2d(c, GGML_TYPE_F32, kDim * kHeads, 1);
+            m.tag(m.model.add(ggml_set_rows(c, behind, cell, m.model.positions), rows->name), 15, 15); // it is cell 35
+        }
+        m.attend("a0", 0, 32);
+    });
+    EXPECT(lines[0] == "S0: record E0", "it is staged, ahead:\n%s", join(lines).c_str());
+    EXPECT(crosses(m.step({31, 31})), "filled again");
+}
+
 TEST(a_shift_makes_the_mirror_begin_anew) {
     Mirrored m("32");
     m.step({0, 31});
