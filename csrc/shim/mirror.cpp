@@ -115,27 +115,37 @@ void Mirrors::plan(const ggml_cgraph *graph, const std::vector<Layer> &layers) {
         cells = std::min(cells + kStep, longest);
     }
     std::vector<Mirror> planned;
-    size_t bytes = 0;
     for (const ggml_tensor *seen : all) {
         const size_t size = std::min(cells, cells_of(seen)) * row_bytes(seen);
-        if (size > 0) planned.push_back({root(seen), bytes, size, 0, 0});
-        bytes += aligned(size);
+        if (size > 0) planned.push_back({root(seen), 0, row_bytes(seen), size, size, 0, 0});
     }
-    const auto same = [](const Mirror &a, const Mirror &b) { return a.root == b.root && a.size == b.size; };
+    const auto same = [](const Mirror &a, const Mirror &b) { return a.root == b.root && a.wanted == b.wanted; };
     if (planned.size() == mirrors_.size() && std::equal(planned.begin(), planned.end(), mirrors_.begin(), same)) {
         distrust(); // it may be another tensor at the same place
         return;
     }
     reset();
     mirrors_ = std::move(planned);
-    bytes_ = bytes;
+    lay_out(cells);
+}
+
+void Mirrors::lay_out(size_t cells) {
+    cells_ = cells;
+    bytes_ = 0;
+    for (Mirror &mirror : mirrors_) {
+        mirror.offset = bytes_;
+        mirror.size = std::min(mirror.wanted, cells * mirror.cell);
+        bytes_ += aligned(mirror.size);
+    }
 }
 
 void Mirrors::provide() {
     if (buffer_ || refused_ || mirrors_.empty()) return;
     ggml_backend_dev_t inner = device_.inner;
     const char *name = inner->iface.get_name(inner);
-    buffer_ = ggml_backend_buft_alloc_buffer(inner->iface.get_buffer_type(inner), bytes_);
+    ggml_backend_buffer_type_t type = inner->iface.get_buffer_type(inner);
+    // all paged layers gave up their place on the device for this: half of it is far better than nothing
+    while (!(buffer_ = ggml_backend_buft_alloc_buffer(type, bytes_)) && cells_ / 2 >= kStep) lay_out(cells_ / 2 / kStep * kStep);
     distrust();
     if (buffer_) {
         device_.mirrored += bytes_;
@@ -156,7 +166,7 @@ void Mirrors::refuse() {
 void Mirrors::reset() {
     give_back();
     mirrors_.clear();
-    bytes_ = 0;
+    cells_ = bytes_ = 0;
     refused_ = false;
 }
 

@@ -19,7 +19,9 @@ namespace shim {
 struct Mirror {
     const ggml_tensor *root = nullptr; // K or V
     size_t offset = 0;                 // in the buffer of all mirrors
-    size_t size = 0;                   // of the mirror, in bytes: whole cells
+    size_t cell = 0;                   // its bytes
+    size_t wanted = 0;                 // of the mirror, in bytes: whole cells, as planned
+    size_t size = 0;                   // as there was memory for
     size_t valid = 0;                  // bytes from the beginning that are as in pinned memory
     uint32_t number = 0;               // of the last write
 };
@@ -53,7 +55,7 @@ class Mirrors {
 
     // How many cells of the graph's layers fit what the plan has left for them on the device.
     void plan(const ggml_cgraph *graph, const std::vector<Layer> &layers);
-    void provide(); // takes their memory; where it does not fit, there are none
+    void provide(); // takes their memory, of fewer cells if need be; where none fits, there are none
     bool taken() const { return buffer_ != nullptr; }
     size_t bytes() const { return refused_ ? 0 : bytes_; } // planned
     void refuse();                                         // gives the memory back, and takes none for this plan
@@ -70,6 +72,7 @@ class Mirrors {
     ggml_tensor bytes_of(const Part &part, size_t from, size_t to) const;
 
   private:
+    void lay_out(size_t cells);
     void give_back();
     Mirror *mirror_of(const ggml_tensor *root);
     bool look_at(const ggml_cgraph *graph, const Layer &layer, int side, Part &part);
@@ -78,7 +81,7 @@ class Mirrors {
     const Device &device_;
     const size_t most_cells_; // OLLAMA_PAGED_MIRROR
     std::vector<Mirror> mirrors_;
-    size_t bytes_ = 0;
+    size_t cells_ = 0, bytes_ = 0;
     bool refused_ = false; // there was no memory
     ggml_backend_buffer_t buffer_ = nullptr;
 };

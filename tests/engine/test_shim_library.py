@@ -14,7 +14,7 @@ from ollama_tiering.patchset.report import Report
 from tests.engine import paged
 
 TESTS = Path(__file__).parents[2] / "csrc/tests"
-PROGRAMS = ("shim_test", "mirror_test", "exact_test")
+PROGRAMS = ("shim_test", "mirror_test", "room_test", "exact_test")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 
 # What keeps answers right on a device: each of these made wrong is noticed by a test.
@@ -187,6 +187,21 @@ MUTANTS = {
         "mirror.cpp",
         "    if (buffer_) {\n        device_.mirrored += bytes_;\n",
         "    device_.mirrored += bytes_;\n    if (buffer_) {\n",
+    ),
+    "mirrors that do not fit as planned are none": (
+        "mirror.cpp",
+        " && cells_ / 2 >= kStep",
+        " && false",
+    ),
+    "fewer cells than planned are another plan": (
+        "mirror.cpp",
+        "a.wanted == b.wanted",
+        "a.wanted == b.size",
+    ),
+    "fewer cells lie where more would": (
+        "mirror.cpp",
+        "mirror.offset = bytes_;",
+        "if (!mirror.offset) mirror.offset = bytes_;",
     ),
     "mirrors are not counted": ("staging.cpp", " + mirrors_->bytes();", ";"),
     "a driver or an image is tried only after the engine has a name": (

@@ -46,7 +46,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, const void *, size_t
 }
 const char *device_type_name(ggml_backend_buffer_type_t type) { return type == &device_types[0] ? "REC0" : "REC1"; }
 ggml_backend_buffer_t alloc_device(ggml_backend_buffer_type_t type, size_t size) {
-    if (state.allocations++ == state.failing) return nullptr;
+    if (state.allocations++ == state.failing || size > state.largest) return nullptr;
     ggml_backend_buffer_i iface{};
     iface.free_buffer = free_device_buffer;
     iface.get_base = device_base;

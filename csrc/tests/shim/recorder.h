@@ -8,6 +8,7 @@
 #pragma once
 #include "ggml-backend-impl.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct Recorder {
     bool moves = true;   // false: nothing is copied within a device
     int unreserved = 0;  // so many graphs cannot be reserved
     bool broken = false; // true: no graph can be computed
+    size_t largest = SIZE_MAX; // what is larger is no allocation of device memory
     int failing = -1;    // this allocation of device memory fails, counted from 0
     int allocations = 0; // of device memory, since the program began
     int live = 0;        // buffers of device memory
