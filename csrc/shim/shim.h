@@ -127,6 +127,7 @@ class Pager {
     bool exact_takes(const ggml_tensor *node); // else the stock library attends
     bool exact_takes_any(const ggml_cgraph *graph);
     bool in_pieces(const ggml_tensor *node) { return ring_wanted_ && exact_takes(node); }
+    bool provide_for(const std::vector<Layer> &layers); // what a graph with them needs at the least, as noted
     bool provide(size_t index); // the first slot of what is noted, or the second
     bool provide(Staging &staging, size_t index);
     void give_back(Slot &slot);

@@ -79,7 +79,7 @@ MUTANTS = {
         "cpy_tensor_async(inner_of(from), inner, source, copy)",
         "cpy_tensor_async(from, inner, source, copy)",
     ),
-    "staging is taken when it is measured": ("staging.cpp", "if (alloc && !layers.empty()) {", "{"),
+    "staging is taken when it is measured": ("staging.cpp", "if (alloc && !provide_for", "if (!provide_for"),
     "staging is kept": (
         "staging.cpp",
         "        for (Slot &slot : staging->slots) give_back(slot);\n",
@@ -177,6 +177,16 @@ MUTANTS = {
         "staging.cpp",
         "if (status && mirrors_->taken()) {",
         "if (false) {",
+    ),
+    "mirrors keep memory that a larger graph needs": (
+        "attention.cpp",
+        "if (!provided && mirrors_->taken()) {",
+        "if (false) {",
+    ),
+    "mirrors that were given back are used": (
+        "attention.cpp",
+        "        uses.assign(layers.size(), {});\n",
+        "",
     ),
     "mirrors that are given back are told": (
         "mirror.cpp",

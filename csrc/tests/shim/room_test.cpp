@@ -61,6 +61,26 @@ TEST(what_is_needed_has_the_memory_of_mirrors) {
     EXPECT(crosses(m.step({0, 31})) && crosses(m.step({31, 31})), "as without");
 }
 
+TEST(a_graph_larger_than_what_was_reserved_has_the_memory_of_mirrors) {
+    Mirrored m("32");
+    m.step({0, 31});
+    said.clear();
+    m.k.push_back(m.model.cache("k1", paged_type(), 2 * kCells)); // staging has to grow
+    m.v.push_back(m.model.cache("v1", paged_type(), 2 * kCells));
+    library.recorder->failing = library.recorder->allocations;
+    const Lines lines = m.step({5, 5});
+    EXPECT(said.find("no memory on CUDA0 for mirrors") != std::string::npos, "%s", said.c_str());
+    EXPECT(std::count(lines.begin(), lines.end(), "S0: synchronize") > 0, "what is given back may be in use: %s", join(lines).c_str());
+    const auto attends = [](const std::string &line) { return line.find(": graph a1<") != std::string::npos; };
+    EXPECT(std::any_of(lines.begin(), lines.end(), attends), "it is computed: %s", join(lines).c_str());
+    EXPECT(crosses(m.step({5, 5})) && crosses(m.step({5, 5})), "without mirrors");
+    library.recorder->failing = library.recorder->allocations;
+    Model larger;
+    ggml_tensor *kv[] = {larger.cache("k0", paged_type(), 4 * kCells), larger.cache("v0", paged_type(), 4 * kCells)};
+    larger.attention(kv[0], kv[1], "a0");
+    EXPECT(m.backend->iface.graph_compute(m.backend.get(), larger.graph, 7) == GGML_STATUS_ALLOC_FAILED, "nothing to give back");
+}
+
 TEST(mirrors_are_not_taken_when_they_are_measured) {
     Mirrored m("32");
     m.backend->iface.reset(m.backend.get());
