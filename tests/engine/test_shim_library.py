@@ -79,7 +79,11 @@ MUTANTS = {
         "cpy_tensor_async(inner_of(from), inner, source, copy)",
         "cpy_tensor_async(from, inner, source, copy)",
     ),
-    "staging is taken when it is measured": ("staging.cpp", "if (alloc && !provide_for", "if (!provide_for"),
+    "staging is taken when it is measured": (
+        "staging.cpp",
+        "if (alloc && !provide_for",
+        "if (!provide_for",
+    ),
     "staging is kept": (
         "staging.cpp",
         "        for (Slot &slot : staging->slots) give_back(slot);\n",
@@ -189,27 +193,32 @@ MUTANTS = {
         "",
     ),
     "mirrors that are given back are told": (
-        "mirror.cpp",
+        "room.cpp",
         "    if (buffer_) device_.mirrored -= bytes_;\n",
         "",
     ),
     "mirrors that there was no memory for are told": (
-        "mirror.cpp",
+        "room.cpp",
         "    if (buffer_) {\n        device_.mirrored += bytes_;\n",
         "    device_.mirrored += bytes_;\n    if (buffer_) {\n",
     ),
+    "the last part of a graph has all mirrors": (
+        "room.cpp",
+        "std::vector<Mirror> planned = mirrors_;",
+        "std::vector<Mirror> planned;",
+    ),
     "mirrors that do not fit as planned are none": (
-        "mirror.cpp",
+        "room.cpp",
         " && cells_ / 2 >= kStep",
         " && false",
     ),
     "fewer cells than planned are another plan": (
-        "mirror.cpp",
+        "room.cpp",
         "a.wanted == b.wanted",
         "a.wanted == b.size",
     ),
     "fewer cells lie where more would": (
-        "mirror.cpp",
+        "room.cpp",
         "mirror.offset = bytes_;",
         "if (!mirror.offset) mirror.offset = bytes_;",
     ),
@@ -235,7 +244,7 @@ MUTANTS = {
         "",
     ),
     "mirrors take more than the plan has left": (
-        "mirror.cpp",
+        "room.cpp",
         " <= device_.mirror_bytes) {",
         " <= SIZE_MAX) {",
     ),

@@ -16,6 +16,30 @@ TEST(mirrors_are_counted_and_take_what_the_plan_has_left) {
     EXPECT(crosses(none.step({0, 31})) && crosses(none.step({31, 31})), "as without");
 }
 
+TEST(all_parts_of_a_models_graph_have_mirrors) {
+    Mirrored m("32", "1", 2);
+    const size_t all = m.backend->iface.buffer_size(m.backend.get());
+    m.backend->iface.reset(m.backend.get());
+    const auto reserve_layer = [&](size_t i) {
+        ggml_cgraph *part = ggml_new_graph(m.model.context);
+        std::swap(m.model.graph, part);
+        m.attend("a", 0, 32, i);
+        m.backend->iface.graph_reserve(m.backend.get(), m.model.graph, true);
+        std::swap(m.model.graph, part);
+    };
+    reserve_layer(0);
+    EXPECT(m.backend->iface.buffer_size(m.backend.get()) == all - kAll, "K and V of one layer, 32 cells");
+    m.step({0, 31});
+    reserve_layer(1);
+    EXPECT(m.backend->iface.buffer_size(m.backend.get()) == all, "of both");
+    EXPECT(crosses(m.step({5, 5})), "it begins anew, in other memory");
+    EXPECT(!crosses(m.step({5, 5})), "the first has them still, the second as well");
+    Mirrored::room = 3 * kAll / 2; // not enough for 32 cells of both
+    Mirrored less("", "1", 2);
+    EXPECT(less.backend->iface.buffer_size(less.backend.get()) == 1000 + 4 * kAll, "what is left is for all of them");
+    Mirrored::room = 1 << 20;
+}
+
 TEST(what_mirrors_have_taken_is_told_and_nothing_else) {
     const auto told = [] {
         void *function = library.reg->iface.get_proc_address(library.reg, "kvpaged_mirrored_bytes");
