@@ -117,9 +117,9 @@ MUTANTS = {
     ),
     "what else writes behind the attention is not noticed": (
         "mirror.cpp",
-        "        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;\n    }\n",
-        "        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;\n    }\n"
-        "    for (const Use &use : uses) {\n        if (use.mirrored) settle(use, use.v);\n    }\n",
+        "    return uses;\n}\n\n// What the mirror has after the graph",
+        "    for (const Use &use : uses) {\n        if (use.mirrored) settle(use, use.v);\n    }\n"
+        "    return uses;\n}\n\n// What the mirror has after the graph",
     ),
     "cells of a view pass for those of the whole": (
         "mirror.cpp",
@@ -133,8 +133,8 @@ MUTANTS = {
     ),
     "rows that are not cells pass for them": (
         "mirror.cpp",
-        " || write->nb[1] != row_bytes(seen)",
-        "",
+        " || write->nb[1] != row_bytes(seen)) return false;",
+        ") return false;",
     ),
     "a write beyond a mirror is repeated in it": (
         "mirror.cpp",
