@@ -79,9 +79,15 @@ ggml_status Pager::compute(ggml_cgraph *graph, int batch_size) {
 
 ggml_status Pager::paged(ggml_cgraph *graph, const std::vector<Layer> &layers, std::vector<Use> &uses, int batch_size) {
     note(graph, layers);
-    if (exact_ && !exact_->provide()) return GGML_STATUS_ALLOC_FAILED;
+    bool provided = provide_for(layers);
+    if (!provided && mirrors_->taken()) { // a graph larger than any that was reserved
+        synchronize();
+        mirrors_->refuse();
+        uses.assign(layers.size(), {});
+        provided = provide_for(layers);
+    }
+    if (!provided) return GGML_STATUS_ALLOC_FAILED;
     if (layers.empty()) return run(graph, 0, graph->n_nodes, batch_size);
-    if (!provide(0)) return GGML_STATUS_ALLOC_FAILED;
     bool all_ahead = true;
     for (size_t i = 0; i < layers.size(); i++) {
         uses[i].pieces = pieces_of(graph, layers[i], uses[i]);

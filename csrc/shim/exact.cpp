@@ -21,13 +21,7 @@ Exact::~Exact() {
     for (ggml_backend_event_t event : {before_, after_}) {
         if (event) event->device->iface.event_free(event->device, event);
     }
-    if (!gpu_) return;
-    {
-        const Current current(*gpu_);
-        if (stream_) gpu_->driver.cuStreamDestroy_v2(stream_);
-        places_.close();
-    }
-    pa_cuda_close(gpu_);
+    close();
 }
 
 bool Exact::takes(const ggml_tensor *node) {
@@ -97,9 +91,13 @@ bool Exact::said(pa_status status) const {
 // The GPU of this number is the same for the driver and for GGML: both number those that CUDA_VISIBLE_DEVICES lets through.
 pa_status Exact::open() {
     if (gpu_) return PA_OK;
-    pa_cuda_device *opened = nullptr;
-    PA_TRY(pa_cuda_open(device_.ordinal, &opened));
-    gpu_ = opened;
+    const pa_status status = try_open();
+    if (status) close(); // half of it would pass for all: kernels in the default stream, addresses at null
+    return status;
+}
+
+pa_status Exact::try_open() {
+    PA_TRY(pa_cuda_open(device_.ordinal, &gpu_));
     const Current current(*gpu_);
     PA_TRY(current.status());
     PA_TRY(PA_CALL(gpu_->driver, cuStreamCreate, &stream_, kCuStreamNonBlocking));
@@ -111,6 +109,18 @@ pa_status Exact::open() {
     return PA_OK;
 }
 
+void Exact::close() {
+    if (!gpu_) return;
+    {
+        const Current current(*gpu_);
+        if (stream_) gpu_->driver.cuStreamDestroy_v2(stream_);
+        places_.close();
+    }
+    stream_ = nullptr;
+    pa_cuda_close(gpu_);
+    gpu_ = nullptr;
+}
+
 pa_status Exact::make(Plan &plan) {
     PA_TRY(open());
     if (plan.made) { // it may be in use
@@ -118,7 +128,7 @@ pa_status Exact::make(Plan &plan) {
         pa_cuda_plan_destroy(plan.made);
         plan.made = nullptr;
     }
-    const std::string image = read_image(device_.engine, plan.image);
+    const std::string &image = device_.engine.images.at(plan.image);
     PA_TRY(pa_cuda_plan_create(gpu_, &plan.shape, kStates, image.data(), image.size(), &plan.made));
     PA_TRY(limit_splits(plan.made));
     plan.made_for = plan.shape;

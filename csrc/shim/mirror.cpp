@@ -2,57 +2,11 @@
 #include "mirror.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 namespace shim {
 
 namespace {
-
-constexpr size_t kStep = 256;      // cells: what an attention sees ends at a multiple of so many
-constexpr size_t kAlignment = 512; // of a mirror, in bytes
-
-// 0: no mirrors, for comparisons and for who does not want them.
-size_t most_cells() {
-    const char *text = std::getenv("OLLAMA_PAGED_MIRROR");
-    if (!text || !*text) return SIZE_MAX;
-    char *end = nullptr;
-    const unsigned long cells = std::strtoul(text, &end, 10);
-    if (!*end && *text != '-') return cells;
-    GGML_LOG_WARN("paged attention: OLLAMA_PAGED_MIRROR=%s is not a number of cells: as many as fit have a mirror\n", text);
-    return SIZE_MAX;
-}
-
-size_t row_bytes(const ggml_tensor *seen) { return seen->nb[1]; } // of a cell
-
-size_t cells_of(const ggml_tensor *seen) { return ggml_nbytes(root(seen)) / row_bytes(seen); }
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Whole cells, one after the other from the tensor's beginning on.
-bool can_mirror(const ggml_tensor *seen) {
-    const ggml_tensor *whole = root(seen);
-    return ggml_is_contiguous(whole) && row_bytes(seen) > 0 && ggml_nbytes(whole) % row_bytes(seen) == 0;
-}
-
-// K and V that the layers see, each once.
-std::vector<const ggml_tensor *> seen_by(const ggml_cgraph *graph, const std::vector<Layer> &layers) {
-    std::vector<const ggml_tensor *> all;
-    for (const Layer &layer : layers) {
-        for (int side : {1, 2}) {
-            const ggml_tensor *seen = graph->nodes[layer.attention]->src[side];
-            const auto same = [seen](const ggml_tensor *other) { return root(other) == root(seen); };
-            if (can_mirror(seen) && std::none_of(all.begin(), all.end(), same)) all.push_back(seen);
-        }
-    }
-    return all;
-}
-
-size_t bytes_for(const std::vector<const ggml_tensor *> &all, size_t cells) {
-    size_t sum = 0;
-    for (const ggml_tensor *seen : all) sum += aligned(std::min(cells, cells_of(seen)) * row_bytes(seen));
-    return sum;
-}
 
 bool tag_of(const ggml_tensor *write, Tag *tag) {
     std::memcpy(tag, write->op_params, sizeof *tag);
@@ -101,71 +55,6 @@ ggml_tensor bytes_in(ggml_backend_buffer_t buffer, size_t offset, size_t size) {
     return bytes;
 }
 
-Mirrors::Mirrors(const Device &device) : device_(device), most_cells_(most_cells()) {}
-
-Mirrors::~Mirrors() { reset(); }
-
-void Mirrors::plan(const ggml_cgraph *graph, const std::vector<Layer> &layers) {
-    if (layers.empty()) return; // a graph of something else
-    const std::vector<const ggml_tensor *> all = seen_by(graph, layers);
-    size_t cells = 0, longest = 0;
-    for (const ggml_tensor *seen : all) longest = std::max(longest, cells_of(seen));
-    longest = std::min(longest, most_cells_);
-    while (cells < longest && bytes_for(all, std::min(cells + kStep, longest)) <= device_.mirror_bytes) {
-        cells = std::min(cells + kStep, longest);
-    }
-    std::vector<Mirror> planned;
-    size_t bytes = 0;
-    for (const ggml_tensor *seen : all) {
-        const size_t size = std::min(cells, cells_of(seen)) * row_bytes(seen);
-        if (size > 0) planned.push_back({root(seen), bytes, size, 0, 0});
-        bytes += aligned(size);
-    }
-    const auto same = [](const Mirror &a, const Mirror &b) { return a.root == b.root && a.size == b.size; };
-    if (planned.size() == mirrors_.size() && std::equal(planned.begin(), planned.end(), mirrors_.begin(), same)) {
-        distrust(); // it may be another tensor at the same place
-        return;
-    }
-    reset();
-    mirrors_ = std::move(planned);
-    bytes_ = bytes;
-}
-
-void Mirrors::provide() {
-    if (buffer_ || refused_ || mirrors_.empty()) return;
-    ggml_backend_dev_t inner = device_.inner;
-    const char *name = inner->iface.get_name(inner);
-    buffer_ = ggml_backend_buft_alloc_buffer(inner->iface.get_buffer_type(inner), bytes_);
-    distrust();
-    if (buffer_) {
-        device_.mirrored += bytes_;
-        GGML_LOG_INFO("paged attention: the first cells of %zu K and V of layers have a mirror on %s: %.1f MiB\n",
-                      mirrors_.size(), name, static_cast<double>(bytes_) / 1048576.0);
-    } else {
-        refuse();
-    }
-}
-
-void Mirrors::refuse() {
-    GGML_LOG_WARN("paged attention: no memory on %s for mirrors of %.1f MiB: all paged K/V there come over the bus\n",
-                  device_.inner->iface.get_name(device_.inner), static_cast<double>(bytes_) / 1048576.0);
-    give_back();
-    refused_ = true;
-}
-
-void Mirrors::reset() {
-    give_back();
-    mirrors_.clear();
-    bytes_ = 0;
-    refused_ = false;
-}
-
-void Mirrors::give_back() {
-    if (buffer_) device_.mirrored -= bytes_;
-    ggml_backend_buffer_free(buffer_);
-    buffer_ = nullptr;
-}
-
 void Mirrors::distrust() {
     for (Mirror &mirror : mirrors_) mirror.valid = 0;
 }
@@ -188,6 +77,7 @@ bool Mirrors::look_at(const ggml_cgraph *graph, const Layer &layer, int side, Pa
     const ggml_tensor *write = graph->nodes[part.write];
     Tag tag;
     if (!tag_of(write, &tag) || write->nb[1] != row_bytes(seen)) return false;
+    if (begin_of(write) != 0) return false; // a view: its cells are counted from there, and end further on than it says
     part.mirror = mirror;
     part.start = begin_of(seen);
     part.end = part.start + ggml_nbytes(seen);
@@ -210,14 +100,15 @@ std::vector<Use> Mirrors::look(const ggml_cgraph *graph, const std::vector<Layer
         use.whole = has(use.k) && has(use.v);
         known.insert(known.end(), {use.k.write, use.v.write});
     }
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (!writes(graph->nodes[i]) || std::find(known.begin(), known.end(), i) != known.end()) continue;
-        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;
-    }
     for (const Use &use : uses) {
         for (const Part *part : {&use.k, &use.v}) {
             if (use.mirrored) settle(use, *part);
         }
+    }
+    // last: such a write may come after the attention that its mirror caught up for
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (!writes(graph->nodes[i]) || std::find(known.begin(), known.end(), i) != known.end()) continue;
+        if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;
     }
     return uses;
 }

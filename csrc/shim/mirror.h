@@ -19,7 +19,10 @@ namespace shim {
 struct Mirror {
     const ggml_tensor *root = nullptr; // K or V
     size_t offset = 0;                 // in the buffer of all mirrors
-    size_t size = 0;                   // of the mirror, in bytes: whole cells
+    size_t cell = 0;                   // its bytes
+    size_t all = 0;                    // bytes of the tensor
+    size_t wanted = 0;                 // of the mirror, in bytes: whole cells, as planned
+    size_t size = 0;                   // as there was memory for
     size_t valid = 0;                  // bytes from the beginning that are as in pinned memory
     uint32_t number = 0;               // of the last write
 };
@@ -51,9 +54,10 @@ class Mirrors {
     Mirrors(const Mirrors &) = delete;
     Mirrors &operator=(const Mirrors &) = delete;
 
-    // How many cells of the graph's layers fit what the plan has left for them on the device.
+    // How many cells fit what the plan has left for them on the device: of the graph's layers, and of those of the graphs
+    // before it, since the last reset.
     void plan(const ggml_cgraph *graph, const std::vector<Layer> &layers);
-    void provide(); // takes their memory; where it does not fit, there are none
+    void provide(); // takes their memory, of fewer cells if need be; where none fits, there are none
     bool taken() const { return buffer_ != nullptr; }
     size_t bytes() const { return refused_ ? 0 : bytes_; } // planned
     void refuse();                                         // gives the memory back, and takes none for this plan
@@ -70,6 +74,7 @@ class Mirrors {
     ggml_tensor bytes_of(const Part &part, size_t from, size_t to) const;
 
   private:
+    void lay_out(size_t cells);
     void give_back();
     Mirror *mirror_of(const ggml_tensor *root);
     bool look_at(const ggml_cgraph *graph, const Layer &layer, int side, Part &part);
@@ -78,7 +83,7 @@ class Mirrors {
     const Device &device_;
     const size_t most_cells_; // OLLAMA_PAGED_MIRROR
     std::vector<Mirror> mirrors_;
-    size_t bytes_ = 0;
+    size_t cells_ = 0, bytes_ = 0;
     bool refused_ = false; // there was no memory
     ggml_backend_buffer_t buffer_ = nullptr;
 };
@@ -96,6 +101,7 @@ constexpr int32_t kTagMagic = 0x6d70766b; // "kvpm"
 size_t settled_cells(const ggml_cgraph *graph, const Layer &layer, const ggml_tensor *seen);
 size_t mirrored_cells(const Part &part, const ggml_tensor *seen);
 
+inline size_t row_bytes(const ggml_tensor *seen) { return seen->nb[1]; } // of a cell
 size_t begin_of(const ggml_tensor *view); // in the tensor that it is a part of, in bytes
 ggml_tensor bytes_in(ggml_backend_buffer_t buffer, size_t offset, size_t size);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 
 namespace shim {
@@ -88,6 +89,27 @@ pa_rows rows_of(const ggml_tensor *rows) {
 }
 
 } // namespace
+
+bool shape_of(const std::string &image, pa_shape &shape) {
+    int arch, rows, align, end = 0;
+    char k[8], v[8];
+    pa_shape s = {};
+    const int found = std::sscanf(image.c_str(), "sm_%d-%dx%d-%7[^-]-%7[^-]-rows%d-align%d.cubin%n", &arch, &s.d_k, &s.d_v, k,
+                                  v, &rows, &align, &end);
+    if (found != 7 || static_cast<size_t>(end) != image.size()) return false;
+    const auto type = [](const char *name, pa_dtype &told) {
+        const auto same = [name](const RowType &row) { return !std::strcmp(row.name, name); };
+        const auto at = std::find_if(std::begin(kRowTypes), std::end(kRowTypes), same);
+        if (at != std::end(kRowTypes)) told = at->told;
+        return at != std::end(kRowTypes);
+    };
+    if (!type(k, s.k_type) || !type(v, s.v_type)) return false;
+    s.n_head = s.n_kv_head = s.max_q = 1; // the least that a plan is for
+    s.max_cells = kSplitCells;
+    s.scale = 1.0f;
+    shape = s;
+    return true;
+}
 
 Attention attention_of(const Device &device, const ggml_tensor *node) {
     Attention a;

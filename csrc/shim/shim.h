@@ -10,8 +10,8 @@
 #include "ggml-impl.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -22,8 +22,7 @@ namespace shim {
 struct Engine {
     bool chosen = false;
     std::string name;             // "exact." and a digest of all that its results' bits depend on; "": the stock library
-    std::string folder;           // of the files of kernels
-    std::set<std::string> images; // those files
+    std::map<std::string, std::string> images; // files of kernels, and their bytes, which the digest is of
     int arch = 0;                 // compute capability x 10
 };
 
@@ -128,6 +127,7 @@ class Pager {
     bool exact_takes(const ggml_tensor *node); // else the stock library attends
     bool exact_takes_any(const ggml_cgraph *graph);
     bool in_pieces(const ggml_tensor *node) { return ring_wanted_ && exact_takes(node); }
+    bool provide_for(const std::vector<Layer> &layers); // what a graph with them needs at the least, as noted
     bool provide(size_t index); // the first slot of what is noted, or the second
     bool provide(Staging &staging, size_t index);
     void give_back(Slot &slot);
@@ -159,7 +159,6 @@ void wait_for(ggml_backend_t backend);
 
 // images.cpp
 void choose_engine(Device &device);
-std::string read_image(const Engine &engine, const std::string &name);
 
 // pinned.cpp
 void make_paged_type(Device &device);

@@ -83,6 +83,10 @@ bool Pager::exact_takes_any(const ggml_cgraph *graph) {
     return !device_.engine.name.empty() && std::any_of(graph->nodes, graph->nodes + graph->n_nodes, takes);
 }
 
+bool Pager::provide_for(const std::vector<Layer> &layers) {
+    return (!exact_ || exact_->provide()) && (layers.empty() || provide(0));
+}
+
 bool Pager::provide(size_t index) { return provide(whole_, index) && provide(ring_, index); }
 
 bool Pager::provide(Staging &staging, size_t index) {
@@ -155,11 +159,8 @@ ggml_status Pager::reserve(ggml_cgraph *graph, bool alloc) {
 ggml_status Pager::reserve_without_mirrors(ggml_cgraph *graph, const std::vector<Layer> &layers, bool alloc) {
     note(graph, layers);
     const bool prefetch = !layers.empty() && may_prefetch();
-    if (alloc && exact_ && !exact_->provide()) return GGML_STATUS_ALLOC_FAILED;
-    if (alloc && !layers.empty()) {
-        if (!provide(0)) return GGML_STATUS_ALLOC_FAILED;
-        if (prefetch) provide(1);
-    }
+    if (alloc && !provide_for(layers)) return GGML_STATUS_ALLOC_FAILED;
+    if (alloc && prefetch) provide(1);
     if (!compute_->iface.graph_reserve) return GGML_STATUS_SUCCESS;
     ggml_backend_buffer_type_t type = device_.inner->iface.get_buffer_type(device_.inner);
     ggml_backend_buffer measured_k = {{}, type, nullptr, whole_.k_bytes, GGML_BACKEND_BUFFER_USAGE_ANY, true};

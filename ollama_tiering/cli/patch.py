@@ -313,20 +313,22 @@ def _build(
 
 def _make_images(binary: Path, named: str | None, report: Report) -> None:
     """Our own kernels for the GPUs. What was not asked for by name may be missing: stock's kernels
-    serve then.
+    serve then, and no kernels of an earlier build, which the library may not take any more.
     """
     from ollama_tiering.kernels import images
 
     archs = images.archs(named)
+    folder = binary.parent / gpu_libraries.BELOW / images.FOLDER
     if not archs:
+        images.remove(folder)
         report.say("our own kernels: none compiled, for no GPU is here; --cuda-arch 8.6 names one")
         return
     said = ", ".join(f"{arch / 10}" for arch in archs)
-    folder = binary.parent / gpu_libraries.BELOW / images.FOLDER
     try:
         with report.stage(f"our own kernels, compute capability {said}") as detail:
             images.put(folder, archs, detail)
     except MissingTool as error:
+        images.remove(folder)
         if named:
             raise
         report.warn(f"our own kernels are not compiled: {error.message}; {error.hint}")

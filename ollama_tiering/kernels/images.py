@@ -113,6 +113,13 @@ def put(
     return len(pairs)
 
 
+def remove(folder: Path) -> None:
+    """All images of an earlier build, at once: where new ones can't be made."""
+    if folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            folder.rename(Path(scratch, "before"))
+
+
 def _require_compiler() -> None:
     """NVRTC, installed now where a checkout can do that."""
     try:

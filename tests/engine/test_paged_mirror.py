@@ -283,15 +283,19 @@ def test_mirrors_take_what_the_plan_leaves_and_move_no_layer(
 
 
 @pytest.mark.timeout(300)
-def test_without_memory_for_mirrors_the_model_is_loaded_without(
-    paged_binary: Path, models: Path, eight: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cells", "said_of_mirrors"),
+    [(256, "no memory on CUDA0 for mirrors"), (512, "have a mirror on CUDA0")],  # half of 512
+)
+def test_without_memory_for_mirrors_the_model_is_loaded_with_fewer_or_none(
+    paged_binary: Path, models: Path, eight: str, tmp_path: Path, cells: int, said_of_mirrors: str
 ) -> None:
     """The first allocation of a mirror fails; what else is allocated does not."""
     log = tmp_path / "devices.log"
-    env = paged.hot(0) | paged.mirrors(512) | devices(1024, LOG=str(log))
+    env = paged.hot(0) | paged.mirrors(cells) | devices(1024, LOG=str(log))
     with Server(paged_binary, tmp_path / "one", models, env=env) as server:
         expected = server.generate(eight, text(300, "none"))
-    size = 512 * TOKEN_BYTES
+    size = cells * TOKEN_BYTES
     said = log.read_text(encoding="utf-8").splitlines()
     mirror = [line for line in said if f" of {size} bytes" in line]
     assert len(mirror) == 1, mirror
@@ -299,7 +303,7 @@ def test_without_memory_for_mirrors_the_model_is_loaded_without(
     env |= devices(1024, LOG=str(log), FAIL_ALLOC=number)
     with Server(paged_binary, tmp_path / "other", models, env=env) as server:
         found = server.generate(eight, text(300, "none"))
-        assert "no memory on CUDA0 for mirrors" in server.log_text()
+        assert said_of_mirrors in server.log_text()
         assert offloaded(server) == (LAYERS + 1, LAYERS + 1)
     assert_same(found, expected)
 

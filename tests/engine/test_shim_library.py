@@ -14,7 +14,7 @@ from ollama_tiering.patchset.report import Report
 from tests.engine import paged
 
 TESTS = Path(__file__).parents[2] / "csrc/tests"
-PROGRAMS = ("shim_test", "mirror_test")
+PROGRAMS = ("shim_test", "mirror_test", "room_test", "exact_test")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 
 # What keeps answers right on a device: each of these made wrong is noticed by a test.
@@ -79,7 +79,11 @@ MUTANTS = {
         "cpy_tensor_async(inner_of(from), inner, source, copy)",
         "cpy_tensor_async(from, inner, source, copy)",
     ),
-    "staging is taken when it is measured": ("staging.cpp", "if (alloc && !layers.empty()) {", "{"),
+    "staging is taken when it is measured": (
+        "staging.cpp",
+        "if (alloc && !provide_for",
+        "if (!provide_for",
+    ),
     "staging is kept": (
         "staging.cpp",
         "        for (Slot &slot : staging->slots) give_back(slot);\n",
@@ -111,6 +115,17 @@ MUTANTS = {
         "if (Mirror *mirror = mirror_of(root(graph->nodes[i]))) mirror->valid = 0;",
         "",
     ),
+    "what else writes behind the attention is not noticed": (
+        "mirror.cpp",
+        "    return uses;\n}\n\n// What the mirror has after the graph",
+        "    for (const Use &use : uses) {\n        if (use.mirrored) settle(use, use.v);\n    }\n"
+        "    return uses;\n}\n\n// What the mirror has after the graph",
+    ),
+    "cells of a view pass for those of the whole": (
+        "mirror.cpp",
+        "    if (begin_of(write) != 0) return false; //",
+        "    //",
+    ),
     "mirrors of layers that are not written ahead are used": (
         "mirror.cpp",
         "if (!mirror || !layer.ahead) return false;",
@@ -118,8 +133,8 @@ MUTANTS = {
     ),
     "rows that are not cells pass for them": (
         "mirror.cpp",
-        " || write->nb[1] != row_bytes(seen)",
-        "",
+        " || write->nb[1] != row_bytes(seen)) return false;",
+        ") return false;",
     ),
     "a write beyond a mirror is repeated in it": (
         "mirror.cpp",
@@ -167,19 +182,69 @@ MUTANTS = {
         "if (status && mirrors_->taken()) {",
         "if (false) {",
     ),
+    "mirrors keep memory that a larger graph needs": (
+        "attention.cpp",
+        "if (!provided && mirrors_->taken()) {",
+        "if (false) {",
+    ),
+    "mirrors that were given back are used": (
+        "attention.cpp",
+        "        uses.assign(layers.size(), {});\n",
+        "",
+    ),
     "mirrors that are given back are told": (
-        "mirror.cpp",
+        "room.cpp",
         "    if (buffer_) device_.mirrored -= bytes_;\n",
         "",
     ),
     "mirrors that there was no memory for are told": (
-        "mirror.cpp",
+        "room.cpp",
         "    if (buffer_) {\n        device_.mirrored += bytes_;\n",
         "    device_.mirrored += bytes_;\n    if (buffer_) {\n",
     ),
+    "the last part of a graph has all mirrors": (
+        "room.cpp",
+        "std::vector<Mirror> planned = mirrors_;",
+        "std::vector<Mirror> planned;",
+    ),
+    "mirrors that do not fit as planned are none": (
+        "room.cpp",
+        " && cells_ / 2 >= kStep",
+        " && false",
+    ),
+    "fewer cells than planned are another plan": (
+        "room.cpp",
+        "a.wanted == b.wanted",
+        "a.wanted == b.size",
+    ),
+    "fewer cells lie where more would": (
+        "room.cpp",
+        "mirror.offset = bytes_;",
+        "if (!mirror.offset) mirror.offset = bytes_;",
+    ),
     "mirrors are not counted": ("staging.cpp", " + mirrors_->bytes();", ";"),
+    "a driver or an image is tried only after the engine has a name": (
+        "images.cpp",
+        "if (check(device, what)) {",
+        "if (false) {",
+    ),
+    "kernels that are computed with are not those of the digest": (
+        "images.cpp",
+        "        add(digest, bytes);\n",
+        "",
+    ),
+    "a device that may be reset is held": (
+        "images.cpp",
+        "    pa_cuda_close(gpu); // its backends",
+        "    // its backends",
+    ),
+    "what is half open passes for open": (
+        "exact.cpp",
+        "if (status) close();",
+        "",
+    ),
     "mirrors take more than the plan has left": (
-        "mirror.cpp",
+        "room.cpp",
         " <= device_.mirror_bytes) {",
         " <= SIZE_MAX) {",
     ),
@@ -197,6 +262,7 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
     if not (ggml / "src/ggml-backend-impl.h").is_file():
         pytest.skip(f"needs the source tree of the binary ({binary.parent})")
     include = [f"-isystem{ggml / 'include'}", f"-isystem{ggml / 'src'}", f"-I{TESTS.parent}"]
+    include.append(f"-I{TESTS.parent / 'include'}")
     common = [*tools.cxx_compiler(), "-std=c++17", "-O0", "-g", *WARNINGS, *include]
     linked = ["-Wl,-rpath,$ORIGIN", shim.find_base(folder), "-ldl"]
     shared = ["-shared", "-fPIC", "-fvisibility=hidden"]
@@ -205,7 +271,8 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
         [*common, rig / f"{name}.cpp", TESTS / "testing.cpp", *linked, "-o", folder / name]
         for name in PROGRAMS
     ]
-    recorder = [*common, *shared, rig / "recorder.cpp", *linked, "-o", folder / shim.STOCK]
+    stock = [rig / "recorder.cpp", rig / "driver.cpp"]  # exact_test has links to it, as libcuda.so.1
+    recorder = [*common, *shared, *stock, *linked, "-o", folder / shim.STOCK]
     for command in (recorder, *programs):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr[-3000:]

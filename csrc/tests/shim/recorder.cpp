@@ -46,7 +46,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, const void *, size_t
 }
 const char *device_type_name(ggml_backend_buffer_type_t type) { return type == &device_types[0] ? "REC0" : "REC1"; }
 ggml_backend_buffer_t alloc_device(ggml_backend_buffer_type_t type, size_t size) {
-    if (state.allocations++ == state.failing) return nullptr;
+    if (state.allocations++ == state.failing || size > state.largest) return nullptr;
     ggml_backend_buffer_i iface{};
     iface.free_buffer = free_device_buffer;
     iface.get_base = device_base;
@@ -149,6 +149,11 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
     return made;
 }
 const char *device_name(ggml_backend_dev_t device) { return index_of(device) ? "CUDA1" : "CUDA0"; }
+void device_props(ggml_backend_dev_t, ggml_backend_dev_props *props) {
+    *props = {};
+    props->compute_major = 8;
+    props->compute_minor = 9;
+}
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) { return &device_types[index_of(device)]; }
 ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t) { return &pinned_type; }
@@ -183,6 +188,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         ggml_backend_device_i &iface = devices[i].iface;
         iface.get_name = device_name;
         iface.get_type = device_type;
+        iface.get_props = device_props;
         iface.init_backend = init_backend;
         iface.get_buffer_type = buffer_type;
         iface.get_host_buffer_type = host_buffer_type;

@@ -8,6 +8,7 @@
 #pragma once
 #include "ggml-backend-impl.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,17 @@ struct Recorder {
     bool moves = true;   // false: nothing is copied within a device
     int unreserved = 0;  // so many graphs cannot be reserved
     bool broken = false; // true: no graph can be computed
+    size_t largest = SIZE_MAX; // what is larger is no allocation of device memory
     int failing = -1;    // this allocation of device memory fails, counted from 0
     int allocations = 0; // of device memory, since the program began
     int live = 0;        // buffers of device memory
+
+    // What csrc's kernels use, as libcuda.so.1 (driver.cpp).
+    int driver = 13000;              // CUDA's version, as the driver tells it
+    std::string refused;             // this call fails
+    std::vector<std::string> loaded; // images, as they were given
+    std::vector<std::string> calls;  // those that take or give back something
+    int contexts = 0;                // that are held
 };
 
 // Exported by the library as `recorder`.

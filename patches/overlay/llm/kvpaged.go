@@ -7,19 +7,9 @@ import (
 	"github.com/ollama/ollama/api"
 	"github.com/ollama/ollama/envconfig"
 	"github.com/ollama/ollama/format"
-	"github.com/ollama/ollama/fs/ggml"
 	"github.com/ollama/ollama/kvpaged"
 	"github.com/ollama/ollama/ml"
 )
-
-// pagedFlashAttention decides on flash attention for the Ollama engine: K/V are paged inside of that operation, so that a
-// model on a GPU gets it unless its user said no (userSet) or the model can't have it.
-func pagedFlashAttention(on, userSet bool, gpus []ml.DeviceInfo, model *ggml.GGML) bool {
-	if on || userSet || !kvpaged.On() || len(gpus) == 0 {
-		return on
-	}
-	return model.SupportsFlashAttention()
-}
 
 // PagedModelOf is what `ollama ps` is told of a model's K/V in pinned memory.
 func PagedModelOf(server LlamaServer) api.PagedModel {

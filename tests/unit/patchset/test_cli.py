@@ -221,6 +221,31 @@ def test_without_nvrtc_the_build_is_done_all_the_same_unless_a_gpu_was_named(
     assert "hint: pip install it" in err
 
 
+@pytest.mark.parametrize("here", [[], [86]])
+def test_kernels_of_an_earlier_build_are_removed_where_new_ones_cannot_be_made(
+    tiering: Tiering,
+    upstream_repo: Path,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    here: list[int],
+) -> None:
+    def lacking(*_: object) -> None:
+        raise MissingTool("needs nvidia.cuda_nvrtc", hint="pip install it")
+
+    monkeypatch.setattr(images, "put", lacking)
+    monkeypatch.setattr(images, "archs_here", lambda: here)
+    build = _stock(upstream_repo, fake_stock.ollama(tmp_path / "stock"))
+    code, out, _ = tiering(*build)
+    assert code == 0
+    folder = Path(out.splitlines()[-1]).parent / "build/lib/ollama/paged_attn"
+    folder.mkdir()
+    folder.joinpath("sm_86-64x64-f16-f16-rows4-align16.cubin").write_bytes(b"of an earlier build")
+    assert tiering(*build)[0] == 0
+    assert not folder.exists()
+    assert not list(folder.parent.glob(".paged_attn*"))
+
+
 @pytest.mark.parametrize(
     ("what", "code", "said"),
     [
