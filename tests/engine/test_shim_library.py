@@ -271,7 +271,8 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
         [*common, rig / f"{name}.cpp", TESTS / "testing.cpp", *linked, "-o", folder / name]
         for name in PROGRAMS
     ]
-    stock = [rig / "recorder.cpp", rig / "driver.cpp"]  # exact_test has links to it, as libcuda.so.1
+    # exact_test has links to it, as libcuda.so.1
+    stock = [rig / "recorder.cpp", rig / "driver.cpp"]
     recorder = [*common, *shared, *stock, *linked, "-o", folder / shim.STOCK]
     for command in (recorder, *programs):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
