@@ -6,9 +6,10 @@ from a file of the slot (`--slot-save-path`); from the server's own cache of pro
 (`--cache-ram`); and from our store, in memory and on a disk that was never read. In the first and
 the fourth way the server goes on, in all others it is killed in between. Blocked is the longest
 that another request had to wait for the main loop (`GET /slots`, asked all the time). Turn 2 is the
-prompt and 32 more tokens.
+prompt and 32 more tokens, each time others. Turn 1 is computed once by stock, which leaves the
+file of the slot, and once by ours, which leaves the store; every round begins with these.
 
-    scripts/measure_llama_server.py --program P --stock S [--shape llama-3.2-1b] [--rounds 3]
+    scripts/measure_llama_server.py --program P --stock S [--shape qwen3-0.6b] [--rounds 3]
                    [--tokens 4096,16384] [--threads 2] [--out docs/measurements/llama-server.md]
 
 P and S are what scripts/llama_server.py makes: FOLDER/build/bin/llama-server and
@@ -49,6 +50,7 @@ from ollama_tiering.models.shapes import make_shape
 TAIL = 32
 WAIT_SECONDS = 900.0
 MIB = 1 << 20
+FIRST, SECOND = "first.bin", "second.bin"  # a slot's rows after turns 1 and 2
 
 
 @dataclass
@@ -89,8 +91,8 @@ class Server:
         })  # fmt: skip
         return 1e3 * (time.perf_counter() - began), int(said["timings"]["cache_n"])
 
-    def slot_file(self, action: str) -> None:
-        self.ask("POST", f"/slots/0?action={action}", {"filename": "slot.bin"})
+    def slot_file(self, action: str, name: str) -> None:
+        self.ask("POST", f"/slots/0?action={action}", {"filename": name})
 
     @property
     def rss(self) -> int:
@@ -119,22 +121,37 @@ class Server:
 
 
 class Bench:
+    """Of prompts of one length. `prepare` computes turn 1."""
+
     def __init__(self, given: argparse.Namespace, model: Path, tokens: int, folder: Path) -> None:
         self._given, self._model, self._folder = given, model, folder
-        self._ram = Path("/dev/shm") / f"{folder.name}-blocks"
-        rng = random.Random(tokens)
-        self.first = [rng.randrange(5, 90) for _ in range(tokens)]
-        self.second = [*self.first, *(rng.randrange(5, 90) for _ in range(TAIL))]
-        self.other = [*(rng.randrange(90, 99) for _ in range(8))]
+        self._kept = folder / "kept"
+        self._rams = [Path("/dev/shm") / f"{folder.name}-{name}" for name in ("blocks", "cold")]
+        self._rng = random.Random(tokens)
+        self.first = [self._rng.randrange(5, 90) for _ in range(tokens)]
+        self.second: list[int] = []
+        self.other = [*(self._rng.randrange(90, 99) for _ in range(8))]
+
+    def prepare(self) -> None:
+        with self.server() as server:
+            server.turn(self.first)
+            server.slot_file("save", FIRST)
+        with self._tiered(self._rams[0]) as (server, socket):
+            server.turn(self.first)
+            settle(socket)
+
+    def next_turn(self) -> None:
+        self.second = [*self.first, *(self._rng.randrange(5, 90) for _ in range(TAIL))]
 
     def close(self) -> None:
-        shutil.rmtree(self._ram, ignore_errors=True)
+        for ram in self._rams:
+            shutil.rmtree(ram, ignore_errors=True)
 
     @contextlib.contextmanager
     def server(self, cache_mib: int = 0, socket: str = "") -> Iterator[Server]:
         program = self._given.program if socket else self._given.stock
         port = free_address().port
-        options = ["-c", str(len(self.second) + 256), "-np", "1", "-t", str(self._given.threads)]
+        options = ["-c", str(len(self.first) + 512), "-np", "1", "-t", str(self._given.threads)]
         options += ["--slot-save-path", f"{self._folder}/", "--no-webui", "--offline", "-fa", "on"]
         command = [program, "-m", self._model, "--port", str(port), "--host", "127.0.0.1", *options]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
@@ -166,7 +183,7 @@ class Bench:
 
     def resident(self) -> Turn:
         with self.server() as server:
-            server.turn(self.first)
+            server.slot_file("restore", FIRST)
             return self.go_on(server)
 
     def recompute(self) -> Turn:
@@ -175,17 +192,14 @@ class Bench:
 
     def slot_file(self) -> Turn:
         with self.server() as server:
-            server.turn(self.first)
-            server.slot_file("save")
-        with self.server() as server:
             with server.watched() as waits:
                 began = time.perf_counter()
-                server.slot_file("restore")
+                server.slot_file("restore", FIRST)
                 restored = 1e3 * (time.perf_counter() - began)
             turn = self.go_on(server)
             with server.watched() as saving:
-                server.slot_file("save")
-        written = (self._folder / "slot.bin").stat().st_size
+                server.slot_file("save", SECOND)
+        written = (self._folder / SECOND).stat().st_size
         blocked = max(turn.blocked, *waits)
         first = restored + turn.first_token
         return replace(
@@ -194,43 +208,38 @@ class Bench:
 
     def cache_ram(self) -> Turn:
         with self.server(cache_mib=65536) as server:
-            server.turn(self.first)
+            server.slot_file("restore", FIRST)
             with server.watched() as saving:
                 server.turn(self.other)  # the slot is swapped out
             return replace(self.go_on(server), saving_blocked=max(saving))
 
     def ours(self, *, cold: bool) -> Turn:
-        kept = self._folder / "kept"
-        with self._sidecar(kept) as socket:
-            self._store(socket)
-            if not cold:
-                return self._ours(socket)
-        drop_pages(kept)
-        shutil.rmtree(self._ram, ignore_errors=True)
-        with self._sidecar(kept) as socket:
-            return self._ours(socket)
-
-    def _store(self, socket: str) -> None:
-        with self.server(socket=f"{socket}.engine") as server:
-            server.turn(self.first)
-            settle(socket)
-
-    def _ours(self, socket: str) -> Turn:
-        with self.server(socket=f"{socket}.engine") as server:
+        """In memory, or with nothing there and nothing of the disk in the page cache."""
+        ram = self._rams[cold]
+        if cold:
+            shutil.rmtree(ram, ignore_errors=True)
+            drop_pages(self._kept)
+        with self._tiered(ram) as (server, socket):
             before = written(socket)
             turn = self.go_on(server)
             with server.watched() as saving:
                 settle(socket, before)
-            ram = sum(tier.used_bytes for tier in stat(socket).tiers[:1])
+            in_memory = sum(tier.used_bytes for tier in stat(socket).tiers[:1])
             new = written(socket) - before
-        return replace(turn, saving_blocked=max(saving), written=new, memory=turn.memory + ram)
+        memory = turn.memory + in_memory
+        return replace(turn, saving_blocked=max(saving), written=new, memory=memory)
 
     @contextlib.contextmanager
-    def _sidecar(self, kept: Path) -> Iterator[str]:
-        options = ["--ram-dir", str(self._ram), "--ram-gb", "4"]
-        options += ["--local", str(kept), "--local-gb", "8"]
-        with sidecar(options, "tail_seconds = 0\nmin_free_percent = 0") as (_, _, socket):
-            yield socket
+    def _tiered(self, ram: Path) -> Iterator[tuple[Server, str]]:
+        """A server with the tiering, and the socket of its sidecar."""
+        options = ["--ram-dir", str(ram), "--ram-gb", "4"]
+        options += ["--local", str(self._kept), "--local-gb", "8"]
+        settings = "tail_seconds = 0\nmin_free_percent = 0"
+        with (
+            sidecar(options, settings) as (_, _, socket),
+            self.server(socket=f"{socket}.engine") as server,
+        ):
+            yield server, socket
 
 
 def stat(socket: str) -> Any:
@@ -273,13 +282,16 @@ WAYS: dict[str, Callable[[Bench], Turn]] = {
 
 def table(given: argparse.Namespace, model: Path, tokens: int) -> Iterator[str]:
     turns: dict[str, list[Turn]] = {name: [] for name in WAYS}
-    for _ in range(given.rounds):
-        for name, way in WAYS.items():
-            with tempfile.TemporaryDirectory(dir=given.disk) as folder:
-                bench = Bench(given, model, tokens, Path(folder))
-                with contextlib.closing(bench):
-                    turns[name].append(way(bench))
-            print(tokens, name, turns[name][-1], file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory(dir=given.disk) as folder,
+        contextlib.closing(Bench(given, model, tokens, Path(folder))) as bench,
+    ):
+        bench.prepare()
+        for _ in range(given.rounds):
+            for name, way in WAYS.items():
+                bench.next_turn()
+                turns[name].append(way(bench))
+                print(tokens, name, turns[name][-1], file=sys.stderr, flush=True)
     base = statistics.median(turn.first_token for turn in turns["computed anew (baseline)"])
     for name, found in turns.items():
         middle = {
@@ -300,7 +312,7 @@ def main() -> None:
     )
     parser.add_argument("--program", type=Path, required=True)
     parser.add_argument("--stock", type=Path, required=True)
-    parser.add_argument("--shape", default="llama-3.2-1b")
+    parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--tokens", default="4096,16384")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -322,9 +334,9 @@ def main() -> None:
         f"one slot. A prompt of so many tokens was computed; then it and {TAIL} more are sent. "
         "Gain is against computing all of it anew. Blocked is the longest that another request "
         "waited for the main loop: until the first token, and while the turn was saved "
-        "afterwards. Written is what this turn's saving wrote; a file of the slot is written "
-        "whole each turn and has no checksum, ours are checked. Memory is the server's, with "
-        "the prompt in it, and for ours what the sidecar keeps in memory.",
+        "afterwards. Written is what this turn's saving wrote; a file of the slot lies in the page "
+        "cache, is written whole each turn and has no checksum, ours are checked. Memory is the "
+        "server's, with the prompt in it, and for ours what the sidecar keeps in memory.",
         "",
         "| tokens | the rows come from | cached | first token, ms | gain | blocked, ms | "
         "blocked by saving, ms | written, MiB | memory, MiB |",
