@@ -34,7 +34,16 @@ HARMLESS = {
     ("status",): {9},
 }
 # Options of compilers and of `cuda_emulate`; ends of names of SQLite's files.
-_OF_OTHERS = {"-", "-include", "-march", "--cache-ram", "--mutants", "-shm", "-wal"}
+_OF_OTHERS = {
+    "-",
+    "-include",
+    "-march",
+    "--cache-ram",
+    "--cache-reuse",
+    "--mutants",
+    "-shm",
+    "-wal",
+}
 _FOLDERS = ("csrc", "docs", "ollama_tiering", "packaging", "patches", "proto", "scripts", "tests")
 
 
