@@ -54,8 +54,8 @@ def tree_files(
             yield NewFile(folder / entry.path, 0o755, source=library, owners=_callers())
         else:
             yield NewFile(folder / entry.path, 0o755, source=entry.source.resolve())
-    record = link_tree.text_of(replace(tree, program=str(stock)))
-    yield NewFile(folder / RECORD, content=record.encode())
+    own = replace(tree, program=str(stock), parts=[])  # the manifest says what lies there
+    yield NewFile(folder / RECORD, content=link_tree.text_of(own).encode())
 
 
 def _callers() -> tuple[int, ...]:

@@ -5,7 +5,6 @@ comes back with the bits of stock's own cache in memory; and nothing installed i
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
 import signal
@@ -19,8 +18,9 @@ import pytest
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import llama_self_test
 from ollama_tiering.launch.llama_self_test import self_test
-from ollama_tiering.patchset.llama_server import guard, link_tree, links
+from ollama_tiering.patchset.llama_server import guard, link_tree, links, parts
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
+from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from ollama_tiering.patchset.report import Report
 from tests.engine_ollama_llama_server.conftest import SHAPES
 from tests.engine_ollama_llama_server.servers import Place, Stock, Up
@@ -146,18 +146,26 @@ def test_without_the_variable_the_tree_answers_as_stock(
     assert answers[0] == answers[1]
 
 
+def lay_tree(made: LinkTree, copy: Path, cache: Path) -> LinkTree:
+    """A tree for a copy of what is installed, with the library that was compiled for that."""
+    found = InstalledOllama(copy / "bin/ollama", copy / "lib/ollama")
+    state, folder = found.state(), cache / "llama-server/copied"
+    library = made.lib / "libllama-server-impl.so"
+    links.lay(folder, links.entries(found, state, made.version, library))
+    there = parts.of(folder, found)
+    other = replace(made, folder=folder, program=str(found.program), state=state, parts=there)
+    (folder / link_tree.RECORD).write_text(link_tree.text_of(other))
+    return other
+
+
 @pytest.fixture
 def copied(installed: Path, tree: Path, tmp_path: Path) -> Path:
     """A copy of what is installed, and in `cache` beside it a tree as if made for it."""
     copy = tmp_path / "ollama"
     shutil.copytree(installed, copy, symlinks=True)
-    was = InstalledOllama(copy / "bin/ollama", copy / "lib/ollama").state()
-    record = json.loads((tree / "tree.json").read_text())
-    own = tmp_path / "cache/llama-server/copied"
-    shutil.copytree(tree, own, symlinks=True)
-    (own / "tree.json").write_text(
-        json.dumps({**record, "program": str(copy / "bin/ollama"), "state": was})
-    )
+    made = link_tree.read(tree)
+    assert made is not None
+    lay_tree(made, copy, tmp_path / "cache")
     return copy
 
 
@@ -201,33 +209,21 @@ def test_an_ollama_that_is_updated_meanwhile_takes_over_as_stock(
 
 
 def test_an_update_while_it_serves_makes_the_next_llama_server_stock(
-    start_up: Callable[..., Up], installed: Path, tree: Path, place: Place, tmp_path: Path
+    start_up: Callable[..., Up], copied: Path
 ) -> None:
     """Our library never meets libraries that it was not compiled for."""
-    copy = tmp_path / "ollama"
-    shutil.copytree(installed, copy, symlinks=True)
-    found = InstalledOllama(copy / "bin/ollama", copy / "lib/ollama")
-    made, own = link_tree.read(tree), Place(place.root, tmp_path / "cache")
-    assert made is not None
-    other = replace(
-        made,
-        folder=own.cache / "llama-server/copied",
-        program=str(found.program),
-        state=found.state(),
-    )
-    library = made.lib / "libllama-server-impl.so"
-    links.lay(other.folder, links.entries(found, other.state, other.version, library))
-    (other.folder / link_tree.RECORD).write_text(link_tree.text_of(other))
-
-    up = start_up(copy, OLLAMA_TIERING_CACHE=str(own.cache))
+    cache = copied.with_name("cache")
+    other = link_tree.read(cache / "llama-server/copied")
+    assert other is not None
+    up = start_up(copied, OLLAMA_TIERING_CACHE=str(cache))
     before = up.generate(SHAPES[0], START)
     (runner,) = up.runners()
     assert Path(runner.exe()) == other.lib / guard.COPY
-    (copy / "lib/ollama/libllama.so").touch()
+    (copied / "lib/ollama/libllama.so").touch()
     up.unload(SHAPES[0])
     assert up.generate(SHAPES[0], START) == before
+    require_stock(up, copied)
     (runner,) = up.runners()
-    assert Path(runner.exe()) == found.server
     assert not any(one.path.startswith(str(other.folder)) for one in runner.memory_maps())
     logs = "".join(path.read_text(errors="replace") for path in up.logs())
     assert "this model is served as stock" in logs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ollama_tiering.patchset.llama_server import link_tree, links
+from ollama_tiering.patchset.llama_server import link_tree, links, parts
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
 from tests.unit.patchset import fake_installed as fake
@@ -22,14 +22,18 @@ def installed(folder: Path) -> InstalledOllama:
     return fake.at(folder)
 
 
-def patched(cache: Path, installation: InstalledOllama, name: str = "v0.32.15-1") -> LinkTree:
-    """As `tiering patch` leaves it in the cache."""
+def patched(
+    cache: Path, installation: InstalledOllama, name: str = "v0.32.15-1", *, listed: bool = False
+) -> LinkTree:
+    """As `tiering patch` leaves it in the cache; `listed`: with what lies there in its record."""
     folder, library = cache / "llama-server" / name, cache / "library"
     cache.mkdir(exist_ok=True)
     library.write_text(f"our library of {name}")
     state = installation.state()
     links.lay(folder, links.entries(installation, state, fake.VERSION, library))
     library.unlink()
-    tree = LinkTree(folder, str(installation.program), fake.VERSION, fake.PIN, state, "ours")
+    there = parts.of(folder, installation) if listed else []
+    program = str(installation.program)
+    tree = LinkTree(folder, program, fake.VERSION, fake.PIN, state, "ours", there)
     (folder / RECORD).write_text(link_tree.text_of(tree))
     return tree

@@ -46,7 +46,7 @@ class World:
         self.root = root
         self.shared = shared
         self.installed: InstalledOllama = fake_tree.installed(root / "installed")
-        self.tree = fake_tree.patched(root / "cache", self.installed)
+        self.tree = fake_tree.patched(root / "cache", self.installed, listed=True)
         self.place = root / "pre fix"
         self.python = ""
         self.package = ""
