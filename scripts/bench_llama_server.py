@@ -230,10 +230,10 @@ def kinds(prompt: list[int], pairs: int) -> dict[str, list[list[int]]]:
         longer = [*longer, *text(30, 5)]
         turns.append(longer)
     return {
-        "with another last token": [[*prompt[:-1], 100 + i] for i in range(pairs)],
+        "with another last token": [[*prompt[:-1], 100 + i % 150] for i in range(pairs)],
         "the next turn, 30 tokens longer": turns,
         "with another end of 200 tokens, which is looked up": [
-            [*prompt[:-200], *text(200, 100 + i)] for i in range(pairs)
+            [*prompt[:-200], *text(200, 100 + i % 150)] for i in range(pairs)
         ],
     }
 
