@@ -15,8 +15,7 @@ import pytest
 
 from ollama_tiering import cli
 from ollama_tiering.launch import llama_up, tree_upkeep
-from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import built, choose, installation, source, tree_use
+from ollama_tiering.patchset.llama_server import built, source, tree_use
 from ollama_tiering.patchset.report import Report
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.patchset.conftest import git
@@ -55,13 +54,8 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(installation, "_UNITS", ())
-    monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
-    monkeypatch.setattr(installation, "_PREFIXES", ())
+    fake.only_here(monkeypatch)
     monkeypatch.setenv("CXX", str(tmp_path / "compiler/c++"))
-    monkeypatch.setattr(elf, "read", fake.all_exported)
-    monkeypatch.setattr(llama_up, "self_test", lambda *_: None)
-    monkeypatch.setattr(choose, "built_binaries", lambda: [])
     return made
 
 

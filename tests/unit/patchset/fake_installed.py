@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ollama_tiering.launch import llama_up
 from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import exported
+from ollama_tiering.patchset.llama_server import choose, exported, installation
 from ollama_tiering.patchset.llama_server.compile import EMBED, HTTP, LIBRARIES
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
 from tests.unit.patchset.test_llama_server import MADE_UP
@@ -87,3 +90,15 @@ def llama_source(folder: Path, files: dict[str, str] | None = None) -> Path:
 
 def all_exported(_path: Path) -> elf.Library:
     return elf.Library(62, frozenset(exported.NEEDED), frozenset(), ())
+
+
+def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that this machine has is found, what is made up here passes for programs and
+    libraries, and no tree is tried out.
+    """
+    monkeypatch.setattr(installation, "_UNITS", ())
+    monkeypatch.setattr(installation, "_PREFIXES", ())
+    monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
+    monkeypatch.setattr(elf, "read", all_exported)
+    monkeypatch.setattr(llama_up, "self_test", lambda *_: None)
+    monkeypatch.setattr(choose, "built_binaries", lambda: [])

@@ -12,7 +12,6 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.errors import ResultDiffers, UnsupportedUpstream, UsageError
 from ollama_tiering.launch import llama_up
-from ollama_tiering.patchset import elf
 from ollama_tiering.patchset.llama_server import choose, installation
 from ollama_tiering.patchset.llama_server.choose import chosen
 from tests.unit.patchset import fake_installed as fake
@@ -34,14 +33,9 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
-    monkeypatch.setattr(installation, "_UNITS", ())
-    monkeypatch.setattr(installation, "_PREFIXES", ())
-    monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
+    fake.only_here(monkeypatch)
     monkeypatch.setenv("PATH", f"{made.place}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("CXX", str(tmp_path / "compiler/c++"))
-    monkeypatch.setattr(elf, "read", fake.all_exported)
-    monkeypatch.setattr(llama_up, "self_test", lambda *_: None)
-    monkeypatch.setattr(choose, "built_binaries", lambda: [])
     return made
 
 
