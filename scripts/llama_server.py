@@ -35,8 +35,8 @@ INSIDE = "/vendor/llama.cpp/"
 LEFT_OUT = (".git", "objects", "models", "docs", "benches", "media")  # four fifths of an sdist
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
-    "CMAKE_C_FLAGS_RELEASE": "-O0",  # with assertions; FAST is for what computes
-    "CMAKE_CXX_FLAGS_RELEASE": "-O0",
+    "CMAKE_C_FLAGS_RELEASE": "-O1",  # with assertions; FAST is for what computes
+    "CMAKE_CXX_FLAGS_RELEASE": "-O1",
     "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # `stock` is a copy
     "BUILD_SHARED_LIBS": "ON",
     "GGML_OPENMP": "OFF",
