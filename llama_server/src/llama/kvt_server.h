@@ -118,11 +118,13 @@ public:
             return;
         }
         seat & own = seats_[slot.id];
-        safely(slot, [&] {
-            ended(slot);
-            leave(slot, 0);
-            own.swapped = text_of(slot.prompt.tokens);
-        });
+        if (!safely(slot, [&] {
+                ended(slot);
+                own.swapped = text_of(slot.prompt.tokens);
+            })) {
+            own.forget_rows();
+        }
+        safely(slot, [&] { leave(slot, 0); });
         if (own.waits) {
             links_.restorer->drop(slot.id);
             own.waits = false;
@@ -344,14 +346,16 @@ private:
         }
     }
 
-    // What is thrown costs the rows that are not stored yet, and no more.
+    // What is thrown costs the rows that are not stored yet, and no more. False then.
     template <typename Work>
-    void safely(const server_slot & slot, const Work & work) {
+    bool safely(const server_slot & slot, const Work & work) {
         try {
             work();
+            return true;
         } catch (const std::exception & error) {
             SLT_WRN(slot, "kv tiering: %s\n", error.what());
             links_.saver->lose(slot.id, 0);
+            return false;
         }
     }
 
