@@ -21,6 +21,7 @@ from typing import Any, Self
 START_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
 SOCKET = "OLLAMA_KV_TIER_ENGINE_SOCKET"
+NEAR = 0.03  # of a logarithm: less than this changes where a prompt is cut otherwise
 JSON = {"Content-Type": "application/json"}
 
 
@@ -32,6 +33,17 @@ class Answer:
     computed: int
     tokens: tuple[int, ...]
     bits: tuple[Any, ...]
+
+
+def alike(one: Answer, other: Answer) -> bool:
+    """The same tokens, and logarithms as near as batches let them be: also of the most likely ones,
+    of which those that are as likely as one another may change places.
+    """
+    return one.tokens == other.tokens and all(
+        abs(mine - its) < NEAR
+        for ours, theirs in zip(one.bits, other.bits, strict=True)
+        for (_, mine), (_, its) in zip(ours[2], theirs[2], strict=True)
+    )
 
 
 def request(prompt: list[int] | list[list[int]], count: int, **options: Any) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.engine_llama_server.server import Answer, LlamaServer, Starter
+from tests.engine_llama_server.server import LlamaServer, Starter, alike
 from tests.engine_llama_server.test_llama_server import report, text
 from tests.engine_llama_server.test_states import COUNT, cold, header, state_files
 from tests.sidecar import SidecarProcess
 
 BEHIND = 4  # tokens of a prompt behind the last checkpoint in it
-NEAR = 0.03  # of a logarithm: less than this changes where a prompt is cut otherwise
 
 HEAD = struct.Struct("<8sII")  # of a state: magic, version, after how many tokens
 MAGIC = b"KVTCKPT\n"
@@ -60,17 +59,6 @@ def states(sidecar: SidecarProcess) -> set[int]:
         if magic == MAGIC:  # else a window
             found.add(n_tokens)
     return found
-
-
-def alike(one: Answer, other: Answer) -> bool:
-    """The same tokens, and logarithms as near as batches let them be: also of the most likely ones,
-    of which those that are as likely as one another may change places.
-    """
-    return one.tokens == other.tokens and all(
-        abs(mine - its) < NEAR
-        for ours, theirs in zip(one.bits, other.bits, strict=True)
-        for (_, mine), (_, its) in zip(ours[2], theirs[2], strict=True)
-    )
 
 
 @pytest.mark.parametrize("case", [lfm2, gemma3])

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_llama_server.server import LlamaServer, Starter
-from tests.engine_llama_server.test_checkpoints import alike
+from tests.engine_llama_server.server import LlamaServer, Starter, alike
 from tests.engine_llama_server.test_llama_server import WAYS, blocks_of, report, text, wait_stored
 from tests.engine_llama_server.test_states import COUNT, GEMMA3, cold, settled
 from tests.sidecar import SidecarProcess
@@ -69,7 +68,7 @@ def test_rows_that_one_slot_is_to_get_of_another_come_before_those_that_are_rest
     tiered = start(*TWO, sidecar=sidecar)
     assert len(tiered.complete_all(other, 1, n_cmpl=2)) == 2  # both have ended with their prompt
     assert tiered.complete(prompt + tail, 4, id_slot=slot) == wanted
-    assert tiered.complete(prompt + tail, 4, id_slot=1 - slot).tokens == wanted.tokens
+    assert alike(tiered.complete(prompt + tail, 4, id_slot=1 - slot), wanted)
 
 
 def test_rows_that_came_from_another_slot_are_not_stored_as_this_ones(
@@ -192,7 +191,9 @@ def test_a_server_that_has_slept_goes_on_from_the_store(
             assert time.monotonic() < end, tiered.log.read_text()[-2000:]
             time.sleep(0.1)
         said = tiered.complete(prompt + tail, 4)
-        assert (said.tokens, said.cached >= 300) == (wanted.tokens, True)
+        assert said.cached >= 300
+        assert alike(said, wanted)
+        assert said.cached > 300 or said == wanted
         settled(sidecar, tiered)
 
 
