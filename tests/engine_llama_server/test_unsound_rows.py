@@ -14,7 +14,7 @@ import pytest
 from tests.engine_llama_server.between import SlowSidecar
 from tests.engine_llama_server.server import LlamaServer, Starter, alike
 from tests.engine_llama_server.test_llama_server import WAYS, blocks_of, text, wait_stored
-from tests.engine_llama_server.test_states import cold, settled
+from tests.engine_llama_server.test_states import COUNT, cold, settled
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
@@ -105,7 +105,7 @@ def test_rows_that_the_servers_own_cache_gives_a_slot_are_of_unknown_origin(
     settled(sidecar, tiered)
     tiered.kill()
     asked = [*prompt, 9]
-    said = start(*options, sidecar=sidecar).complete(asked, 4)
+    said = start(*options, sidecar=sidecar).complete(asked, COUNT)
     assert alike(said, cold(start, TWO, asked))
     assert said.cached == 0
 
@@ -127,6 +127,6 @@ def test_a_shift_with_yarn_changes_the_rows_of_all_slots(
     settled(sidecar, tiered)
     tiered.kill()
     asked = [*prompt, *tail, 9]
-    said = start(*options, sidecar=sidecar).complete(asked, 4)
+    said = start(*options, sidecar=sidecar).complete(asked, COUNT)
     assert alike(said, cold(start, options, asked))
     assert said.cached == 200
