@@ -52,6 +52,7 @@ from ollama_tiering.models.shapes import make_shape
 TAIL = 32
 WAIT_SECONDS = 1800.0
 ASK_EVERY_SECONDS = 0.01
+REST_SECONDS = 1.0  # threads that have computed spin for a while
 MIB = 1 << 20
 FIRST, SECOND = "first.bin", "second.bin"  # a slot's rows after turns 1 and 2
 
@@ -174,6 +175,7 @@ class Bench:
                     raise SystemExit(f"error: no llama-server; read {self._folder}/log")
                 time.sleep(0.1)
             server.turn(self.other)  # its first request is never measured
+            time.sleep(REST_SECONDS)
             yield server
         finally:
             process.kill()

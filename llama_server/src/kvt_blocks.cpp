@@ -8,9 +8,10 @@
 
 namespace kvt {
 
-uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data) {
+uint32_t read_segments(const file & named, const std::vector<size_t> & segments, const std::vector<char *> & places, lease * held) {
     std::string why;
-    const int fd = segments.size() == named.crcs.size() ? open_for_reading(named, why) : -1;
+    const bool fits = segments.size() == named.crcs.size() && segments.size() == places.size();
+    const int fd = fits ? open_for_reading(named, why) : -1;
     if (fd < 0) {
         return shortfall_unreadable;
     }
@@ -18,12 +19,26 @@ uint32_t read_segments(const file & named, const std::vector<size_t> & segments,
     uint64_t offset = named.payload_offset;
     bool sound = true;
     for (size_t i = 0; i < segments.size() && sound; ++i) {
-        held.renew_in_time();
-        sound = read_segment(fd, offset, data, segments[i], named.crcs[i], why);
+        if (held != nullptr) {
+            held->renew_in_time();
+        }
+        sound = read_segment(fd, offset, places[i], segments[i], named.crcs[i], why);
         offset += page_aligned(segments[i]);
-        data += segments[i];
     }
     return sound ? shortfall_none : shortfall_damaged;
+}
+
+uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data) {
+    return read_segments(named, segments, places_in(data, segments), &held);
+}
+
+std::vector<char *> places_in(char * data, const std::vector<size_t> & segments) {
+    std::vector<char *> places;
+    for (const size_t bytes : segments) {
+        places.push_back(data);
+        data += bytes;
+    }
+    return places;
 }
 
 uint32_t read_block(const hello & said, const file & named, lease & held, char * block) {

@@ -15,8 +15,14 @@ namespace kvt {
 // Where the block that begins there ends, of so many rows in all.
 inline uint32_t block_end(uint32_t first, size_t count) { return (uint32_t) std::min<size_t>((size_t) first + block_tokens, count); }
 
-// All of a file's segments, of these sizes, checked, one after the other into `data`, while the lease lasts. A number of
-// `shortfall`.
+// All of a file's segments, of these sizes, checked, each to its place. A number of `shortfall`. Who reads for long gives the
+// lease.
+uint32_t read_segments(const file & named, const std::vector<size_t> & segments, const std::vector<char *> & places, lease * held);
+
+// Of segments that lie one after the other.
+std::vector<char *> places_in(char * data, const std::vector<size_t> & segments);
+
+// The same, one after the other into `data`.
 uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data);
 
 // The same of a block.

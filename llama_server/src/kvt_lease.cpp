@@ -17,15 +17,22 @@ lease::lease(client & from, uint64_t lease_id)
       next_(clock::now() + third_) {}
 
 void lease::renew_in_time() {
-    if (over_ || clock::now() < next_) {
-        return;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (over_ || clock::now() < next_) {
+            return;
+        }
+        next_ = clock::now() + third_; // no other thread asks meanwhile, nor waits for this one
     }
     matched again;
-    over_ = from_.wait(id_, lease_timeout, again) != status::ok || again.lease_id != id_;
+    const bool lasts = from_.wait(id_, lease_timeout, again) == status::ok && again.lease_id == id_;
+    std::lock_guard<std::mutex> lock(mutex_);
+    over_ = over_ || !lasts;
     next_ = clock::now() + third_;
 }
 
 milliseconds lease::until_then() const {
+    std::lock_guard<std::mutex> lock(mutex_);
     return over_ ? for_ever : std::max(std::chrono::duration_cast<milliseconds>(next_ - clock::now()), milliseconds(1));
 }
 

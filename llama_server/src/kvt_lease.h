@@ -1,4 +1,4 @@
-// The lease on files that a thread reads. The sidecar keeps them for so long as it said; who reads for longer says so in
+// The lease on files that some threads read. The sidecar keeps them for so long as it said; who reads for longer says so in
 // time. Without it what is left may be gone, and is computed.
 #pragma once
 
@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 
 namespace kvt {
 
@@ -14,10 +15,11 @@ public:
     // `lease_id` as the client was answered just now; 0: there is none.
     lease(client & from, uint64_t lease_id);
 
-    // Between two parts of what is read, and while the thread waits. Asks once a third of the lease is over.
+    // Between two parts of what is read, and while a thread waits. Asks once a third of the lease is over; one of the
+    // threads does.
     void renew_in_time();
 
-    milliseconds until_then() const; // how long the thread may wait without
+    milliseconds until_then() const; // how long a thread may wait without
 
     void damaged(uint32_t number); // file of the answer
     void release();
@@ -28,6 +30,7 @@ private:
     client & from_;
     const uint64_t id_;
     const milliseconds third_;
+    mutable std::mutex mutex_; // of the next two
     bool over_; // it cannot be renewed
     clock::time_point next_;
 };

@@ -1,8 +1,5 @@
 #include "kvt_restore.h"
 
-#include "kvt_blocks.h"
-#include "kvt_states.h"
-
 #include <algorithm>
 #include <exception>
 #include <string>
@@ -32,12 +29,13 @@ restorer::~restorer() {
     }
 }
 
-void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held) {
+void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct) {
     drop(slot);
     reap();
     auto one = std::make_unique<job>();
     one->tokens = std::move(tokens);
     one->have = have;
+    one->direct = direct;
     one->written = one->held = one->end = held;
     auto & place = jobs_[slot];
     try {
@@ -87,12 +85,16 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
     job & one = *jobs_.at(slot);
     std::unique_lock<std::mutex> lock(mutex_);
     bool written = true;
-    for (bool any = false; written && !one.ready.empty(); any = true) {
+    for (bool any = false; written && has_next(one); any = true) {
         if (any && steady_clock::now() >= until) {
             return false;
         }
-        piece next = std::move(one.ready.front());
-        one.ready.pop_front();
+        if (one.ready.at(one.shown).direct != nullptr) {
+            written = read_round(one, sink, lock);
+            continue;
+        }
+        piece next = std::move(one.ready.at(one.shown));
+        one.ready.erase(one.shown++);
         lock.unlock();
         const auto began = steady_clock::now();
         written = sink.write(next.first, next.rows, next.block.data(), next.block_rows, next.skip);
@@ -109,8 +111,9 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
             one.report.reason = shortfall_no_cells;
         }
     }
-    const bool stalled = !one.read && steady_clock::now() - one.moved > most_stall_;
-    if (written && !one.read && !stalled) {
+    const bool over = one.read || one.shown >= one.last;
+    const bool stalled = !over && steady_clock::now() - one.moved > most_stall_;
+    if (written && !over && !stalled) {
         return false;
     }
     if (stalled) {
@@ -141,7 +144,7 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
 void restorer::wait(milliseconds most) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait_for(lock, most, [this] {
-        return std::any_of(jobs_.begin(), jobs_.end(), [](const auto & each) { return each.second->read || !each.second->ready.empty(); });
+        return std::any_of(jobs_.begin(), jobs_.end(), [](const auto & each) { return each.second->read || has_next(*each.second); });
     });
 }
 
@@ -249,61 +252,6 @@ void restorer::read_named(job & one, client & from, const matched & found) {
         read_files(one, held, found);
     }
     held.release();
-}
-
-void restorer::read_files(job & one, lease & held, const matched & found) {
-    uint32_t next = one.held;
-    for (size_t i = 0; i < one.blocks && next < one.end; ++i) {
-        if (said_.states && (uint64_t) found.files[i].first_position + found.files[i].used <= next) {
-            continue; // the slot holds these rows, and no state behind them
-        }
-        const part wanted = wanted_part(found.files[i], next, one.end);
-        buffer block;
-        if (!get_buffer(one, held, block)) {
-            return;
-        }
-        const auto began = steady_clock::now();
-        const uint32_t lacking = wanted.rows > 0 ? read_block(said_, found.files[i], held, block.data()) : (uint32_t) shortfall_sidecar_error;
-        if (lacking == shortfall_damaged) {
-            held.damaged((uint32_t) i);
-        }
-        std::lock_guard<std::mutex> lock(mutex_);
-        one.report.fetch_seconds += seconds_since(began);
-        if (lacking != shortfall_none) {
-            one.report.reason = lacking;
-            one.spare.push_back(std::move(block));
-            return;
-        }
-        one.ready.push_back({ wanted.first, wanted.rows, wanted.skip, found.files[i].rows, std::move(block) });
-        changed_.notify_all();
-        next += wanted.rows;
-    }
-}
-
-// One that the main loop has done with, or a new one. Each job may have two, whatever the others hold. False if nobody
-// wants the rows any more.
-bool restorer::get_buffer(job & one, lease & held, buffer & to) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto there = [&] { return one.dropped || !one.spare.empty() || one.buffers < 2 || ahead_ + buffer_bytes_ <= most_bytes_; };
-    while (!changed_.wait_for(lock, held.until_then(), there)) {
-        lock.unlock();
-        held.renew_in_time();
-        lock.lock();
-    }
-    if (one.dropped) {
-        return false;
-    }
-    if (!one.spare.empty()) {
-        to = std::move(one.spare.back());
-        one.spare.pop_back();
-        return true;
-    }
-    ++one.buffers;
-    one.ahead += buffer_bytes_;
-    ahead_ += buffer_bytes_;
-    lock.unlock();
-    to = buffer(buffer_bytes_);
-    return true;
 }
 
 } // namespace kvt

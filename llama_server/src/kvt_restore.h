@@ -1,7 +1,9 @@
-// What of a prompt can be had from files. A thread for each prompt looks up, reads and checks; the engine's main loop
-// copies what is ready into the slot, a few milliseconds at a time, and serves other slots meanwhile.
+// What of a prompt can be had from files. A thread for each prompt looks up, and with a few others it reads and checks; the
+// engine's main loop copies what is ready into the slot, a few milliseconds at a time, and serves other slots meanwhile.
 //
-// A block is read and checked whole before the main loop sees it. What cannot be had ends the restored prefix there.
+// A block is read and checked whole before the main loop sees it. One that lies in memory the main loop may read into its
+// cells itself, with threads beside it: that takes no longer than copying, and nothing is copied twice. What cannot be had ends
+// the restored prefix there.
 #pragma once
 
 #include "kvt_client.h"
@@ -10,7 +12,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -21,6 +22,8 @@
 namespace kvt {
 
 constexpr size_t most_read_ahead = 128u << 20; // bytes that were read and are not in a slot yet, of all prompts
+constexpr size_t first_round_bytes = 8u << 20;
+constexpr unsigned most_readers = 4;           // threads that read files of one prompt
 constexpr uint32_t most_wait_ms = 5000;        // for files that have to be copied up first, and for room
 constexpr milliseconds most_stall { 15000 };   // without anything new, however long a disk hangs
 
@@ -52,8 +55,8 @@ public:
     restorer & operator=(const restorer &) = delete;
 
     // The slot holds the first `held` rows of the prompt, and goes on after the first `have` of them by itself: with states
-    // these may be fewer. What it was to get before is dropped.
-    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held);
+    // these may be fewer. What it was to get before is dropped. `direct`: row_sink has places to read into.
+    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct = false);
 
     bool busy(int slot) const { return jobs_.count(slot) > 0; }
 
@@ -76,6 +79,8 @@ private:
         uint32_t skip = 0;
         uint32_t block_rows = 0;
         buffer block;
+        const file * direct = nullptr; // is not read yet: the main loop does
+        uint32_t number = 0;           // of that file in the answer
     };
     struct job {
         std::vector<int32_t> tokens;
@@ -86,7 +91,17 @@ private:
         std::vector<char> state; // of a model with states: what goes in behind the rows, this or windows
         std::vector<window> windows;
         size_t blocks = 0;       // files that hold rows
-        std::deque<piece> ready;
+        size_t file = 0;         // that is to be read next
+        uint32_t next = 0;       // row that it is to have
+        uint32_t taken = 0;      // so many pieces were begun, in their order
+        uint32_t last = UINT32_MAX; // the piece that cannot be had: what comes after it is of no use
+        uint32_t shown = 0;      // pieces that the main loop has had
+        size_t lent = 0;         // of them it reads so many just now
+        size_t round_bytes = first_round_bytes; // that it reads until it looks at the time
+        uint32_t damaged = UINT32_MAX;          // the file that it found to be
+        bool direct = false;
+        std::map<uint32_t, piece> ready; // by number; one that is not the next waits for those before it
+        double slowest = 0;      // seconds that one of the readers took for all that it read
         std::vector<buffer> spare; // that the main loop has done with
         size_t buffers = 0;        // of this job, wherever they are
         size_t ahead = 0;          // their bytes, and those of state or windows
@@ -118,6 +133,14 @@ private:
     bool read_end(job & one, lease & held, const matched & found);
     uint32_t read_beside(const job & one, const file & named, lease & held, std::vector<char> & state, std::vector<window> & windows) const;
     void read_files(job & one, lease & held, const matched & found);
+    void read_some(job & one, lease & held, const matched & found) noexcept;
+    bool wants_more(job & one, const matched & found) const;
+    bool offer(job & one, const matched & found);
+    void lend(job & one, lease & held);
+    bool read_round(job & one, row_sink & sink, std::unique_lock<std::mutex> & lock);
+    bool read_piece(job & one, lease & held, const matched & found, double & seconds);
+    uint32_t read_checked(const matched & found, size_t file, lease & held, char * block) const;
+    static bool has_next(const job & one) { return one.shown < one.last && one.ready.count(one.shown) > 0; }
     void resume(job & one, row_sink & sink);
     bool get_buffer(job & one, lease & held, buffer & to);
     void retire(int slot, bool dropped);

@@ -62,6 +62,16 @@ public:
     // Called in the order of positions, each beginning where the last one ended. False if there are no cells for them.
     virtual bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) = 0;
 
+    // Where the rows of these positions may be read into: for each segment memory that holds them one after the other. Their
+    // cells are taken. Empty if there is none, or not in one piece; then they come by write().
+    virtual std::vector<char *> places(uint32_t /* first */, uint32_t /* rows */) { return {}; }
+
+    // What was asked for by places() is there. Called in the order of positions.
+    virtual void put(uint32_t /* first */, uint32_t /* rows */) {}
+
+    // It is not, from this position on: the cells are free again.
+    virtual void spoiled(uint32_t /* first */) {}
+
     // Of a model with states, when all rows before `n_tokens` are written: with the state, or the windows if it is empty, the
     // slot goes on after them. Rows without it count for nothing. False if it is of no use: then the slot is empty.
     virtual bool resume(uint32_t /* n_tokens */, const std::vector<char> & /* state */, const std::vector<window> & /* windows */) {

@@ -18,6 +18,8 @@
 //   settle BLOCKS             main loop until so many blocks are written; "N blocks in S steps, longest M ms"
 //   slow MILLISECONDS         that reading a segment and writing a block take from now on
 //   full ROWS                 that a slot has cells for
+//   direct N                  from now on, rows can be read into where they belong, but for each Nth block; 0: for all blocks
+//   reads                     "N direct": blocks that were
 #include "../src/kvt_client.h"
 #include "../src/kvt_restore.h"
 #include "../src/kvt_saver.h"
@@ -77,6 +79,9 @@ struct engine : kvt::row_source {
     std::map<int, slot> slots;
     int slow_ms = 0;
     size_t cells = 1u << 20;
+    int direct = -1; // every so many blocks there is no place for one
+    int asked = 0;
+    int placed = 0; // blocks that were read into their places
     int reads_left = 1 << 30;
 
     bool read(int number, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, size_t plane, char * out) override {
@@ -129,6 +134,27 @@ struct cells : kvt::row_sink {
         return true;
     }
 
+    std::vector<char *> places(uint32_t first, uint32_t rows) override {
+        if ((own.direct > 0 && ++own.asked % own.direct == 0) || first + rows > own.cells) {
+            return {};
+        }
+        auto & block = taken[first];
+        block.resize(rows*row_bytes*planes);
+        std::vector<char *> found;
+        for (size_t plane = 0; plane < planes; ++plane) {
+            found.push_back(block.data() + plane*rows*row_bytes);
+        }
+        return found;
+    }
+
+    void put(uint32_t first, uint32_t rows) override {
+        const auto found = taken.find(first);
+        into.broken = into.broken || found == taken.end() || !write(first, rows, found->second.data(), rows, 0);
+        ++own.placed;
+    }
+
+    void spoiled(uint32_t first) override { taken.erase(taken.lower_bound(first), taken.end()); }
+
     bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<kvt::window> &) override {
         const std::vector<int32_t> before(prompt.begin(), prompt.begin() + n_tokens);
         into.broken = into.broken || state != make_state(before, state.size() - kvt::state_head_bytes).bytes;
@@ -139,6 +165,7 @@ struct cells : kvt::row_sink {
     slot & into;
     const std::vector<int32_t> & prompt;
     bool cut = false;
+    std::map<uint32_t, std::vector<char>> taken;
 };
 
 long long since(clock_type::time_point began) {
@@ -229,7 +256,7 @@ struct server {
         const auto most = (std::ptrdiff_t) std::min(one.tokens.size(), tokens.size());
         have[number] = (uint32_t) (std::mismatch(tokens.begin(), tokens.begin() + most, one.tokens.begin()).first - tokens.begin());
         prompts[number] = tokens;
-        restorer.begin(number, tokens, have[number], have[number]);
+        restorer.begin(number, tokens, have[number], have[number], rows.direct >= 0);
     }
 
     std::string prompt(int number, const std::vector<int32_t> & tokens) {
@@ -328,6 +355,10 @@ int main(int argc, char ** argv) {
             answer = one.settle((uint64_t) number);
         } else if (what == "slow") {
             one.rows.slow_ms = number;
+        } else if (what == "direct") {
+            one.rows.direct = number;
+        } else if (what == "reads") {
+            answer = std::to_string(std::exchange(one.rows.placed, 0)) + " direct";
         } else if (what == "full") {
             one.rows.cells = (size_t) number;
         } else {

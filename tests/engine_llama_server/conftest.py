@@ -67,7 +67,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def sidecar() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory) as running:
+    """Its first tier in memory, if there is a tmpfs."""
+    with (
+        short_directory() as directory,
+        short_directory(in_memory=True) as fast,
+        SidecarProcess(directory, fast=fast) as running,
+    ):
         yield running
 
 

@@ -5,6 +5,7 @@ killed server knew comes back where its own cache would have gone on, bit for bi
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter, alike
-from tests.engine_llama_server.test_llama_server import report, text
+from tests.engine_llama_server.test_llama_server import WAYS, report, text
+from tests.places import TMPFS
 from tests.sidecar import SidecarProcess
 
 PROMPT = 700
@@ -86,6 +88,37 @@ def test_a_conversation_goes_on_after_a_kill_as_if_it_were_resident(
     said = turns(start(*options, sidecar=sidecar), killed)
     assert said == wanted  # also as many tokens from the cache
     assert restored[1] >= PROMPT
+
+
+@pytest.mark.parametrize("way", ["llama", "lfm2", "gemma3"])
+def test_out_of_files_on_a_disk(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, way: str
+) -> None:
+    """Not in memory any more, as after a reboot: they are not read into cells, but copied."""
+    options = (*(ALL | {"llama": WAYS["flash attention"]})[way], "-c", "4096")
+    prompt = text(rng, PROMPT)
+    turns = {True: text(rng, 40, first=3), False: text(rng, 40, first=4)}
+    tiered = start(*options, sidecar=sidecar)
+    tiered.complete(prompt, 1)
+    settled(sidecar, tiered)
+    tiered.kill()
+    for in_memory, more in turns.items():
+        resident = start(*options)
+        resident.complete(prompt, 1)
+        wanted = resident.complete(prompt + more, COUNT)
+        resident.kill()
+        if not in_memory:
+            sidecar.wait_written()
+            sidecar.stop()
+            shutil.rmtree(sidecar.ram_dir)
+            sidecar.start()
+        tiered = start(*options, sidecar=sidecar)
+        assert tiered.complete(prompt + more, COUNT) == wanted
+        assert report(sidecar, tiered, 1).restored_tokens == wanted.cached
+        log = tiered.log.read_text()
+        tiered.kill()
+        if sidecar.ram_dir.is_relative_to(TMPFS) and way == "llama":
+            assert ("reading 0.0 ms" in log) == in_memory
 
 
 LFM2 = ("lfm2-tiny", "-fa", "on", "-np", "1", "-c", "4096")

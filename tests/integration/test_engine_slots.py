@@ -19,7 +19,7 @@ from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
 from tests.integration.bad_sidecar import BadSidecar
 from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
-from tests.places import short_directory
+from tests.places import short_directory, tmpfs_directory
 from tests.sidecar import SidecarProcess
 
 PLANES = 4
@@ -288,9 +288,14 @@ def test_a_prompt_does_not_wait_for_a_disk_that_hangs(
 ) -> None:
     """Where nothing may be waited for, nothing new has come for too long at once."""
     first = random.randrange(1 << 30)
-    with Talk(program, engine_socket(daemon.socket), "128", "128", str(state_mib), "0") as talk:
+    with (
+        short_directory() as folder,
+        SlowSidecar(folder / "s", engine_socket(daemon.socket)) as slow,
+        Talk(program, slow.path, "128", "128", str(state_mib), "0") as talk,
+    ):
         talk.say("answer", 0, first, 640)
         talk.say("settle", 10 + state_mib)
+        slow.seconds = 0.05
         assert talk.say("prompt", 1, first, 641) == "have 0 restored 0 reason 12"
     daemon.wait(nothing_is_held, "nothing is held afterwards", SECONDS)
 
@@ -412,3 +417,107 @@ def test_without_a_sidecar_nothing_is_kept(program: Path, tmp_path: Path) -> Non
         assert talk.greeting == "not up"
         talk.say("answer", 0, 0, 1000)
         assert talk.say("prompt", 0, 5000, 100) == "have 0 restored 0 reason 7"
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[SidecarProcess]:
+    """A sidecar whose first tier is what it should be."""
+    with (
+        short_directory() as root,
+        tmpfs_directory() as fast,
+        SidecarProcess(root, ram_gb=0.5, fast=fast) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def direct(program: Path, in_memory: SidecarProcess, first: int) -> Iterator[Talk]:
+    """16 blocks are stored, and the next prompts may read them into their cells."""
+    with Talk(program, engine_socket(in_memory.socket)) as talk:
+        talk.say("answer", 0, first, 1000)
+        assert talk.say("settle", 16).startswith("16 blocks")
+        talk.say("direct", 0)
+        yield talk
+    in_memory.wait(nothing_is_held, "nothing is held afterwards", SECONDS)
+
+
+def test_what_lies_in_memory_is_read_into_its_cells(
+    direct: Talk, in_memory: SidecarProcess, first: int
+) -> None:
+    assert direct.say("prompt", 1, first, 1001) == "have 0 restored 1000 reason 0"
+    assert direct.say("reads") == "16 direct"
+    in_memory.wait(nothing_is_held, "its files are given back at once", SECONDS)
+
+
+def test_reading_into_cells_takes_the_main_loop_a_little_at_a_time(
+    direct: Talk, first: int
+) -> None:
+    """How much it may be is known after the first few of them."""
+    direct.say("slow", SLOW_MS)
+    said = direct.say("prompt", 1, first, 1001)
+    direct.say("slow", 0)
+    steps = re.search(r"in (\d+) steps, longest (\d+) ms", said)
+    assert steps
+    assert said.startswith("have 0 restored 1000 reason 0")
+    assert int(steps[1]) >= 12
+    assert direct.say("reads") == "16 direct"
+
+
+def test_of_a_block_that_is_not_wanted_whole_a_part_is_copied(direct: Talk, first: int) -> None:
+    direct.say("answer", 1, first, 100)
+    assert direct.say("prompt", 1, first, 901) == "have 100 restored 800 reason 0"
+    assert direct.say("reads") == "12 direct"  # neither the second nor the last one
+
+
+def test_where_cells_lie_apart_a_block_is_copied(direct: Talk, first: int) -> None:
+    for each, placed in ((1, 0), (3, 11)):
+        direct.say("direct", each)
+        assert direct.say("prompt", each, first, 1001) == "have 0 restored 1000 reason 0"
+        blocks = int(direct.say("reads").split()[0])
+        assert blocks == 0 if each == 1 else 0 < blocks <= placed
+
+
+def test_without_cells_for_all_of_it_the_rest_is_computed(direct: Talk, first: int) -> None:
+    direct.say("full", 300)
+    assert direct.say("prompt", 1, first, 1001) == "have 0 restored 256 reason 16"
+    assert direct.say("reads") == "4 direct"
+
+
+def test_a_damaged_block_in_memory_ends_what_is_read_into_cells(
+    direct: Talk, in_memory: SidecarProcess, first: int
+) -> None:
+    """Also those behind it, which are read beside it, and are as they were."""
+    in_memory.wait_written()
+    block = struct.pack("<64i", *range(first + 320, first + 384))
+    paths = [path for path in in_memory.ram_dir.rglob("*.kvb") if block in path.read_bytes()[:8192]]
+    assert len(paths) == 1
+    paths[0].chmod(0o600)
+    with paths[0].open("r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(bytes([paths[0].read_bytes()[-1] ^ 0x10]))
+    paths[0].chmod(0o400)
+    assert direct.say("prompt", 1, first, 1001) == "have 0 restored 320 reason 11"
+    assert direct.say("reads") == "5 direct"
+
+    def whole(_: object) -> bool:  # once it is gone, the other tier has it
+        direct.say("lose", 2)
+        return restored(direct.say("prompt", 2, first, 1001)) == 1000
+
+    in_memory.wait(whole, "what is damaged goes", SECONDS)
+
+
+def test_a_prompt_dropped_before_its_blocks_are_read(direct: Talk, first: int) -> None:
+    for _ in range(5):
+        direct.say("begin", 1, first, 1001)
+        direct.say("drop", 1)
+        direct.say("begin", 1, first, 701)
+        assert direct.say("bring", 1) == "have 0 restored 700 reason 0"
+        direct.say("lose", 1)
+
+
+def test_a_tier_on_a_disk_is_not_taken_for_memory(talk: Talk, first: int) -> None:
+    talk.say("answer", 0, first, 1000)
+    talk.say("settle", 16)
+    talk.say("direct", 0)
+    assert talk.say("prompt", 1, first, 1001) == "have 0 restored 1000 reason 0"
+    assert talk.say("reads") == "0 direct"

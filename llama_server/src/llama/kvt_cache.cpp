@@ -205,6 +205,11 @@ void read_rows(const plane & from, const uint32_t * cells, size_t count, char * 
     }
 }
 
+char * host_row(const plane & of, uint32_t cell) {
+    const bool host = !of.transposed && of.tensor->buffer != nullptr && ggml_backend_buffer_is_host(of.tensor->buffer);
+    return host ? static_cast<char *>(of.tensor->data) + of.offset + cell*of.row_bytes : nullptr;
+}
+
 void write_rows(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
     if (!to.transposed) {
         each_run(cells, count, [&](size_t i, size_t n, size_t cell) {

@@ -27,6 +27,9 @@ struct plane {
     uint32_t head_dim = 0;
 };
 
+// Where the plane's row of a cell lies, or nullptr if that is no memory of the host's, or it does not lie in one piece.
+char * host_row(const plane & of, uint32_t cell);
+
 // Where a model's memory is.
 struct memory_parts {
     llama_kv_cache * rows = nullptr;   // keeps every row; nullptr: this code does not know the memory

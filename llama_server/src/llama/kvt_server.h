@@ -246,7 +246,7 @@ private:
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have);
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, has_places(slot));
         }
     }
 

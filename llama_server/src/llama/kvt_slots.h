@@ -96,6 +96,13 @@ private:
     std::map<int, seen> slots_;
 };
 
+// Whether rows of the slot can be read into where they belong.
+inline bool has_places(const server_slot & slot) {
+    std::string why;
+    const auto planes = planes_of(*parts_of(slot.ctx_tgt, why).rows, slot.id, why);
+    return !planes.empty() && std::all_of(planes.begin(), planes.end(), [](const plane & one) { return host_row(one, 0) != nullptr; });
+}
+
 // Rows into a slot, behind those that it keeps. Its other rows go with the first that come. For one step: between two of
 // them a device may compute other slots' rows. With states, the slot says only then that it holds the rows when the state is
 // there, too: until then the server finds all that it looks at as it was, and removes the rows by itself.
@@ -123,6 +130,31 @@ public:
         rows_ += rows;
         return parts_.states || hold(first + rows);
     }
+
+    std::vector<char *> places(uint32_t first, uint32_t rows) override {
+        if (planes_.empty() && !prepare(first)) {
+            return {};
+        }
+        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_.data() + first);
+        if (cells.empty() || cells.back() - cells.front() + 1 != rows || !std::is_sorted(cells.begin(), cells.end())) {
+            spoiled(first);
+            return {};
+        }
+        std::vector<char *> found;
+        for (const auto & plane : planes_) {
+            found.push_back(host_row(plane, cells.front()));
+        }
+        return found;
+    }
+
+    void put(uint32_t first, uint32_t rows) override {
+        rows_ += rows;
+        if (!parts_.states) {
+            hold(first + rows);
+        }
+    }
+
+    void spoiled(uint32_t first) override { drop_rows(*parts_.rows, slot_.id, first); }
 
     // Rows behind the state go, or the server would go on after them. Checkpoints behind the first tokens that the slot held
     // are those of another prompt.
