@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures how a conversation goes on in llama-server after its slot was lost, in six ways.
+"""Measures how a conversation goes on in llama-server after its slot was lost, in seven ways.
 
 One run, the same model file, in turns: its rows still in the slot; computed anew (the baseline);
-from a file of the slot (`--slot-save-path`); from the server's own cache of prompts
-(`--cache-ram`); and from our store, in memory and on a disk that was never read. In the first and
-the fourth way the server goes on, in all others it is killed in between. Blocked is the longest
+from a file of the slot (`--slot-save-path`), in the page cache and on a disk that was never read;
+from the server's own cache of prompts (`--cache-ram`); and from our store, in memory and on a disk
+that was never read. In the first way and with `--cache-ram` the server goes on, in all others it is
+a new one. The sidecar goes on with its memory, and begins anew without it. Blocked is the longest
 that another request had to wait for the main loop (`GET /slots`, asked every 10 ms: threads that
 compute spin, so what asks more often takes their time). Turn 2 is the prompt and 32 more tokens,
 each time others. Turn 1 is computed once by stock, which leaves the file of the slot, and once by
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Turn:
     """What a way of going on costs. Milliseconds and bytes."""
 
     first_token: float
+    waited: float  # of that, before the server began to compute
     blocked: float
     cached: int
     saving_blocked: float = 0.0
@@ -87,13 +89,16 @@ class Server:
                 raise OSError(said.decode(errors="replace"))
             return json.loads(said)
 
-    def turn(self, tokens: list[int]) -> tuple[float, int]:
-        """Milliseconds to the first token, and how many tokens came from the cache."""
+    def turn(self, tokens: list[int]) -> tuple[float, float, int]:
+        """Milliseconds to the first token, those of them before the server began to compute, and
+        how many tokens came from the cache.
+        """
         began = time.perf_counter()
         said = self.ask("POST", "/completion", {
             "prompt": tokens, "n_predict": 1, "temperature": 0, "cache_prompt": True,
         })  # fmt: skip
-        return 1e3 * (time.perf_counter() - began), int(said["timings"]["cache_n"])
+        milliseconds, timings = 1e3 * (time.perf_counter() - began), said["timings"]
+        return milliseconds, milliseconds - timings["prompt_ms"], int(timings["cache_n"])
 
     def slot_file(self, action: str, name: str) -> None:
         self.ask("POST", f"/slots/0?action={action}", {"filename": name})
@@ -129,8 +134,10 @@ class Bench:
 
     def __init__(self, given: argparse.Namespace, model: Path, tokens: int, folder: Path) -> None:
         self._given, self._model, self._folder = given, model, folder
-        self._kept = folder / "kept"
-        self._rams = [Path("/dev/shm") / f"{folder.name}-{name}" for name in ("blocks", "cold")]
+        self._kept, self._cold = folder / "kept", folder / "cold"
+        self._ram = Path("/dev/shm") / folder.name
+        self._goes_on = contextlib.ExitStack()
+        self._socket = ""  # of the sidecar that goes on
         self._rng = random.Random(tokens)
         self.first = [self._rng.randrange(5, 90) for _ in range(tokens)]
         self.second: list[int] = []
@@ -140,16 +147,19 @@ class Bench:
         with self.server() as server:
             server.turn(self.first)
             server.slot_file("save", FIRST)
-        with self._tiered(self._rams[0]) as (server, socket):
+        self._socket = self._goes_on.enter_context(self._sidecar(self._kept, self._ram))
+        with self.server(socket=self._socket) as server:
             server.turn(self.first)
-            settle(socket)
+            settle(self._socket)
+        wait_written(self._socket, self._kept)
+        shutil.copytree(self._kept, self._cold)
 
     def next_turn(self) -> None:
         self.second = [*self.first, *(self._rng.randrange(5, 90) for _ in range(TAIL))]
 
     def close(self) -> None:
-        for ram in self._rams:
-            shutil.rmtree(ram, ignore_errors=True)
+        self._goes_on.close()
+        shutil.rmtree(self._ram, ignore_errors=True)
 
     @contextlib.contextmanager
     def server(self, cache_mib: int = 0, socket: str = "") -> Iterator[Server]:
@@ -161,7 +171,8 @@ class Bench:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
         env |= {"LLAMA_ARG_CACHE_RAM": str(cache_mib)}
         if socket:
-            env |= {"OLLAMA_KV_TIER_ENGINE_SOCKET": socket, "OLLAMA_KV_TIER_GATE": "restore"}
+            env |= {"OLLAMA_KV_TIER_ENGINE_SOCKET": f"{socket}.engine"}
+            env |= {"OLLAMA_KV_TIER_GATE": "restore"}
         with (self._folder / "log").open("ab") as log:
             process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
         server = Server(process, port)
@@ -183,8 +194,8 @@ class Bench:
 
     def go_on(self, server: Server) -> Turn:
         with server.watched() as waits:
-            milliseconds, cached = server.turn(self.second)
-        return Turn(milliseconds, max(waits), cached, memory=server.rss)
+            milliseconds, waited, cached = server.turn(self.second)
+        return Turn(milliseconds, waited, max(waits), cached, memory=server.rss)
 
     def resident(self) -> Turn:
         with self.server() as server:
@@ -195,7 +206,9 @@ class Bench:
         with self.server() as server:
             return self.go_on(server)
 
-    def slot_file(self) -> Turn:
+    def slot_file(self, *, cold: bool) -> Turn:
+        if cold:
+            drop_pages([self._folder / FIRST])
         with self.server() as server:
             with server.watched() as waits:
                 began = time.perf_counter()
@@ -206,9 +219,13 @@ class Bench:
                 server.slot_file("save", SECOND)
         written = (self._folder / SECOND).stat().st_size
         blocked = max(turn.blocked, *waits)
-        first = restored + turn.first_token
         return replace(
-            turn, first_token=first, blocked=blocked, saving_blocked=max(saving), written=written
+            turn,
+            first_token=restored + turn.first_token,
+            waited=restored + turn.waited,
+            blocked=blocked,
+            saving_blocked=max(saving),
+            written=written,
         )
 
     def cache_ram(self) -> Turn:
@@ -220,11 +237,18 @@ class Bench:
 
     def ours(self, *, cold: bool) -> Turn:
         """In memory, or with nothing there and nothing of the disk in the page cache."""
-        ram = self._rams[cold]
-        if cold:
+        if not cold:
+            return self._tiered(self._socket)
+        ram = self._ram.with_name(f"{self._ram.name}-cold")
+        drop_pages(self._cold.rglob("*.kvb"))
+        try:
+            with self._sidecar(self._cold, ram) as socket:
+                return self._tiered(socket)
+        finally:
             shutil.rmtree(ram, ignore_errors=True)
-            drop_pages(self._kept)
-        with self._tiered(ram) as (server, socket):
+
+    def _tiered(self, socket: str) -> Turn:
+        with self.server(socket=socket) as server:
             before = written(socket)
             turn = self.go_on(server)
             with server.watched() as saving:
@@ -235,16 +259,11 @@ class Bench:
         return replace(turn, saving_blocked=max(saving), written=new, memory=memory)
 
     @contextlib.contextmanager
-    def _tiered(self, ram: Path) -> Iterator[tuple[Server, str]]:
-        """A server with the tiering, and the socket of its sidecar."""
-        options = ["--ram-dir", str(ram), "--ram-gb", "4"]
-        options += ["--local", str(self._kept), "--local-gb", "8"]
-        settings = "tail_seconds = 0\nmin_free_percent = 0"
-        with (
-            sidecar(options, settings) as (_, _, socket),
-            self.server(socket=f"{socket}.engine") as server,
-        ):
-            yield server, socket
+    def _sidecar(self, kept: Path, ram: Path) -> Iterator[str]:
+        """Its socket."""
+        options = ["--ram-dir", str(ram), "--ram-gb", "4", "--local", str(kept), "--local-gb", "8"]
+        with sidecar(options, "tail_seconds = 0\nmin_free_percent = 0") as (_, _, socket):
+            yield socket
 
 
 def stat(socket: str) -> Any:
@@ -267,8 +286,17 @@ def settle(socket: str, before: int = -1) -> None:
         time.sleep(0.02)
 
 
-def drop_pages(folder: Path) -> None:
-    for path in folder.rglob("*.kvb"):
+def wait_written(socket: str, kept: Path) -> None:
+    """Until the disk has what memory has."""
+    end = time.monotonic() + WAIT_SECONDS
+    while stat(socket).tiers[1].blocks < stat(socket).tiers[0].blocks:
+        if time.monotonic() > end:
+            raise SystemExit(f"error: {kept} never got all blocks")
+        time.sleep(0.1)
+
+
+def drop_pages(files: Iterable[Path]) -> None:
+    for path in files:
         opened = os.open(path, os.O_RDONLY)
         os.fsync(opened)
         os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -279,7 +307,8 @@ ANEW = "computed anew (baseline)"
 WAYS: dict[str, Callable[[Bench], Turn]] = {
     "rows still in the slot": Bench.resident,
     ANEW: Bench.recompute,
-    "a file of the slot": Bench.slot_file,
+    "a file of the slot, in the page cache": lambda bench: bench.slot_file(cold=False),
+    "a file of the slot, on a cold disk": lambda bench: bench.slot_file(cold=True),
     "the server's own cache (`--cache-ram`)": Bench.cache_ram,
     "ours, in memory": lambda bench: bench.ours(cold=False),
     "ours, on a cold disk": lambda bench: bench.ours(cold=True),
@@ -304,11 +333,12 @@ def table(given: argparse.Namespace, model: Path, tokens: int) -> Iterator[str]:
     for name, found in turns.items():
         middle = {
             key: statistics.median(getattr(turn, key) for turn in found)
-            for key in ("first_token", "blocked", "saving_blocked", "written", "memory", "cached")
+            for key in Turn.__dataclass_fields__
         }
         yield (
             f"| {tokens:,} | {name} | {middle['cached']:,.0f} | {middle['first_token']:,.0f} | "
-            f"{base / middle['first_token']:.1f} | {middle['blocked']:,.0f} | "
+            f"{base / middle['first_token']:.1f} | {middle['waited']:,.0f} | "
+            f"{middle['blocked']:,.0f} | "
             f"{middle['saving_blocked']:,.0f} | {middle['written'] / MIB:,.1f} | "
             f"{middle['memory'] / MIB:,.0f} |"
         )
@@ -341,15 +371,17 @@ def main() -> None:
         f"Medians of {given.rounds} rounds in turns (computed anew: once), model {given.shape}, "
         f"{given.threads} threads, one slot. A prompt of so many tokens was computed; then it and "
         f"{TAIL} more are sent. "
-        "Gain is against computing all of it anew. Blocked is the longest that another request "
+        "Gain is against computing all of it anew. Waited is what passed before the new tokens "
+        "were computed, all that the rows took. Blocked is the longest that another request "
         "waited for the main loop: until the first token, and while the turn was saved "
-        "afterwards. Written is what this turn's saving wrote; a file of the slot lies in the page "
-        "cache, is written whole each turn and has no checksum, ours are checked. Memory is the "
-        "server's, with the prompt in it, and for ours what the sidecar keeps in memory.",
+        "afterwards. Written is what this turn's saving wrote; a file of the slot is "
+        "written whole each turn and has no checksum, ours are checked. Memory is the server's, "
+        "with the prompt in it, and for ours what the sidecar keeps in memory.",
         "",
-        "| tokens | the rows come from | cached | first token, ms | gain | blocked, ms | "
+        "| tokens | the rows come from | cached | first token, ms | gain | of it waited, ms | "
+        "blocked, ms | "
         "blocked by saving, ms | written, MiB | memory, MiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *rows,
     ]
     text = "\n".join(lines) + "\n"

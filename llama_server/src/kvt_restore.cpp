@@ -90,7 +90,7 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
             return false;
         }
         if (one.ready.at(one.shown).direct != nullptr) {
-            written = read_round(one, sink, lock);
+            written = read_round(one, sink, until, lock);
             continue;
         }
         piece next = std::move(one.ready.at(one.shown));

@@ -97,7 +97,7 @@ private:
         uint32_t last = UINT32_MAX; // the piece that cannot be had: what comes after it is of no use
         uint32_t shown = 0;      // pieces that the main loop has had
         size_t lent = 0;         // of them it reads so many just now
-        size_t round_bytes = first_round_bytes; // that it reads until it looks at the time
+        double bytes_per_second = 0; // of what it read last
         uint32_t damaged = UINT32_MAX;          // the file that it found to be
         bool direct = false;
         std::map<uint32_t, piece> ready; // by number; one that is not the next waits for those before it
@@ -137,7 +137,7 @@ private:
     bool wants_more(job & one, const matched & found) const;
     bool offer(job & one, const matched & found);
     void lend(job & one, lease & held);
-    bool read_round(job & one, row_sink & sink, std::unique_lock<std::mutex> & lock);
+    bool read_round(job & one, row_sink & sink, steady_clock::time_point until, std::unique_lock<std::mutex> & lock);
     bool read_piece(job & one, lease & held, const matched & found, double & seconds);
     uint32_t read_checked(const matched & found, size_t file, lease & held, char * block) const;
     static bool has_next(const job & one) { return one.shown < one.last && one.ready.count(one.shown) > 0; }

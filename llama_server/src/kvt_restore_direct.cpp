@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,8 +21,6 @@ namespace kvt {
 
 namespace {
 
-constexpr double round_seconds = 0.008;
-constexpr size_t most_round_bytes = 64u << 20;
 constexpr size_t worth_a_thread = 4u << 20;
 
 // Not by the name of its tier alone: that may be a folder on a disk.
@@ -28,36 +29,78 @@ bool lies_in_memory(const file & named) {
     return named.tier == 1 && statfs(named.path.c_str(), &info) == 0 && (uint64_t) info.f_type == TMPFS_MAGIC;
 }
 
-struct task {
-    const file * named;
-    std::vector<char *> places;
-    uint32_t lacking = shortfall_unreadable;
-};
+// Blocks that are read at a time, by all threads: each takes the segment that is next.
+class block_round {
+public:
+    void add(const file & named, const std::vector<size_t> & sizes, const std::vector<char *> & places) {
+        std::string why;
+        lacking_.push_back(shortfall_unreadable);
+        const int fd = sizes.size() == named.crcs.size() && sizes.size() == places.size() ? open_for_reading(named, why) : -1;
+        if (fd < 0) {
+            return;
+        }
+        files_.push_back(std::make_unique<opened>(fd));
+        lacking_.back() = shortfall_none;
+        uint64_t offset = named.payload_offset;
+        for (size_t i = 0; i < sizes.size(); ++i) {
+            segments_.push_back({ lacking_.size() - 1, fd, offset, places[i], sizes[i], named.crcs[i] });
+            offset += page_aligned(sizes[i]);
+            bytes_ += sizes[i];
+        }
+    }
 
-void read_all(std::vector<task> & tasks, const hello & said, size_t bytes) {
-    std::atomic<size_t> next { 0 };
-    const auto work = [&]() noexcept {
-        for (size_t i = next++; i < tasks.size(); i = next++) {
+    void read() {
+        const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1u, most_readers);
+        std::vector<std::thread> others;
+        try {
+            others.reserve(cores);
+            while (others.size() + 1 < std::min(cores, bytes_/worth_a_thread + 1)) {
+                others.emplace_back([this] { work(); });
+            }
+        } catch (const std::exception &) { // there are no more threads
+        }
+        work();
+        for (auto & each : others) {
+            each.join();
+        }
+    }
+
+    size_t size() const { return lacking_.size(); }
+    uint32_t lacking(size_t block) const { return lacking_[block]; }
+
+private:
+    struct segment {
+        size_t block;
+        int fd;
+        uint64_t offset;
+        char * to;
+        size_t bytes;
+        uint32_t crc;
+    };
+
+    void work() noexcept {
+        for (size_t i = next_++; i < segments_.size(); i = next_++) {
+            const segment & one = segments_[i];
+            bool sound = false;
             try {
-                tasks[i].lacking = read_segments(*tasks[i].named, segment_bytes(said, tasks[i].named->rows), tasks[i].places, nullptr);
-            } catch (const std::exception &) { // there is no memory: it is as if it could not be read
+                std::string why;
+                sound = read_segment(one.fd, one.offset, one.to, one.bytes, one.crc, why);
+            } catch (const std::exception &) { // there is no memory
+            }
+            if (!sound) {
+                std::lock_guard<std::mutex> lock(mutex_);
+                lacking_[one.block] = shortfall_damaged;
             }
         }
-    };
-    const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1u, most_readers);
-    std::vector<std::thread> others;
-    try {
-        others.reserve(cores);
-        while (others.size() + 1 < std::min({ cores, tasks.size(), bytes/worth_a_thread + 1 })) {
-            others.emplace_back(work);
-        }
-    } catch (const std::exception &) { // there are no more threads
     }
-    work();
-    for (auto & each : others) {
-        each.join();
-    }
-}
+
+    std::vector<std::unique_ptr<opened>> files_;
+    std::vector<segment> segments_;
+    std::vector<uint32_t> lacking_; // of each block
+    size_t bytes_ = 0;
+    std::atomic<size_t> next_ { 0 };
+    std::mutex mutex_;
+};
 
 } // namespace
 
@@ -97,11 +140,14 @@ void restorer::lend(job & one, lease & held) {
     }
 }
 
-// In the main loop, which holds the lock: some of the pieces that come next. False if one of them cannot be had.
-bool restorer::read_round(job & one, row_sink & sink, std::unique_lock<std::mutex> & lock) {
+// In the main loop, which holds the lock: as many of the pieces that come next as take until `until`, by how long the last
+// ones took. False if one of them cannot be had.
+bool restorer::read_round(job & one, row_sink & sink, steady_clock::time_point until, std::unique_lock<std::mutex> & lock) {
+    const double left = std::chrono::duration<double>(until - steady_clock::now()).count();
+    const size_t most = one.bytes_per_second > 0 ? (size_t) std::max(one.bytes_per_second*left, 0.0) : first_round_bytes;
     std::vector<piece> round;
     size_t bytes = 0;
-    while (has_next(one) && one.ready.at(one.shown).direct != nullptr && (round.empty() || bytes < one.round_bytes)) {
+    while (has_next(one) && one.ready.at(one.shown).direct != nullptr && (round.empty() || bytes < most)) {
         bytes += block_bytes(said_, one.ready.at(one.shown).rows);
         round.push_back(std::move(one.ready.at(one.shown)));
         one.ready.erase(one.shown++);
@@ -109,24 +155,24 @@ bool restorer::read_round(job & one, row_sink & sink, std::unique_lock<std::mute
     one.lent = round.size();
     lock.unlock();
     const auto began = steady_clock::now();
-    std::vector<task> tasks;
+    block_round blocks;
     for (const auto & each : round) {
-        tasks.push_back({ each.direct, sink.places(each.first, each.rows) });
-        if (tasks.back().places.empty()) { // for this one, and what comes behind it, there may be cells that lie apart
-            tasks.pop_back();
+        const auto places = sink.places(each.first, each.rows);
+        if (places.empty()) { // for this one, and what comes behind it, there may be cells that lie apart
             break;
         }
+        blocks.add(*each.direct, segment_bytes(said_, each.rows), places);
     }
-    read_all(tasks, said_, bytes);
+    blocks.read();
     uint32_t lacking = shortfall_none;
     size_t had = 0;
-    for (; had < tasks.size() && (lacking = tasks[had].lacking) == shortfall_none; ++had) {
+    for (; had < blocks.size() && (lacking = blocks.lacking(had)) == shortfall_none; ++had) {
         sink.put(round[had].first, round[had].rows);
     }
-    if (had < tasks.size()) {
+    if (had < blocks.size()) {
         sink.spoiled(round[had].first);
     }
-    buffer block(had == tasks.size() && had < round.size() ? buffer_bytes_ : 0);
+    buffer block(had == blocks.size() && had < round.size() ? buffer_bytes_ : 0);
     for (; lacking == shortfall_none && had < round.size(); ++had) {
         const auto sizes = segment_bytes(said_, round[had].rows);
         lacking = read_segments(*round[had].direct, sizes, places_in(block.data(), sizes), nullptr);
@@ -144,7 +190,7 @@ bool restorer::read_round(job & one, row_sink & sink, std::unique_lock<std::mute
         one.report.restored_bytes += block_bytes(said_, round[i].rows);
     }
     one.report.copy_seconds += seconds;
-    one.round_bytes = std::min((size_t) ((double) bytes*round_seconds/std::max(seconds, 1e-6)), most_round_bytes);
+    one.bytes_per_second = (double) bytes/std::max(seconds, 1e-6);
     one.moved = steady_clock::now();
     one.lent = 0;
     if (lacking != shortfall_none) {

@@ -21,7 +21,7 @@ def sidecar(
     options: Sequence[str], settings: str = ""
 ) -> Iterator[tuple[float, subprocess.Popen[str], str]]:
     """(seconds until it is ready, the process, its socket). `settings` are lines of [sidecar]; the
-    user's own settings do not count.
+    user's own settings do not count, nor is anything noted in their state directory.
     """
     with tempfile.TemporaryDirectory() as run:
         socket = f"{run}/s"
@@ -32,7 +32,10 @@ def sidecar(
         command += ["--socket", socket, *options]
         begin = time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CONFIG_HOME": run}
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_CONFIG_HOME": run, "XDG_STATE_HOME": run},
         )
         try:
             line = process.stdout.readline() if process.stdout is not None else ""
