@@ -24,7 +24,7 @@ mutants-csrc: # each rule of the exact order broken in turn: a test has to fail;
 	./scripts/mutants-csrc
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
-llama-server: # with the tiering, and without: make llama-server SOURCE=version-sdist-or-folder FOLDER=where; half an hour
+llama-server: # with the tiering, and without: make llama-server SOURCE=version-sdist-or-folder FOLDER=where; 6 minutes
 	.venv/bin/python scripts/llama_server.py $(or $(SOURCE),0.3.35) $(FOLDER)
 installed-ollama: llama-server # an Ollama v0.32.15 as if installed, for its tests; `tiering fetch --tag v0.32.15` first
 	.venv/bin/python scripts/installed_ollama.py
