@@ -1,9 +1,11 @@
 #include "kvt_blocks.h"
 
+#include "kvt_crc.h"
 #include "kvt_file.h"
 #include "kvt_restore.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 namespace kvt {
@@ -25,6 +27,9 @@ uint32_t read_segments(const file & named, const std::vector<size_t> & segments,
         sound = read_segment(fd, offset, places[i], segments[i], named.crcs[i], why);
         offset += page_aligned(segments[i]);
     }
+    if (named.tier != memory_tier) {
+        forget_pages(fd);
+    }
     return sound ? shortfall_none : shortfall_damaged;
 }
 
@@ -42,7 +47,35 @@ std::vector<char *> places_in(char * data, const std::vector<size_t> & segments)
 }
 
 uint32_t read_block(const hello & said, const file & named, lease & held, char * block) {
-    return read_segments(named, segment_bytes(said, named.rows), held, block);
+    const auto segments = segment_bytes(said, named.rows);
+    if (named.tier == memory_tier) {
+        return read_segments(named, segments, held, block);
+    }
+    held.renew_in_time();
+    std::string why;
+    if (segments.size() != named.crcs.size() || !read_payload(named, block, room_bytes(said, named.rows), why)) {
+        return shortfall_unreadable;
+    }
+    const char * from = block;
+    for (size_t i = 0; i < segments.size(); ++i) {
+        if (crc32c(from, segments[i]) != named.crcs[i]) {
+            return shortfall_damaged;
+        }
+        if (from != block) {
+            std::memmove(block, from, segments[i]);
+        }
+        block += segments[i];
+        from += page_aligned(segments[i]);
+    }
+    return shortfall_none;
+}
+
+size_t room_bytes(const hello & said, uint32_t rows) {
+    size_t bytes = 0;
+    for (size_t size : segment_bytes(said, rows)) {
+        bytes += page_aligned(size);
+    }
+    return bytes;
 }
 
 part wanted_part(const file & one, uint32_t next, uint32_t rows) {

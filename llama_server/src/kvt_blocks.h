@@ -25,8 +25,11 @@ std::vector<char *> places_in(char * data, const std::vector<size_t> & segments)
 // The same, one after the other into `data`.
 uint32_t read_segments(const file & named, const std::vector<size_t> & segments, lease & held, char * data);
 
-// The same of a block.
+// The same of a block. `block` has room for `room_bytes` of it, and begins on a page.
 uint32_t read_block(const hello & said, const file & named, lease & held, char * block);
+
+// Of a block with so many rows; as in a file, each segment may take whole pages.
+size_t room_bytes(const hello & said, uint32_t rows);
 
 // The part of a file that is wanted; no rows if the answer makes no sense.
 struct part {

@@ -35,6 +35,21 @@ int open_checked(const std::string & path, int flags, uint64_t bytes, std::strin
     return -1;
 }
 
+// An errno, -1 if there are not so many, or 0.
+int read_bytes(int fd, uint64_t offset, char * to, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(fd, to + done, bytes - done, (off_t) (offset + done));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return got < 0 ? errno : -1;
+        }
+        done += (size_t) got;
+    }
+    return 0;
+}
+
 } // namespace
 
 size_t page_aligned(size_t bytes) { return (bytes + page_bytes - 1)/page_bytes*page_bytes; }
@@ -70,23 +85,36 @@ int open_for_writing(const reserved & named, std::string & why) {
 }
 
 bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why) {
-    char * at = static_cast<char *>(data);
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t got = pread(fd, at + done, bytes - done, (off_t) (offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            why = got < 0 ? std::strerror(errno) : "the file ends too early";
-            return false;
-        }
-        done += (size_t) got;
+    if (const int error = read_bytes(fd, offset, static_cast<char *>(data), bytes); error != 0) {
+        why = error > 0 ? std::strerror(error) : "the file ends too early";
+        return false;
     }
     if (crc32c(data, bytes) != crc) {
         why = "the checksum does not match";
         return false;
     }
     return true;
+}
+
+void forget_pages(int fd) { posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); }
+
+bool read_payload(const file & named, char * to, size_t bytes, std::string & why) {
+    for (const int direct : { O_DIRECT, 0 }) {
+        const int fd = open_checked(named.path, O_RDONLY | direct, named.file_bytes, why);
+        if (fd < 0) { // some file systems cannot do it, and say so here
+            continue;
+        }
+        const opened closes(fd);
+        const int error = read_bytes(fd, named.payload_offset, to, bytes);
+        if (direct == 0) {
+            forget_pages(fd);
+        }
+        if (error == 0) {
+            return true;
+        }
+        why = error > 0 ? std::strerror(error) : "the file ends too early";
+    }
+    return false;
 }
 
 bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why) {

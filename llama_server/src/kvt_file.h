@@ -40,6 +40,14 @@ int open_for_writing(const reserved & named, std::string & why);
 // Reads a segment into memory of the engine's own, and compares it there. False and why, if a byte is not as it was written.
 bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why);
 
+// What of a file is in the page cache leaves it.
+void forget_pages(int fd);
+
+// The first `bytes` of the payload, past the page cache where the file system can, else it is dropped from there: what comes
+// back is used once, and should push nothing out, first of all the model's weights. `to` begins on a page, and `bytes` are
+// whole pages. Nothing is checked. False and why, if the file cannot be read or is shorter.
+bool read_payload(const file & named, char * to, size_t bytes, std::string & why);
+
 // Writes a segment; `crc` is what COMMIT needs of it.
 bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why);
 

@@ -76,6 +76,8 @@ enum class file_kind : uint8_t {
     window = 2, // rows of a block, in the layers that keep only the last ones
 };
 
+constexpr uint8_t memory_tier = 1;
+
 // A file that the sidecar names.
 struct file {
     std::string path;
@@ -84,7 +86,7 @@ struct file {
     uint32_t first_position = 0; // of a state: how many tokens were computed when it was made
     uint32_t rows = 0;           // of the block; of a state 0
     uint64_t used = 0;           // of the rows, that the prompt wants; of a state or a window its bytes
-    uint8_t tier = 0;            // 1 memory, 2 local disk
+    uint8_t tier = 0;            // memory_tier, 2 local disk
     std::vector<uint32_t> crcs;  // of every segment
     file_kind kind = file_kind::rows;
 };

@@ -1,5 +1,7 @@
 #include "kvt_restore.h"
 
+#include "kvt_blocks.h"
+
 #include <algorithm>
 #include <exception>
 #include <string>
@@ -17,7 +19,7 @@ uint32_t reason_of(status got) {
 } // namespace
 
 restorer::restorer(client & look_up, client & waiting, hello said, size_t most_bytes, milliseconds stall)
-    : look_up_(look_up), waiting_(waiting), said_(std::move(said)), buffer_bytes_(std::max<size_t>(block_bytes(said_, block_tokens), 1)),
+    : look_up_(look_up), waiting_(waiting), said_(std::move(said)), buffer_bytes_(std::max(room_bytes(said_, block_tokens), page_bytes)),
       most_bytes_(most_bytes), most_stall_(stall) {}
 
 restorer::~restorer() {

@@ -26,7 +26,7 @@ constexpr size_t worth_a_thread = 4u << 20;
 // Not by the name of its tier alone: that may be a folder on a disk.
 bool lies_in_memory(const file & named) {
     struct statfs info {};
-    return named.tier == 1 && statfs(named.path.c_str(), &info) == 0 && (uint64_t) info.f_type == TMPFS_MAGIC;
+    return named.tier == memory_tier && statfs(named.path.c_str(), &info) == 0 && (uint64_t) info.f_type == TMPFS_MAGIC;
 }
 
 // Blocks that are read at a time, by all threads: each takes the segment that is next.

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <vector>
 
 namespace kvt {
@@ -29,11 +30,12 @@ inline uint32_t common_prefix(const std::vector<int32_t> & a, const std::vector<
     return (uint32_t) (std::mismatch(a.begin(), a.begin() + most, b.begin()).first - a.begin());
 }
 
-// Memory for a block. Not filled with zeros, as a vector's would be: that takes as long as copying the rows.
+// Memory for a block; it begins on a page, as direct reads want it. Not filled with zeros, as a vector's would be: that
+// takes as long as copying the rows.
 class buffer {
 public:
     buffer() = default;
-    explicit buffer(size_t bytes) : at_(new char[bytes]), bytes_(bytes) {}
+    explicit buffer(size_t bytes) : at_(static_cast<char *>(::operator new(bytes, on_page))), bytes_(bytes) {}
 
     char * data() { return at_.get(); }
     const char * data() const { return at_.get(); }
@@ -41,7 +43,11 @@ public:
     bool empty() const { return bytes_ == 0; }
 
 private:
-    std::unique_ptr<char[]> at_;
+    static constexpr std::align_val_t on_page { page_bytes };
+    struct release {
+        void operator()(char * at) const { ::operator delete(at, on_page); }
+    };
+    std::unique_ptr<char, release> at_;
     size_t bytes_ = 0;
 };
 

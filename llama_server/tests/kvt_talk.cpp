@@ -7,9 +7,12 @@
 //   report FIRST COUNT                         restores, and reports the first file as damaged
 //   finish                                     reports a request
 //   up MILLISECONDS                            waits at most so long for a connection
+//   payload BYTES PATH                         reads a file past the page cache
+#include "../src/kvt_blocks.h"
 #include "../src/kvt_client.h"
 #include "../src/kvt_crc.h"
 #include "../src/kvt_file.h"
+#include "../src/kvt_restore.h"
 #include "../src/kvt_states.h"
 
 #include <iostream>
@@ -155,7 +158,50 @@ struct talker {
             offset += kvt::page_aligned(sizes[segment]);
         }
         close(fd);
+        return state ? why : as_a_block(one, tokens, why);
+    }
+
+    // The same by what reads blocks, from memory and as if on a disk; `why` is what was found so far.
+    std::string as_a_block(kvt::file one, const std::vector<int32_t> & tokens, const std::string & why) const {
+        kvt::lease held(client, 0);
+        for (const uint8_t tier : { kvt::memory_tier, (uint8_t) 2 }) {
+            one.tier = tier;
+            kvt::buffer block(kvt::room_bytes(said, one.rows));
+            const uint32_t lacking = kvt::read_block(said, one, held, block.data());
+            if (lacking != (why.empty() ? kvt::shortfall_none : kvt::shortfall_damaged)) {
+                return "as a block: " + std::to_string(lacking) + " " + why;
+            }
+            const char * at = block.data();
+            const auto sizes = kvt::segment_bytes(said, one.rows);
+            for (size_t segment = 0; segment < sizes.size() && why.empty(); ++segment) {
+                const size_t known = sizes[segment]/one.rows*(size_t) one.used;
+                for (size_t i = 0; i < known; ++i) {
+                    if (at[i] != byte_of(false, tokens, one.first_position, segment, sizes[segment], one.rows, i)) {
+                        return "as a block: other bytes than were stored";
+                    }
+                }
+                at += sizes[segment];
+            }
+        }
         return why;
+    }
+
+    // All that is behind the first page of a file, "a" to "z" over and over.
+    static std::string payload(const std::string & path, size_t bytes) {
+        kvt::file one;
+        one.path = path;
+        one.file_bytes = bytes + kvt::page_bytes;
+        one.payload_offset = kvt::page_bytes;
+        kvt::buffer data(bytes);
+        std::string why;
+        if (!kvt::read_payload(one, data.data(), bytes, why)) {
+            return why;
+        }
+        size_t same = 0;
+        while (same < bytes && data.data()[same] == (char) ('a' + same%26)) {
+            ++same;
+        }
+        return std::to_string(same) + " bytes";
     }
 
     std::string restore(int32_t first, size_t count, uint32_t have, bool report) const {
@@ -290,6 +336,11 @@ int main(int argc, char ** argv) {
             answer = talk.hold(first, count);
         } else if (what == "match") {
             answer = talk.match(first, count);
+        } else if (what == "payload") {
+            std::istringstream words(line);
+            std::string path;
+            words >> what >> count >> path;
+            answer = talker::payload(path, count);
         } else if (what == "finish") {
             answer = talk.finish();
         } else if (what == "up") {

@@ -4,6 +4,7 @@ against one that says whatever it likes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.bench.tiers.local_files import in_page_cache
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, frame
@@ -23,9 +25,11 @@ from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.integration.bad_sidecar import BadSidecar
 from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
+from tests.places import tmpfs_directory
 from tests.sidecar import SidecarProcess
 
 LATE_MS = 80
+PAGE_BYTES = 4096
 GARBAGE = 20  # answers that are none: each costs a pause of 200 ms
 
 
@@ -189,6 +193,36 @@ def test_no_answer_does_harm(program: Path, tmp_path: Path) -> None:
             assert talk.say("up", 20_000) == "up"
     assert "broken" in seen
     assert seen <= {"ok", "broken", "late", "refused", "down"}
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_a_disk_gives_does_not_stay_in_the_page_cache(
+    program: Path, tmp_path: Path, in_memory: bool
+) -> None:
+    bytes_behind = 300 * PAGE_BYTES
+    letters = bytes(ord("a") + i % 26 for i in range(bytes_behind))
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tmpfs_directory()) if in_memory else tmp_path
+        path = folder / "file"
+        path.write_bytes(bytes(PAGE_BYTES) + letters)
+        path.chmod(0o600)
+        with path.open("r+b") as opened:
+            os.fsync(opened)
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with (
+            BadSidecar(tmp_path / "s", []),
+            Talk(program, tmp_path / "s") as talk,
+            path.open("rb") as opened,
+        ):
+            said = talk.say("payload", bytes_behind, path)
+            assert said == f"{bytes_behind} bytes"
+            if not in_memory:
+                assert not in_page_cache(opened.fileno(), PAGE_BYTES)
+            larger = bytes_behind + PAGE_BYTES
+            wanted = f"{path}: not a file of {larger + PAGE_BYTES} bytes"
+            assert talk.say("payload", larger, path) == wanted
+            path.chmod(0o620)
+            assert talk.say("payload", bytes_behind, path) == f"{path}: others may write it"
 
 
 @pytest.mark.parametrize("what", ["link", "writable", "short", "directory", "pipe"])

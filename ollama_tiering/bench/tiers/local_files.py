@@ -186,7 +186,7 @@ def make_cold(directory: Path) -> str:
     present = 0
     for path in looked_at:
         with _opened(str(path)) as fd:
-            present += _in_page_cache(fd)
+            present += in_page_cache(fd)
     return f"{dropped}; of {len(looked_at)} headers looked at {present} were still there"
 
 
@@ -203,11 +203,12 @@ def read_headers(directory: Path) -> int:
     return read
 
 
-def _in_page_cache(fd: int) -> bool:
-    """The first page, by mincore(2). To read it with RWF_NOWAIT would begin to read it from the
-    disk, and find it if the disk is quick.
+def in_page_cache(fd: int, at: int = 0) -> bool:
+    """The page at this offset, by mincore(2). To read it with RWF_NOWAIT would begin to read it
+    from the disk, and find it if the disk is quick.
     """
-    mapped = mmap.mmap(fd, _PAGE_BYTES, access=mmap.ACCESS_COPY)  # untouched, it is the file's
+    # a page that is not touched is the file's
+    mapped = mmap.mmap(fd, _PAGE_BYTES, access=mmap.ACCESS_COPY, offset=at)
     address = ctypes.addressof(view := ctypes.c_char.from_buffer(mapped))
     state = (ctypes.c_ubyte * 1)()
     failed = ctypes.CDLL(None, use_errno=True).mincore(
