@@ -151,18 +151,19 @@ def next_sample(state: StoreState) -> tuple[BlockRecord, Level] | bool:
 
 def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] | bool:
     """A block that was asked for, and the level to copy it from into the first, which has room
-    below its low watermark; held until `end_staging`. Else whether there may be another one.
+    below its low watermark; held until `end_staging`. Else whether there may be another one now.
     """
     with state.lock:
-        if not state.promotable:
+        key, due = next(iter(state.promotable.items()), (None, 0.0))
+        if key is None or state.clock() < due:
             return False
-        key, _ = state.promotable.popitem(last=False)
+        state.promotable.pop(key)
         record = state.tree.get(key)
         top = state.levels[0]
         if record is None or not record.levels or top.index in record.levels:
             return True
-        if key in state.staging:
-            return True
+        if key in state.staging or state.held(key):
+            return True  # leased again: the end of that use names it again
         source = state.levels[min(record.levels)]
         if source.shared is not None:
             return True  # it was copied up when it was asked for, or could not be

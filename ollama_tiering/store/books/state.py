@@ -34,6 +34,7 @@ from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.space import FreeSpace
 
 _PROMOTABLE_BLOCKS = 1024
+PROMOTE_AFTER_SECONDS = 10.0
 _FULL_SECONDS = 5.0
 _SUSPEND_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 
@@ -83,7 +84,7 @@ class StoreState:
         self.leaving_children: dict[bytes, int] = {}  # copies being unlinked, by parent
         self.early: dict[bytes, list[BlockKey]] = {}  # children committed before their parent
         self.unsaved = WriteQueue()  # to be written down a level
-        self.promotable: OrderedDict[BlockKey, None] = OrderedDict()
+        self.promotable: OrderedDict[BlockKey, float] = OrderedDict()  # from this time on
         self.staging: dict[BlockKey, threading.Event] = {}  # being copied for a client now
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.index_changed: set[BlockKey] = set()
@@ -251,17 +252,19 @@ class StoreState:
     def end_use(self, keys: Iterable[BlockKey]) -> None:
         """What was leased and read is let go, and worth having in the fastest tier.
 
-        Not sooner: a promotion while the client reads would compete with it for the disk.
+        Not sooner: a promotion while the client reads would compete with it for the disk. Nor at
+        once: the client computes now, which on a small machine takes all cores, and somebody waits
+        for its first token.
         """
+        promoted_from = self.clock() + PROMOTE_AFTER_SECONDS
         for key in keys:
             self.let_go(key)
             record = self.tree.get(key)
             if record is None or 0 in record.levels or len(self.levels) == 1:
                 continue
+            self.promotable.pop(key, None)
             if len(self.promotable) < _PROMOTABLE_BLOCKS:
-                self.promotable[key] = None
-        if self.promotable:
-            self.work.set()
+                self.promotable[key] = promoted_from
 
     def count_served(self, blocks: Iterable[tuple[TierKind, int]]) -> None:
         """Blocks named to a client, with the tier it reads them from."""

@@ -249,7 +249,7 @@ def test_promotion_decodes() -> None:
     bench = EncodedBench()
     key, data = bench.put(1)
     bench.reboot()
-    bench.state.promotable[key] = None
+    bench.state.promotable[key] = 0.0
     bench.store.run_pending()
     assert bench.content(bench.ram, key) == data
 

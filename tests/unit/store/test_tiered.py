@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
+from ollama_tiering.store.books.state import PROMOTE_AFTER_SECONDS
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
@@ -268,6 +269,10 @@ def test_a_hit_below_ram_is_promoted_when_ram_has_room() -> None:
     bench.open()
     assert [block.tier for block in bench.match(range(8))] == [TierKind.LOCAL] * 2
     bench.store.release(bench.lease(blocks))
+    bench.tick(PROMOTE_AFTER_SECONDS - 0.1)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == set()  # the client computes
+    bench.tick(0.2)
     bench.store.run_pending()
     assert [block.tier for block in bench.match(range(8))] == [TierKind.RAM] * 2
     assert bench.store.report().tiers[0].stats.promoted_blocks == 2
@@ -285,6 +290,26 @@ def test_a_block_is_not_promoted_while_the_client_reads_it() -> None:
     assert bench.in_tier(0) == set()
     bench.tick(60)  # the lease's end counts as a release
     bench.store.report()
+    bench.tick(PROMOTE_AFTER_SECONDS)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == keys_of(blocks)
+
+
+def test_a_block_that_is_read_again_is_promoted_after_that() -> None:
+    bench = Bench(ram=8, local=8)
+    blocks = bench.put(range(8))
+    bench.store.run_pending()
+    bench.store.close()
+    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)
+    bench.open()
+    bench.store.release(bench.lease(blocks))
+    bench.tick(PROMOTE_AFTER_SECONDS - 1)
+    again = bench.lease(blocks)
+    bench.tick(2)
+    bench.store.run_pending()
+    assert bench.in_tier(0) == set()
+    bench.store.release(again)
+    bench.tick(PROMOTE_AFTER_SECONDS)
     bench.store.run_pending()
     assert bench.in_tier(0) == keys_of(blocks)
 
@@ -296,6 +321,7 @@ def test_promotion_evicts_nothing() -> None:
     new = bench.put(range(100, 108))
     bench.store.run_pending()
     bench.store.release(bench.lease(old))
+    bench.tick(PROMOTE_AFTER_SECONDS)
     bench.store.run_pending()
     assert bench.in_tier(0) == keys_of(new)
 
