@@ -128,7 +128,7 @@ RECORDS = (
     Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
            "computed anew; its slot's file; its own --cache-ram",
            f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
-           f"--stock {LLAMA_SERVER}/stock/llama-server", 25,
+           f"--stock {LLAMA_SERVER}/stock/llama-server", 70,
            f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("llama-server-loop.md", "what the tiering costs llama-server's main loop",
            "stock; a plain copy; bounds",
