@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace kvt {
@@ -95,36 +95,126 @@ __attribute__((target("sse4.2"))) uint32_t by_instruction(const uint8_t * at, si
     }
     return last;
 }
+
+// Multiplying without carry, 64 bytes at a time, takes a third of the time of the instruction (Gopal et al., "Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", 2009). The same as kvtier/crc_amd64.s.
+constexpr size_t fold_bytes = 256; // of one turn of its loop
+
+// What a run of 16 bytes is multiplied by to stand a distance further on: over fold_bytes, over 64 bytes, and for the lanes
+// of 64 bytes, of which the last stays.
+struct fold_by {
+    std::array<uint64_t, 2> block, next;
+    std::array<uint64_t, 8> lanes;
+};
+
+uint64_t power(unsigned n) { // x to the n, modulo the polynomial, reflected
+    uint32_t state = 1u << 31;
+    for (; n > 0; --n) {
+        state = (state >> 1) ^ ((state & 1) != 0 ? polynomial : 0);
+    }
+    return (uint64_t) state << 1;
+}
+
+std::array<uint64_t, 2> over(unsigned bits) { return { power(bits + 32), power(bits - 32) }; }
+
+fold_by make_fold_by() {
+    fold_by made { over(8*fold_bytes), over(512), {} };
+    for (unsigned i = 0; i < 3; ++i) {
+        const auto by = over(384 - 128*i);
+        made.lanes[2*i] = by[0];
+        made.lanes[2*i + 1] = by[1];
+    }
+    return made;
+}
+
+#define KVT_FOLD __attribute__((target("avx512f,vpclmulqdq,pclmul"))) inline
+
+KVT_FOLD __m512i load(const void * at) { return _mm512_loadu_si512(at); }
+
+KVT_FOLD __m512i broadcast(const std::array<uint64_t, 2> & by) {
+    return _mm512_set_epi64((int64_t) by[1], (int64_t) by[0], (int64_t) by[1], (int64_t) by[0], (int64_t) by[1], (int64_t) by[0],
+                            (int64_t) by[1], (int64_t) by[0]);
+}
+
+// `low` moved on, and what stands there.
+KVT_FOLD __m512i moved(__m512i low, __m512i by, __m512i there) {
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(low, by, 0x00), _mm512_clmulepi64_epi128(low, by, 0x11), there, 0x96);
+}
+
+// 16 bytes with the remainder that so many times fold_bytes have, at least one, behind `state`.
+KVT_FOLD std::array<uint64_t, 2> fold(const uint8_t * at, size_t blocks, uint32_t state) {
+    static const fold_by by = make_fold_by();
+    const __m512i first = _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0, state);
+    __m512i a = _mm512_xor_si512(load(at), first);
+    __m512i b = load(at + 64);
+    __m512i c = load(at + 128);
+    __m512i d = load(at + 192);
+    const __m512i block = broadcast(by.block);
+    while (--blocks > 0) {
+        at += fold_bytes;
+        a = moved(a, block, load(at));
+        b = moved(b, block, load(at + 64));
+        c = moved(c, block, load(at + 128));
+        d = moved(d, block, load(at + 192));
+    }
+    const __m512i next = broadcast(by.next);
+    d = moved(moved(moved(a, next, b), next, c), next, d);
+    const __m512i lanes = moved(d, load(by.lanes.data()), _mm512_setzero_si512());
+    std::array<uint64_t, 8> each {};
+    std::array<uint64_t, 8> last {};
+    _mm512_storeu_si512(each.data(), lanes);
+    _mm512_storeu_si512(last.data(), d);
+    return { each[0] ^ each[2] ^ each[4] ^ last[6], each[1] ^ each[3] ^ each[5] ^ last[7] };
+}
+
+uint32_t by_fold(const uint8_t * at, size_t bytes, uint32_t state) {
+    const size_t blocks = bytes/fold_bytes;
+    if (blocks > 0) {
+        const auto rest = fold(at, blocks, state);
+        state = by_instruction(reinterpret_cast<const uint8_t *>(rest.data()), sizeof rest, 0);
+    }
+    return by_instruction(at + blocks*fold_bytes, bytes%fold_bytes, state);
+}
 #endif
 
-} // namespace
-
-uint32_t crc32c_by_tables(const void * data, size_t bytes, uint32_t crc) {
+uint32_t by_tables(const uint8_t * at, size_t bytes, uint32_t state) {
     const table_set & known = tables();
-    const uint8_t * at = static_cast<const uint8_t *>(data);
-    crc = ~crc;
     for (; bytes >= 8; bytes -= 8, at += 8) {
         uint32_t next = 0;
         for (unsigned i = 0; i < 8; ++i) {
-            const uint8_t byte = i < 4 ? (uint8_t) (at[i] ^ (crc >> 8*i)) : at[i];
+            const uint8_t byte = i < 4 ? (uint8_t) (at[i] ^ (state >> 8*i)) : at[i];
             next ^= known[7 - i][byte];
         }
-        crc = next;
+        state = next;
     }
     for (; bytes > 0; --bytes, ++at) {
-        crc = (crc >> 8) ^ known[0][(crc ^ *at) & 0xff];
+        state = (state >> 8) ^ known[0][(state ^ *at) & 0xff];
     }
-    return ~crc;
+    return state;
+}
+
+template <uint32_t (*way)(const uint8_t *, size_t, uint32_t)> uint32_t checksum_by(const void * data, size_t bytes, uint32_t crc) {
+    return ~way(static_cast<const uint8_t *>(data), bytes, ~crc);
+}
+
+} // namespace
+
+std::vector<checksum> crc32c_ways() {
+    std::vector<checksum> ways { checksum_by<by_tables> };
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("sse4.2")) {
+        ways.push_back(checksum_by<by_instruction>);
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq")) {
+            ways.push_back(checksum_by<by_fold>);
+        }
+    }
+#endif
+    return ways;
 }
 
 uint32_t crc32c(const void * data, size_t bytes, uint32_t crc) {
-#if defined(__x86_64__)
-    static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-    if (has_instruction) {
-        return ~by_instruction(static_cast<const uint8_t *>(data), bytes, ~crc);
-    }
-#endif
-    return crc32c_by_tables(data, bytes, crc);
+    static const checksum fastest = crc32c_ways().back();
+    return fastest(data, bytes, crc);
 }
 
 } // namespace kvt

@@ -3,13 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace kvt {
 
 // Of `bytes` bytes; `crc` is that of what came before them, 0 at the beginning.
 uint32_t crc32c(const void * data, size_t bytes, uint32_t crc = 0);
 
-// The same by tables, for processors without an instruction for it, and for tests.
-uint32_t crc32c_by_tables(const void * data, size_t bytes, uint32_t crc = 0);
+using checksum = uint32_t (*)(const void * data, size_t bytes, uint32_t crc);
+
+// All ways in which this processor can compute it; the last is the fastest, which crc32c() takes. For tests.
+std::vector<checksum> crc32c_ways();
 
 } // namespace kvt
