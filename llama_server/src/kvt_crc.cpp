@@ -96,7 +96,7 @@ __attribute__((target("sse4.2"))) uint32_t by_instruction(const uint8_t * at, si
     return last;
 }
 
-// Multiplying without carry, 64 bytes at a time, takes a third of the time of the instruction (Gopal et al., "Fast CRC
+// Multiplying without carry, 64 bytes at a time, takes less time than the instruction (Gopal et al., "Fast CRC
 // Computation for Generic Polynomials Using PCLMULQDQ Instruction", 2009). The same as kvtier/crc_amd64.s.
 constexpr size_t fold_bytes = 256; // of one turn of its loop
 

@@ -260,13 +260,19 @@ def test_a_block_with_another_image_is_not_covered() -> None:
     assert bench.rows([1, 2]) == 2
 
 
-def test_a_hit_below_ram_is_promoted_when_ram_has_room() -> None:
+def rebooted() -> tuple[Bench, list[samples.SampleBlock]]:
+    """Of eight tokens the blocks are on the disk alone."""
     bench = Bench(ram=8, local=8)
     blocks = bench.put(range(8))
     bench.store.run_pending()
     bench.store.close()
-    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)  # a reboot
+    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)
     bench.open()
+    return bench, blocks
+
+
+def test_a_hit_below_ram_is_promoted_when_ram_has_room() -> None:
+    bench, blocks = rebooted()
     assert [block.tier for block in bench.match(range(8))] == [TierKind.LOCAL] * 2
     bench.store.release(bench.lease(blocks))
     bench.tick(PROMOTE_AFTER_SECONDS - 0.1)
@@ -279,12 +285,7 @@ def test_a_hit_below_ram_is_promoted_when_ram_has_room() -> None:
 
 
 def test_a_block_is_not_promoted_while_the_client_reads_it() -> None:
-    bench = Bench(ram=8, local=8)
-    blocks = bench.put(range(8))
-    bench.store.run_pending()
-    bench.store.close()
-    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)
-    bench.open()
+    bench, blocks = rebooted()
     bench.lease(blocks)
     bench.store.run_pending()
     assert bench.in_tier(0) == set()
@@ -296,12 +297,7 @@ def test_a_block_is_not_promoted_while_the_client_reads_it() -> None:
 
 
 def test_a_block_that_is_read_again_is_promoted_after_that() -> None:
-    bench = Bench(ram=8, local=8)
-    blocks = bench.put(range(8))
-    bench.store.run_pending()
-    bench.store.close()
-    bench.tiers[0] = (MemoryTier(TierKind.RAM), 8 * FILE_BYTES)
-    bench.open()
+    bench, blocks = rebooted()
     bench.store.release(bench.lease(blocks))
     bench.tick(PROMOTE_AFTER_SECONDS - 1)
     again = bench.lease(blocks)
