@@ -24,6 +24,7 @@ from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.books.state import PROMOTE_AFTER_SECONDS
 from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, free_port, of_port, of_registry
@@ -83,6 +84,7 @@ def test_queue_evictions_demotions_promotions_are_shown() -> None:
     assert scrape(bench)("tiering_tier_demoted_blocks_total", tier="ram") == 1
     bench.store.set_watermarks(1.0, 1.0)
     bench.store.release(bench.lease(first))
+    bench.tick(PROMOTE_AFTER_SECONDS)
     bench.store.run_pending()
     assert scrape(bench)("tiering_tier_promoted_blocks_total", tier="ram") == 1
     for token in range(10, 14):

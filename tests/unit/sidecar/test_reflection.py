@@ -11,6 +11,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from ollama_tiering.sidecar.server import SERVICE_NAME
 from tests.sidecar import SidecarProcess
@@ -38,6 +40,10 @@ def test_services_and_their_methods_are_described(daemon: SidecarProcess) -> Non
         assert {"Has", "Get", "Put", "Stat"} <= {method.name for method in service.methods}
         fields = service.methods_by_name["Has"].input_type.fields_by_name
         assert "block_tokens" in fields
+
+        stub = ServerReflectionStub(channel)
+        # The database leaves after an answer's first message: its calls may count as cancelled.
+        assert len(list(stub.ServerReflectionInfo(iter([ServerReflectionRequest()])))) == 1
     if isinstance(daemon, MeteredSidecar):
         labels = {"method": "ServerReflectionInfo", "code": "OK"}
         key = ("tiering_grpc_calls_total", frozenset(labels.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import json
 import signal
 from pathlib import Path
@@ -53,7 +54,13 @@ class RuledSidecar(SidecarProcess):
         self.wait(lambda _: self.log.count("reloaded: ") > before, "the settings are read again")
 
     def files(self, ns: Namespace) -> list[Path]:
-        return [p for p in self.root.rglob("*.kvb*") if ns.digest().hex() in p.parts]
+        """`os.walk`, because it passes over what the sidecar removes meanwhile."""
+        return [
+            path
+            for folder, _, names in os.walk(self.root)
+            for path in (Path(folder, name) for name in names)
+            if ".kvb" in path.name and ns.digest().hex() in path.parts
+        ]
 
     def put(self, ns: Namespace) -> list[samples.SampleBlock]:
         blocks = samples.sequence(ns, TOKENS)
