@@ -27,7 +27,6 @@ import numpy as np
 
 from ollama_tiering.bench.machine import begin, this_machine
 from ollama_tiering.store.block.blockfile import (
-    SegmentShape,
     buffer_reader,
     encode_block,
     plan_block,
@@ -37,6 +36,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import BlockOffer
 from ollama_tiering.store.tiered import TieredStore

@@ -36,12 +36,13 @@ from ollama_tiering.bench.tiers.kv_rows import (
     segments,
 )
 from ollama_tiering.store.block import planes, q8_0
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block, read_meta
+from ollama_tiering.store.block.blockfile import encode_block, plan_block, read_meta
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import ZstdPlanes
 from ollama_tiering.store.block.key import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds

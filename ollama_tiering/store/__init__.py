@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.blockfile import MAX_ROWS as MAX_ROWS
     from ollama_tiering.store.block.blockfile import BlockMeta as BlockMeta
     from ollama_tiering.store.block.blockfile import BlockPlan as BlockPlan
-    from ollama_tiering.store.block.blockfile import SegmentShape as SegmentShape
-    from ollama_tiering.store.block.blockfile import align as align
     from ollama_tiering.store.block.blockfile import buffer_reader as buffer_reader
+    from ollama_tiering.store.block.blockfile import check_header as check_header
     from ollama_tiering.store.block.blockfile import damaged as damaged
     from ollama_tiering.store.block.blockfile import encode_block as encode_block
     from ollama_tiering.store.block.blockfile import plan_block as plan_block
+    from ollama_tiering.store.block.blockfile import read_header as read_header
     from ollama_tiering.store.block.blockfile import read_meta as read_meta
     from ollama_tiering.store.block.blockfile import verify_buffer as verify_buffer
     from ollama_tiering.store.block.checksum import crc32c as crc32c
@@ -57,7 +57,10 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.key import tokens_to_bytes as tokens_to_bytes
     from ollama_tiering.store.block.key import window_end_extra as window_end_extra
     from ollama_tiering.store.block.key import window_extra as window_extra
+    from ollama_tiering.store.block.layout import KnownLayouts as KnownLayouts
     from ollama_tiering.store.block.pb import block_store_pb2 as block_store_pb2
+    from ollama_tiering.store.block.segments import SegmentShape as SegmentShape
+    from ollama_tiering.store.block.segments import align as align
     from ollama_tiering.store.books.matching import MAX_ATTACHED as MAX_ATTACHED
     from ollama_tiering.store.books.report import AttachedBlock as AttachedBlock
     from ollama_tiering.store.books.report import LeasedBlock as LeasedBlock
@@ -91,8 +94,8 @@ else:
     _FACE: Final = {
         "assemble": "cut_budget open_store",
         "block.blockfile": (
-            "BlockMeta BlockPlan MAX_ROWS SegmentShape align buffer_reader damaged encode_block "
-            "plan_block read_meta verify_buffer"
+            "BlockMeta BlockPlan MAX_ROWS buffer_reader check_header damaged encode_block "
+            "plan_block read_header read_meta verify_buffer"
         ),
         "block.checksum": "crc32c",
         "block.description": "Fields",
@@ -102,9 +105,11 @@ else:
             "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex prefix_chain "
             "tokens_to_bytes window_end_extra window_extra"
         ),
+        "block.layout": "KnownLayouts",
         "block.pb.block_store_pb2": "block_store_pb2",
         "block.planes": "planes",
         "block.q8_0": "q8_0",
+        "block.segments": "SegmentShape align",
         "books.matching": "MAX_ATTACHED",
         "books.report": (
             "AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport TierReport"

@@ -14,10 +14,10 @@ from typing import Any
 
 from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.store.block.blockfile import align
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import align
 
 ROW_BYTES = 16
 STATE_PART_BYTES = 16 << 20

@@ -21,6 +21,7 @@ import pytest
 
 from ollama_tiering.store.block import blockfile
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import Segment
 from tests.engine.harness import PREDICT, Result, Server, Sidecar, assert_same, text, wait_until
 from tests.engine.test_damage import make_checksums_right, rewrite
 from tests.engine.test_restore import LookupTooSlow, Rig, rigs, settings, until_heard
@@ -199,7 +200,7 @@ def states(sidecar: Sidecar) -> list[Path]:
     return [file for file in sidecar.block_files() if _segments(file)[0].dtype == "f32"]
 
 
-def _segments(file: Path) -> tuple[blockfile.Segment, ...]:
+def _segments(file: Path) -> tuple[Segment, ...]:
     data = file.read_bytes()
     return blockfile.read_meta(blockfile.buffer_reader(data), len(data)).segments
 
@@ -218,11 +219,11 @@ def flip(data: bytearray, at: int) -> None:
     data[at] ^= 0x80  # of the high byte of an f32: its sign
 
 
-def flip_first(segments: tuple[blockfile.Segment, ...], data: bytearray) -> None:
+def flip_first(segments: tuple[Segment, ...], data: bytearray) -> None:
     flip(data, segments[0].file_offset + 3)
 
 
-def flip_every(segments: tuple[blockfile.Segment, ...], data: bytearray) -> None:
+def flip_every(segments: tuple[Segment, ...], data: bytearray) -> None:
     """The sign of every number of every state."""
     for segment in segments:
         start = segment.file_offset

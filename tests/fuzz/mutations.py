@@ -15,9 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ollama_tiering.store.block import q8_0
 from ollama_tiering.store.block.blockfile import (
-    ALIGNMENT,
     PREAMBLE_BYTES,
-    SegmentShape,
     encode_block,
     pack_head,
     plan_block,
@@ -33,6 +31,7 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import ALIGNMENT, SegmentShape
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ollama_tiering.store.block import blockfile
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pack_head, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, pack_head, plan_block
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape, align
 from tests.vectors.keys import namespaces
 
 K, V = pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V
@@ -83,7 +84,7 @@ def reheaded(data: bytes, change: Change, *, payload: bytes | None = None) -> by
     header, payload_offset, old = parts(data)
     change(header)
     serialized = header.SerializeToString(deterministic=True)
-    offset = max(payload_offset, blockfile.align(32 + len(serialized)))
+    offset = max(payload_offset, align(32 + len(serialized)))
     return pack_head(serialized, offset) + (old if payload is None else payload)
 
 

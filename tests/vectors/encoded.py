@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 
 from ollama_tiering.store.block import blockfile
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, pack_head, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, pack_head, plan_block
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape, align
 from tests.vectors.building import (
     CREATED,
     Files,
@@ -59,8 +60,8 @@ def q8_0_block() -> tuple[bytes, bytes]:
         offset += len(data)
     serialized = header.SerializeToString(deterministic=True)
     payload = b"".join(stored)
-    payload = payload.ljust(blockfile.align(len(payload)), b"\0")
-    return raw, pack_head(serialized, blockfile.align(32 + len(serialized))) + payload
+    payload = payload.ljust(align(len(payload)), b"\0")
+    return raw, pack_head(serialized, align(32 + len(serialized))) + payload
 
 
 def plan_of(tokens: list[int], shapes: list[SegmentShape]) -> blockfile.BlockPlan:
@@ -93,10 +94,10 @@ def encoded_block() -> tuple[bytes, bytes]:
     first.raw_crc32c = first.crc32c
     first.stored_bytes, first.crc32c = len(stored), blockfile.crc32c(stored)
     first.plane_bytes[:] = [len(frame) for frame in frames]
-    second.offset = blockfile.align(len(stored))
+    second.offset = align(len(stored))
     serialized = header.SerializeToString(deterministic=True)
-    payload = stored.ljust(second.offset, b"\0") + v.ljust(blockfile.align(len(v)), b"\0")
-    return raw, pack_head(serialized, blockfile.align(32 + len(serialized))) + payload
+    payload = stored.ljust(second.offset, b"\0") + v.ljust(align(len(v)), b"\0")
+    return raw, pack_head(serialized, align(32 + len(serialized))) + payload
 
 
 def files() -> Files:

@@ -19,7 +19,17 @@ from typing import Final
 
 from ollama_tiering.sidecar.engine import states
 from ollama_tiering.sidecar.engine.identity import Identity
-from ollama_tiering.store import BlockKey, BlockMeta, LeasedBlock, align, read_meta
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockKey,
+    BlockMeta,
+    KnownLayouts,
+    LeasedBlock,
+    align,
+    check_header,
+    read_header,
+)
+from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.system.files import fd_reader
 from ollama_tiering.system.ownership import require_ours
@@ -72,21 +82,33 @@ class Heads:
             self._bytes -= _size(head)
 
 
-def read_head(identity: Identity, block: LeasedBlock) -> Head:
-    """CorruptBlock, UnsupportedFormat or OSError where no engine can use the file."""
-    meta = _meta(block)
-    if (meta.namespace, meta.key) != (identity.namespace, block.key):
-        raise CorruptBlock("the file holds another block")
-    used = 0
-    if meta.cells:
-        used = states.check_state(identity, meta)
-    else:
-        _check_rows(identity, meta)
-    crcs = [segment.crc32c for segment in meta.segments]
-    return Head(meta.payload_offset, meta.rows, used, struct.pack(f"<{len(crcs)}I", *crcs))
+class HeadReader:
+    """For one engine. Used by one thread at a time."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._layouts = KnownLayouts()  # of blocks that the engine can use
+
+    def read(self, block: LeasedBlock) -> Head:
+        """CorruptBlock, UnsupportedFormat or OSError where the engine cannot use the file."""
+        header, payload_offset = _header(block)
+        place = payload_offset, block.file_bytes
+        rows, used = len(header.tokens) // TOKEN_BYTES, 0
+        crcs = self._layouts.checksums(header, *place)
+        if crcs is None:
+            meta = check_header(header, *place)
+            crcs = [segment.crc32c for segment in meta.segments]
+            if meta.cells:
+                used = states.check_state(self._identity, meta)
+            else:
+                _check_rows(self._identity, meta)
+                self._layouts.learn(header, *place)
+        if (header.namespace, header.key) != (self._identity.namespace, block.key):
+            raise CorruptBlock("the file holds another block")
+        return Head(payload_offset, rows, used, struct.pack(f"<{len(crcs)}I", *crcs))
 
 
-def _meta(block: LeasedBlock) -> BlockMeta:
+def _header(block: LeasedBlock) -> tuple[pb.BlockHeader, int]:
     if block.path is None:
         raise UnsupportedFormat("the block lies in no file")
     fd = os.open(block.path, _FLAGS)
@@ -95,7 +117,7 @@ def _meta(block: LeasedBlock) -> BlockMeta:
         require_ours(info, str(block.path))
         if not stat.S_ISREG(info.st_mode) or info.st_size != block.file_bytes:
             raise CorruptBlock(f"{block.path} is not a file of {block.file_bytes} bytes")
-        return read_meta(fd_reader(fd), info.st_size)
+        return read_header(fd_reader(fd), info.st_size)
     finally:
         os.close(fd)
 

@@ -23,7 +23,7 @@ from ollama_tiering.protocol.engine.messages import (
 )
 from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
 from ollama_tiering.sidecar.engine import states
-from ollama_tiering.sidecar.engine.heads import Head, Heads, read_head
+from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.store import (
@@ -83,6 +83,7 @@ class EngineLookUps:
         self._store = store
         self._heads = heads
         self._identity = identity
+        self._reader = HeadReader(identity)
         self._runner = runner
         self._gate = hello.gate
         self._states = hello.states
@@ -240,7 +241,7 @@ class EngineLookUps:
     def _read(self, block: LeasedBlock) -> tuple[Head | None, int]:
         """What the file says of itself; None and why it cannot be used."""
         try:
-            head = read_head(self._identity, block)
+            head = self._reader.read(block)
         except CorruptBlock:
             self._store.report_corrupt(self._identity.namespace, block.key)
             return None, pb.SHORTFALL_DAMAGED

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 
 from ollama_tiering.store.block.checksum import crc32c
-from ollama_tiering.store.block.encoding import ENCODINGS, plausible
 from ollama_tiering.store.block.key import (
     DIGEST_BYTES,
     FORMAT_VERSION,
@@ -26,6 +25,14 @@ from ollama_tiering.store.block.key import (
     block_key,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import (
+    ALIGNMENT,
+    MAX_SEGMENTS,
+    Segment,
+    SegmentShape,
+    align,
+    checked_segments,
+)
 from ollama_tiering.store.block.window_fields import check_window_fields, plain_rows_of_window
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 
@@ -33,50 +40,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAGIC: Final = b"KVTBLK\r\n"
-ALIGNMENT: Final = 4096
 PREAMBLE_BYTES: Final = 32
 MAX_HEADER_BYTES: Final = 1 << 20
 MAX_ROWS: Final = 4096
-MAX_SEGMENTS: Final = 4096
 MAX_FILE_BYTES: Final = 1 << 40
 
 _PREAMBLE: Final = struct.Struct("<8sIIQI")  # without the CRC over itself
 _COPY_BYTES: Final = 1 << 20
 
 ReadAt = Callable[[int, int], bytes]  # (offset, length) -> exactly that many bytes, or raises
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentShape:
-    """A segment to be written: which one it is, and how wide its rows are."""
-
-    child: int
-    layer: int
-    kind: pb.SegmentKind
-    dtype: str
-    row_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment of a block file, with its place from the start of the file."""
-
-    child: int
-    layer: int
-    kind: pb.SegmentKind
-    dtype: str
-    row_bytes: int
-    file_offset: int
-    stored_bytes: int
-    crc32c: int
-    raw_bytes: int
-    raw_crc32c: int
-    encoding: pb.Encoding
-    plane_bytes: tuple[int, ...]  # frames of a segment in zstd
-
-    @property
-    def encoded(self) -> bool:
-        return self.encoding != pb.ENCODING_RAW
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +189,14 @@ def encode_block(plan: BlockPlan, payload: Sequence[Buffer]) -> bytes:
 
 def read_meta(read_at: ReadAt, file_bytes: int) -> BlockMeta:
     """Reads and checks preamble and header. CorruptBlock, UnsupportedFormat, or OSError."""
+    header, payload_offset = read_header(read_at, file_bytes)
+    return check_header(header, payload_offset, file_bytes)
+
+
+def read_header(read_at: ReadAt, file_bytes: int) -> tuple[pb.BlockHeader, int]:
+    """The header as it was written, and where the payload begins. Its checksum is checked, not what
+    it says: `check_header` does that. CorruptBlock, UnsupportedFormat, or OSError.
+    """
     if file_bytes < PREAMBLE_BYTES:
         raise CorruptBlock(f"{file_bytes} bytes are too few for a block file")
     preamble = read_at(0, PREAMBLE_BYTES)
@@ -242,7 +222,7 @@ def read_meta(read_at: ReadAt, file_bytes: int) -> BlockMeta:
         header.ParseFromString(data)
     except DecodeError:
         raise CorruptBlock("header is no BlockHeader") from None
-    return _checked(header, payload_offset, file_bytes)
+    return header, payload_offset
 
 
 def check_place(meta: BlockMeta, namespace: NamespaceId, key: BlockKey) -> None:
@@ -305,11 +285,8 @@ def buffer_reader(data: Buffer) -> ReadAt:
     return read_at
 
 
-def align(length: int) -> int:
-    return -(-length // ALIGNMENT) * ALIGNMENT
-
-
-def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> BlockMeta:
+def check_header(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> BlockMeta:
+    """What a header says, if all of it makes sense. CorruptBlock or UnsupportedFormat."""
     for name in ("namespace", "key", "parent"):
         if len(getattr(header, name)) != DIGEST_BYTES:
             raise CorruptBlock(f"{name} has not {DIGEST_BYTES} bytes")
@@ -321,7 +298,7 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
     if places != sorted(places) or (places and places[-1] >= rows):
         raise CorruptBlock("extras are out of order or outside the block")
     check_window_fields(header, rows)
-    segments = _checked_segments(header, rows, payload_offset, file_bytes)
+    segments = checked_segments(header, rows, payload_offset, file_bytes)
     raw_offset, encoded = header.raw_payload_offset, any(s.encoded for s in segments)
     if encoded and (raw_offset % ALIGNMENT or not 0 < raw_offset <= 2 * MAX_HEADER_BYTES):
         raise CorruptBlock(f"payload offset {raw_offset} of the decoded file is impossible")
@@ -345,52 +322,6 @@ def _checked(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> Bl
     if encoded and meta.raw_file_bytes <= file_bytes:
         raise CorruptBlock("an encoded file is not smaller than the raw one")
     return meta
-
-
-def _checked_segments(
-    header: pb.BlockHeader, rows: int, payload_offset: int, file_bytes: int
-) -> tuple[Segment, ...]:
-    if not 1 <= len(header.segments) <= MAX_SEGMENTS:
-        raise CorruptBlock(f"{len(header.segments)} segments are not 1 to {MAX_SEGMENTS}")
-    if any(s.encoding not in ENCODINGS for s in header.segments):
-        raise UnsupportedFormat("a segment has an unknown encoding")
-    # Nobody maps the segments of an encoded file: no space is lost between them.
-    unit = 1 if any(s.encoding != pb.ENCODING_RAW for s in header.segments) else ALIGNMENT
-    segments = []
-    order: tuple[int, int, int] | None = None
-    end = 0
-    for s in header.segments:
-        place = (s.child, s.layer, int(s.kind))
-        known = s.kind in (pb.SEGMENT_KIND_K, pb.SEGMENT_KIND_V)
-        if not known or (order is not None and place <= order):
-            raise CorruptBlock("segments are out of order")
-        if s.offset % unit or s.offset < end:
-            raise CorruptBlock("segments overlap or are not aligned")
-        raw_bytes, encoded = rows * s.row_bytes, s.encoding != pb.ENCODING_RAW
-        if not s.stored_bytes or not plausible(s, raw_bytes):
-            raise CorruptBlock("segment length is not rows times row bytes")
-        if payload_offset + s.offset + s.stored_bytes > file_bytes:
-            raise CorruptBlock("segment lies outside the file")
-        order, end = place, s.offset + s.stored_bytes
-        segments.append(
-            Segment(
-                child=s.child,
-                layer=s.layer,
-                kind=s.kind,
-                dtype=s.dtype,
-                row_bytes=s.row_bytes,
-                file_offset=payload_offset + s.offset,
-                stored_bytes=s.stored_bytes,
-                crc32c=s.crc32c,
-                raw_bytes=raw_bytes,
-                raw_crc32c=s.raw_crc32c if encoded else s.crc32c,
-                encoding=s.encoding,
-                plane_bytes=tuple(s.plane_bytes) if encoded else (),
-            )
-        )
-    if payload_offset + align(end) != file_bytes:
-        raise CorruptBlock("file does not end where its last segment does")
-    return tuple(segments)
 
 
 def _payload_bytes(header: pb.BlockHeader) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ollama_tiering.store.block.blockfile import ALIGNMENT, MAX_FILE_BYTES, BlockMeta
+from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, BlockMeta
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.segments import ALIGNMENT
 from ollama_tiering.store.block.window_fields import has_window_extra
 from ollama_tiering.store.errors import InvalidBlock
 

@@ -18,7 +18,7 @@ import hmac
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from ollama_tiering.store.block.blockfile import ALIGNMENT
+from ollama_tiering.store.block.segments import ALIGNMENT
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, WriteAt
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ollama_tiering.store.block.blockfile import align, buffer_reader
+from ollama_tiering.store.block.blockfile import buffer_reader
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.segments import align
 from ollama_tiering.store.tiers.contract import StoredBlock, TempBlock, TierKind, WriteAt
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ollama_tiering.store.block.blockfile import ALIGNMENT
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.segments import ALIGNMENT
 from ollama_tiering.store.tiers.authenticity import Authenticity, ToAuthenticate
 from ollama_tiering.store.tiers.contract import (
     Neighbour,

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.store.block.blockfile import ALIGNMENT, MAX_FILE_BYTES, MAX_ROWS, ReadAt
+from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, MAX_ROWS, ReadAt
 from ollama_tiering.store.block.description import Fields, checked_fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
+from ollama_tiering.store.block.segments import ALIGNMENT
 from ollama_tiering.store.errors import ArchiveRefused
 from ollama_tiering.store.tiers.names import BLOCK_SUFFIX
 from ollama_tiering.system.directories import open_below

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.store.block.blockfile import align, buffer_reader, damaged, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, damaged, read_meta
 from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.segments import align
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.store.tools.archive import (

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.key import (
     TOKEN_BYTES,
     BlockExtra,
@@ -20,6 +20,7 @@ from ollama_tiering.store.block.key import (
     window_extra,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.serving.session import BlockOffer
 
 _ELEMENT_BYTES = 2

@@ -11,9 +11,9 @@ import errno
 import logging
 from collections.abc import Iterator, Sequence
 
-from ollama_tiering.store.block.blockfile import ALIGNMENT, align
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.segments import ALIGNMENT, align
 from ollama_tiering.store.books import reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState

@@ -17,11 +17,8 @@ import numpy as np
 
 from ollama_tiering.store.block import q8_0
 from ollama_tiering.store.block.blockfile import (
-    ALIGNMENT,
     PREAMBLE_BYTES,
     BlockMeta,
-    Segment,
-    align,
     buffer_reader,
     damaged,
     pack_head,
@@ -30,6 +27,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes, pays
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import ALIGNMENT, Segment, align
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock

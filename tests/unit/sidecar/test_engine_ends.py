@@ -27,14 +27,9 @@ from ollama_tiering.protocol.engine.messages import EngineFailure, Kind
 from ollama_tiering.protocol.engine.wire import HEAD, frame, frame_head
 from ollama_tiering.sidecar.engine.connection import Connection
 from ollama_tiering.sidecar.engine.listener import MAX_CONNECTIONS, place
-from ollama_tiering.store.block.blockfile import (
-    SegmentShape,
-    buffer_reader,
-    encode_block,
-    plan_block,
-    read_meta,
-)
+from ollama_tiering.store.block.blockfile import buffer_reader, encode_block, plan_block, read_meta
 from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.segments import SegmentShape
 from tests.contract.fake_engine import (
     ROW_BYTES,
     Damage,

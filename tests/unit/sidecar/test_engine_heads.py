@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.sidecar.engine.heads import Head, Heads, read_head
+from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import Identity, identity_of
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.contract import TierKind
@@ -38,24 +39,48 @@ def test_those_used_last_are_kept() -> None:
 
 
 def block(
-    path: Path, *, identity: Identity = IDENTITY, shapes: tuple[SegmentShape, ...] | None = None
+    path: Path,
+    *,
+    identity: Identity = IDENTITY,
+    shapes: tuple[SegmentShape, ...] | None = None,
+    tokens: bytes = TOKENS,
 ) -> LeasedBlock:
     plan = plan_block(
         namespace=identity.namespace,
         parent=identity.namespace,
-        tokens=TOKENS,
+        tokens=tokens,
         first_position=0,
         shapes=identity.shapes if shapes is None else shapes,
     )
-    data = encode_block(plan, [bytes([7]) * size for _, size in plan.spans])
+    data = encode_block(plan, [tokens[:1] * size for _, size in plan.spans])
     path.write_bytes(data)
     path.chmod(0o400)
     return LeasedBlock(plan.key, identity.namespace, TierKind.RAM, path, len(data))
 
 
 def test_a_block_of_the_engine_is_known_by_its_offset_and_checksums(tmp_path: Path) -> None:
-    head = read_head(IDENTITY, block(tmp_path / "b"))
+    head = HeadReader(IDENTITY).read(block(tmp_path / "b"))
     assert (head.payload_offset, head.rows, head.used, len(head.crcs)) == (4096, 5, 0, 16)
+
+
+def test_the_second_block_of_an_engine_is_known_as_the_first_is(tmp_path: Path) -> None:
+    """Its header is of a known layout, and not looked through: the checksums are its own."""
+    reader, second = HeadReader(IDENTITY), block(tmp_path / "b", tokens=tokens_to_bytes([9] * 5))
+    assert reader.read(block(tmp_path / "a")) != reader.read(second)
+    assert reader.read(second) == HeadReader(IDENTITY).read(second)
+
+
+def test_behind_a_known_layout_another_engines_block_is_refused(tmp_path: Path) -> None:
+    reader, other = HeadReader(IDENTITY), identity_of(hello(fields={"rope": "b"}))
+    one = block(tmp_path / "a")
+    reader.read(one)
+    for number, theirs in enumerate(
+        [block(tmp_path / "b", identity=other), block(tmp_path / "c", tokens=TOKENS[:-1] + b"\1")]
+    ):
+        path = theirs.path
+        with pytest.raises(CorruptBlock, match="another block"):
+            reader.read(LeasedBlock(one.key, one.namespace, one.tier, path, one.file_bytes))
+        assert reader.read(one), number
 
 
 def test_a_block_of_other_segments_is_none_for_this_engine(tmp_path: Path) -> None:
@@ -63,7 +88,7 @@ def test_a_block_of_other_segments_is_none_for_this_engine(tmp_path: Path) -> No
     wider = SegmentShape(second.child, second.layer, second.kind, second.dtype, 32)
     for number, shapes in enumerate([(first, wider, *rest), (first, second), (first,)]):
         with pytest.raises(UnsupportedFormat):
-            read_head(IDENTITY, block(tmp_path / f"{number}", shapes=shapes))
+            HeadReader(IDENTITY).read(block(tmp_path / f"{number}", shapes=shapes))
 
 
 def test_a_file_that_holds_another_block_or_is_cut_is_damaged(tmp_path: Path) -> None:
@@ -73,7 +98,7 @@ def test_a_file_that_holds_another_block_or_is_cut_is_damaged(tmp_path: Path) ->
     longer = LeasedBlock(ours.key, ours.namespace, ours.tier, ours.path, ours.file_bytes + 4096)
     for one in (swapped, longer):
         with pytest.raises(CorruptBlock):
-            read_head(IDENTITY, one)
+            HeadReader(IDENTITY).read(one)
 
 
 def test_a_file_that_others_may_write_or_a_link_is_not_read(tmp_path: Path) -> None:
@@ -82,10 +107,10 @@ def test_a_file_that_others_may_write_or_a_link_is_not_read(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(one.path)
     linked = LeasedBlock(one.key, one.namespace, one.tier, tmp_path / "link", one.file_bytes)
     with pytest.raises(OSError, match="symbolic"):
-        read_head(IDENTITY, linked)
+        HeadReader(IDENTITY).read(linked)
     one.path.chmod(0o420)
     with pytest.raises(FileNotFoundError):
-        read_head(IDENTITY, one)
+        HeadReader(IDENTITY).read(one)
 
 
 def test_segments_of_a_state_are_its_parts(tmp_path: Path) -> None:
@@ -103,9 +128,11 @@ def test_segments_of_a_state_are_its_parts(tmp_path: Path) -> None:
     path.write_bytes(data)
     path.chmod(0o400)
     leased = LeasedBlock(plan.key, IDENTITY.namespace, TierKind.RAM, path, len(data))
-    assert read_head(IDENTITY, leased).used == 100
+    assert HeadReader(IDENTITY).read(leased).used == 100
+    reader = HeadReader(identity_of(hello(layers=2, fields={})))
+    leased = _of_child(leased, plan.key, path)
     with pytest.raises(CorruptBlock, match="no state"):
-        read_head(identity_of(hello(layers=2, fields={})), _of_child(leased, plan.key, path))
+        reader.read(leased)
 
 
 def _of_child(leased: LeasedBlock, wanted: BlockKey, path: Path) -> LeasedBlock:

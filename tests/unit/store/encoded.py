@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore

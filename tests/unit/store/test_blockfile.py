@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 
 from ollama_tiering.store.block.blockfile import (
     MAX_HEADER_BYTES,
-    MAX_SEGMENTS,
-    SegmentShape,
-    align,
     buffer_reader,
     declared_file_bytes,
     encode_block,
@@ -22,6 +19,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import MAX_SEGMENTS, SegmentShape, align
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tools import samples
 from tests.vectors import building

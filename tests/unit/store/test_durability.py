@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.block.blockfile import SegmentShape, encode_block, plan_block
+from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind

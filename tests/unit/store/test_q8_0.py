@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as npst
 
 from ollama_tiering.store.block import q8_0
 from ollama_tiering.store.block.blockfile import (
-    SegmentShape,
     buffer_reader,
     encode_block,
     plan_block,
@@ -23,6 +22,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import LayerSpec, Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.serving.session import BlockOffer, Outcome

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store.block.blockfile import SegmentShape, buffer_reader, plan_block, read_meta
+from ollama_tiering.store.block.blockfile import buffer_reader, plan_block, read_meta
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.offers import BlockOffer, check_meta, check_offer

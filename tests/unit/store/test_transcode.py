@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ollama_tiering.store.block.blockfile import (
     PREAMBLE_BYTES,
-    SegmentShape,
     buffer_reader,
     encode_block,
     pack_head,
@@ -22,6 +21,7 @@ from ollama_tiering.store.block.blockfile import (
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, ZstdPlanes
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
 from ollama_tiering.store.upkeep import transcode

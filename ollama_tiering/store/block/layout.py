@@ -1,0 +1,65 @@
+"""Where the segments of a block lie, without what differs from block to block.
+
+Blocks of one model differ in their tokens, their place in the chain and their checksums only. To
+check a header of 56 segments takes 0.25 ms; to see that it has the same layout as one that was
+checked before, a tenth of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ollama_tiering.store.block.key import DIGEST_BYTES, block_key
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+
+_MOST: Final = 256  # a layout for each number of rows, and for an encoded file
+_OF_THE_BLOCK: Final = frozenset(
+    ("namespace", "key", "parent", "first_position", "tokens", "created_unix_seconds")
+)
+
+
+class KnownLayouts:
+    """Of blocks with nothing but tokens. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[int, int, int, bytes]] = set()
+
+    def checksums(
+        self, header: pb.BlockHeader, payload_offset: int, file_bytes: int
+    ) -> Sequence[int] | None:
+        """CRC-32C of each segment, where `check_header` would find nothing wrong. None is no
+        verdict: ask it.
+        """
+        layout = _layout(header, payload_offset, file_bytes)
+        if layout is None or layout not in self._known:
+            return None
+        if len(header.namespace) != DIGEST_BYTES or len(header.parent) != DIGEST_BYTES:
+            return None
+        if block_key(header.parent, header.tokens) != header.key:
+            return None
+        return [segment.crc32c for segment in header.segments]
+
+    def learn(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> None:
+        """Of a header that `check_header` has passed."""
+        layout = _layout(header, payload_offset, file_bytes)
+        if layout is not None and len(self._known) < _MOST:
+            self._known.add(layout)
+
+
+def _layout(
+    header: pb.BlockHeader, payload_offset: int, file_bytes: int
+) -> tuple[int, int, int, bytes] | None:
+    """All that `check_header` looks at but the key and what it is made of; None where that is not
+    tokens only.
+    """
+    if header.extras or header.cells or header.window:
+        return None
+    rest = pb.BlockHeader()
+    rest.CopyFrom(header)
+    for name in _OF_THE_BLOCK:
+        rest.ClearField(name)
+    for segment in rest.segments:
+        segment.crc32c = 0
+    described = rest.SerializeToString(deterministic=True)
+    return payload_offset, file_bytes, len(header.tokens), described
