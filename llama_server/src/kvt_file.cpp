@@ -14,12 +14,13 @@ namespace kvt {
 
 namespace {
 
-// What the sidecar checks, too: between its look and this one somebody may have been there.
+// What the sidecar checks, too: between its look and this one somebody may have been there. A negative errno: `why`.
 int open_checked(const std::string & path, int flags, uint64_t bytes, std::string & why) {
     const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        why = path + ": " + std::strerror(errno);
-        return -1;
+        const int error = errno;
+        why = path + ": " + std::strerror(error);
+        return -error;
     }
     struct stat info {};
     if (fstat(fd, &info) != 0) {
@@ -32,7 +33,17 @@ int open_checked(const std::string & path, int flags, uint64_t bytes, std::strin
         return fd;
     }
     close(fd);
-    return -1;
+    return -EACCES;
+}
+
+// What a file system says that cannot read past the page cache: as it opens, or as it reads.
+bool cannot_direct(int error) { return error == EINVAL || error == EOPNOTSUPP; }
+
+// As open_checked, past the page cache if that can be.
+int open_direct(const file & named, bool & direct, std::string & why) {
+    const int fd = open_checked(named.path, O_RDONLY | O_DIRECT, named.file_bytes, why);
+    direct = fd >= 0;
+    return cannot_direct(-fd) ? open_checked(named.path, O_RDONLY, named.file_bytes, why) : fd;
 }
 
 // An errno, -1 if there are not so many, or 0.
@@ -99,22 +110,24 @@ bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t c
 void forget_pages(int fd) { posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); }
 
 bool read_payload(const file & named, char * to, size_t bytes, std::string & why) {
-    for (const int direct : { O_DIRECT, 0 }) {
-        const int fd = open_checked(named.path, O_RDONLY | direct, named.file_bytes, why);
-        if (fd < 0) { // some file systems cannot do it, and say so here
-            continue;
-        }
-        const opened closes(fd);
-        const int error = read_bytes(fd, named.payload_offset, to, bytes);
-        if (direct == 0) {
-            forget_pages(fd);
-        }
-        if (error == 0) {
-            return true;
-        }
+    bool direct = false;
+    const int fd = open_direct(named, direct, why);
+    if (fd < 0) {
+        return false;
+    }
+    const opened closes(fd);
+    int error = read_bytes(fd, named.payload_offset, to, bytes);
+    if (direct && cannot_direct(error) && fcntl(fd, F_SETFL, 0) == 0) {
+        direct = false;
+        error = read_bytes(fd, named.payload_offset, to, bytes);
+    }
+    if (!direct) {
+        forget_pages(fd);
+    }
+    if (error != 0) {
         why = error > 0 ? std::strerror(error) : "the file ends too early";
     }
-    return false;
+    return error == 0;
 }
 
 bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uint32_t & crc, std::string & why) {
