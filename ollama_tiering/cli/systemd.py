@@ -51,16 +51,22 @@ def systemd() -> None:
 
 @systemd.command()
 @_place
-@click.option("--run-as", metavar="USER", help="User that runs both services.  [default: ollama]")
+@click.option(
+    "--run-as",
+    metavar="USER",
+    help="User that runs both services.  [default: as before, else ollama]",
+)
 @click.option(
     "--binary", type=_PATH, help="The patched Ollama.  [default: the one that `tiering up` starts]"
 )
 @click.option(
     "--host",
-    help="Where the server listens.  [default: 127.0.0.1:11434, or 11435 "
+    help="Where the server listens.  [default: as before, else 127.0.0.1:11434, or 11435 "
     "where ollama.service is installed]",
 )
-@click.option("--models", type=_PATH, help="Directory of the models.  [default: Ollama's own]")
+@click.option(
+    "--models", type=_PATH, help="Directory of the models.  [default: as before, else Ollama's own]"
+)
 @click.option("--sidecar-only", is_flag=True, help="Install the sidecar only, and no server.")
 @click.option("--now", is_flag=True, help="Also enable and start the services.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
@@ -83,7 +89,8 @@ def install(
     its tree of links; at each start the service looks whether the tree is made for what is
     installed then, and if not, starts the installed Ollama as stock and says what to do.
 
-    A second run replaces what the first one wrote. A file that somebody changed is never
+    A second run replaces what the first one wrote, and keeps its user, host and models where it
+    names no others. A file that somebody changed is never
     overwritten: the error names it, nothing is written, and the exit code is 9.
     """
     from ollama_tiering.launch.address import parse_address

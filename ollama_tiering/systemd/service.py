@@ -10,6 +10,7 @@ from ollama_tiering.errors import ResultDiffers
 from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.store import ram_place
 from ollama_tiering.systemd import access, rival, stock, tree_start
+from ollama_tiering.systemd.as_before import as_before
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
@@ -31,6 +32,7 @@ class InstallOutcome:
 def install(
     request: InstallRequest, manager: Manager, *, dry_run: bool, now: bool
 ) -> tuple[InstallPlan, InstallOutcome]:
+    request = as_before(request)
     plan = make_plan(request)
     installed = Installed(request.place, request.root)
     if not dry_run:

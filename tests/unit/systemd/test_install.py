@@ -118,6 +118,39 @@ def test_a_second_install_replaces_what_the_first_wrote(machine: Machine) -> Non
     assert machine.files() == before
 
 
+CHOICES = ("--host", "0.0.0.0:12000", "--models", '/srv/50% of "them"', "--run-as", "somebody")
+
+
+def test_an_upgrade_keeps_host_models_and_user(machine: Machine) -> None:
+    machine.install(*CHOICES)
+    units = [machine.at(path).read_text() for path in (SIDECAR, SERVER)]
+    assert "OLLAMA_HOST=0.0.0.0:12000" in units[1]
+    assert "User=somebody" in units[0]
+    machine.binary.write_text("#!/bin/sh\nexit 1\n")
+    assert "http://0.0.0.0:12000" in machine.install()
+    assert [machine.at(path).read_text() for path in (SIDECAR, SERVER)] == units
+    text = machine.install("--host", "127.0.0.1:12001")
+    assert "http://127.0.0.1:12001" in text
+    now = machine.at(SERVER).read_text()
+    assert now == units[1].replace("0.0.0.0:12000", "127.0.0.1:12001")
+
+
+def test_an_upgrade_does_not_move_away_from_an_ollama_that_came_later(machine: Machine) -> None:
+    stock = machine.at(STOCK[1])
+    text = stock.read_text()
+    stock.unlink()
+    assert "http://127.0.0.1:11434" in machine.install()
+    stock.write_text(text)
+    assert "http://127.0.0.1:11434" in machine.install()
+
+
+def test_what_was_uninstalled_is_forgotten(machine: Machine) -> None:
+    machine.install(*CHOICES)
+    machine.tiering("uninstall")
+    assert "http://127.0.0.1:11435" in machine.install()
+    assert "User=ollama" in machine.at(SIDECAR).read_text()
+
+
 def test_an_install_without_the_server_takes_it_away(machine: Machine) -> None:
     machine.install()
     machine.tiering("install", "--sidecar-only")

@@ -165,6 +165,7 @@ def test_beside_a_stock_unit_another_port_is_taken(machine: Machine) -> None:
     assert '"OLLAMA_HOST=127.0.0.1:11435"' in unit(machine, SERVER).all("Environment")
     machine.at(UNITS / "ollama.service").unlink()
     machine.at(UNITS / "ollama.service.d/override.conf").unlink()
+    machine.tiering("uninstall")
     machine.install()
     assert '"OLLAMA_HOST=127.0.0.1:11434"' in unit(machine, SERVER).all("Environment")
     machine.install("--host", "0.0.0.0:8000")
@@ -193,7 +194,8 @@ def test_an_ollama_service_that_would_take_the_port_is_named(machine: Machine) -
         assert CURE in text
     assert CURE in machine.document("status")["rival"]
     assert CURE in machine.document(*there)["rival"]
-    assert CURE not in machine.install()  # beside it
+    assert CURE in machine.install()  # which keeps the port
+    assert CURE not in machine.install("--host", "127.0.0.1:11435")  # beside it
     assert CURE not in machine.tiering("status")
 
 
@@ -275,7 +277,7 @@ def test_the_server_may_write_where_it_keeps_its_key(machine: Machine) -> None:
     places = ["-/usr/share/ollama/.ollama", "-/srv/models"]
     assert unit(machine, SERVER).all("ReadWritePaths") == places
     machine.install("--run-as", "somebody")
-    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/home/somebody"]
+    assert unit(machine, SERVER).all("ReadWritePaths") == ["-/home/somebody", "-/srv/models"]
 
 
 def test_a_user_that_the_other_root_does_not_have_is_refused(machine: Machine) -> None:

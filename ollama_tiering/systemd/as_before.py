@@ -1,0 +1,47 @@
+"""What an install that does not name a choice takes over from the one before it.
+
+Otherwise an upgrade that names only the new binary would move the server to another port, to
+another user, or away from its models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ollama_tiering.launch.address import parse_address
+from ollama_tiering.systemd.manifest import Installed, InstallManifest
+from ollama_tiering.systemd.plan import InstallRequest
+from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT
+
+
+def as_before(request: InstallRequest) -> InstallRequest:
+    """The request, with what the installed units say wherever it says nothing."""
+    text = "\n".join(_units(request))
+    host, models = _value(text, "OLLAMA_HOST"), _value(text, "OLLAMA_MODELS")
+    user = re.search(r"^User=(\S+)$", text, re.MULTILINE)
+    return replace(
+        request,
+        address=request.address or (parse_address(host) if host else None),
+        models=request.models or (Path(models) if models else None),
+        run_as=request.run_as or (user[1] if user else None),
+    )
+
+
+def _units(request: InstallRequest) -> Iterator[str]:
+    """Those that install wrote; it refuses to replace one that was changed since."""
+    installed = Installed(request.place, request.root)
+    manifest = installed.load() or InstallManifest()
+    for name in (SIDECAR_UNIT, SERVER_UNIT):
+        path = str(request.unit_directory / name)
+        wanted = manifest.files.get(path, "")
+        if wanted and installed.state(path, wanted) == "same":
+            yield installed.at(path).read_text(encoding="utf-8")
+
+
+def _value(text: str, name: str) -> str:
+    """Of an Environment= line as units.py writes it; empty if there is none."""
+    found = re.search(rf'^Environment="{name}=(.*)"$', text, re.MULTILINE)
+    return re.sub(r'%(%)|\\([\\"])', r"\1\2", found[1]) if found else ""
