@@ -39,6 +39,10 @@ PAUSE_SECONDS = (0.3, 0.9)  # between two kills
 # time to live that ends while a runner that was killed is replaced may leave a request without one.
 KEEP_ALIVE = {1: "1s", 2: "30m"}  # by the number of models in memory
 ANSWERED_SECONDS = 60.0  # within which a request is answered although runners are killed
+# A runner that is killed before it listens is waited for until the client of its request goes away,
+# and all other requests wait, too (v0.16.3, llm/server.go, `waitUntilRunnerLaunched`): stock's fault.
+LEFT_AFTER_SECONDS = 20.0
+ITS_RUNNER_IS_GONE = "llama runner process no longer running"
 
 
 class Killer:
@@ -88,7 +92,14 @@ def ask(server: Server, body: dict[str, Any]) -> Result:
     """Asks again while the runner that had the request was killed."""
     deadline = time.monotonic() + ANSWERED_SECONDS
     while True:
-        response = server.http.post(server.url + "/api/generate", json=body)
+        try:
+            response = server.http.post(
+                server.url + "/api/generate", json=body, timeout=LEFT_AFTER_SECONDS
+            )
+        except httpx.ReadTimeout:
+            assert ITS_RUNNER_IS_GONE in server.log_text()
+            assert time.monotonic() < deadline
+            continue
         if response.status_code == 200 and response.json().get("done"):
             return result_of(response.json(), -1, 0)
         assert time.monotonic() < deadline, f"{response.status_code} {response.text}"
