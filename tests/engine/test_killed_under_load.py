@@ -39,8 +39,8 @@ PAUSE_SECONDS = (0.3, 0.9)  # between two kills
 # time to live that ends while a runner that was killed is replaced may leave a request without one.
 KEEP_ALIVE = {1: "1s", 2: "30m"}  # by the number of models in memory
 ANSWERED_SECONDS = 60.0  # within which a request is answered although runners are killed
-# A runner that is killed before it listens is waited for until the client of its request goes away,
-# and all other requests wait, too (v0.16.3, llm/server.go, `waitUntilRunnerLaunched`): stock's fault.
+# A runner that is killed before it listens is waited for until the client of its request goes
+# away, and all other requests wait, too (v0.16.3, llm/server.go, `waitUntilRunnerLaunched`).
 LEFT_AFTER_SECONDS = 20.0
 ITS_RUNNER_IS_GONE = "llama runner process no longer running"
 
