@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import turns
+
 # A shell starts its background jobs with SIGINT ignored, and what is ignored stays so in every
 # child. Tests that interrupt a process need the default there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,3 +26,10 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["XDG_STATE_HOME"]
     else:
         os.environ["XDG_STATE_HOME"] = before
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    waiting = [item for item in items if turns.waits(item.nodeid)]
+    if waiting:
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if not turns.waits(item.nodeid)]
