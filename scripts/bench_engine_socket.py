@@ -4,11 +4,12 @@
 One sidecar, one chain of made-up rows in its RAM tier. On the engine socket one MATCH names all
 files with the place and the checksums of their segments, and the sidecar computes the keys. Through
 gRPC that is a Has and a Get, which name the same files without their checksums; the keys were
-computed before. Leases are released outside of what is measured. Each figure is a median with its
-quartiles.
+computed before. Leases are released outside of what is measured. Then the same on a disk, by a
+sidecar that was just started: once it has read the headers of the files, and once it knows them.
+Each figure is a median with its quartiles.
 
     scripts/bench_engine_socket.py [--tokens 2048,8192,32768] [--layers 32] [--rounds 50]
-                                   [--out docs/measurements/engine-socket.md]
+                                   [--starts 9] [--out docs/measurements/engine-socket.md]
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 ROW_BYTES = 16  # of each plane: what lies in the files does not matter here
 BLOCK_TOKENS = 64
 BOUND_MS = 10.0
+QUIET_SECONDS = 2.0  # after a start
 
 
 def hello(layers: int) -> m.Hello:
@@ -160,6 +162,32 @@ def row(socket: str, pid: int, layers: int, tokens: int, rounds: int) -> list[st
     ]
 
 
+def after_a_start(options: list[str], layers: int, tokens: int, starts: int) -> str:
+    """The first look-up of a sidecar that knows no header, and the next."""
+    data = struct.pack(f"<{tokens}i", *(random.randrange(1 << 17) for _ in range(tokens)))
+    files = -(-tokens // BLOCK_TOKENS)
+    passed: list[list[float]] = [[], []]
+    for number in range(starts + 1):
+        with (
+            sidecar(options) as (_, _, socket),
+            EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60) as engine,
+        ):
+            if number == 0:
+                store(engine, data, 2 * layers)
+                continue
+            time.sleep(QUIET_SECONDS)
+            for turn in passed:
+                start = time.perf_counter()
+                found, release = by_engine(engine, data)()
+                turn.append(1e3 * (time.perf_counter() - start))
+                release()
+                if found != files:
+                    raise RuntimeError(f"{found} files were named, of {files}")
+    first, again = (statistics.median(one) for one in passed)
+    each = 1e3 * (first - again) / files
+    return f"| {tokens:,} | {files} | {' | '.join(spread(one) for one in passed)} | {each:.0f} |"
+
+
 def line(milliseconds: list[list[float]]) -> str:
     again, new, grpc_ms = (statistics.median(one) for one in milliseconds)
     shown = " | ".join(spread(one) for one in milliseconds)
@@ -176,6 +204,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="2048,8192,32768")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--starts", type=int, default=9)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     began = begin()
@@ -186,6 +215,9 @@ def main() -> None:
             rows = []
             for count in counts:
                 rows += row(socket, process.pid, given.layers, count, given.rounds)
+        on_disk = ["--ram-dir", f"{ram}/r", "--ram-gb", "0", "--local", f"{local}/d"]
+        on_disk += ["--local-gb", "3"]
+        starts = [after_a_start(on_disk, given.layers, n, given.starts) for n in counts]
     lines = [
         "# Look-ups on the engine socket",
         "",
@@ -205,6 +237,14 @@ def main() -> None:
         f"connection | gRPC | before ÷ gRPC | new ÷ gRPC | new ÷ bound of {BOUND_MS:.0f} ms |",
         "|---|---|---|---|---|---|---|---|---|",
         *rows,
+        "",
+        f"Files on a disk, in the page cache; {given.starts} starts of the sidecar, of each the "
+        "first look-up, which reads and checks the header of every file, and the next, which "
+        "knows them.",
+        "",
+        "| tokens | files | first, ms | next, ms | microseconds more for each file |",
+        "|---|---|---|---|---|",
+        *starts,
     ]
     text = "\n".join(lines) + "\n"
     print(text)
