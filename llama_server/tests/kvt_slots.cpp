@@ -150,6 +150,7 @@ struct cells : kvt::row_sink {
     void put(uint32_t first, uint32_t rows) override {
         const auto found = taken.find(first);
         into.broken = into.broken || found == taken.end() || !write(first, rows, found->second.data(), rows, 0);
+        taken.erase(first);
         ++own.placed;
     }
 
@@ -231,7 +232,9 @@ struct server {
                 slot & one = rows.slots[number];
                 kvt::finished report;
                 cells into(rows, one, prompts[number]);
-                if (!restorer.busy(number) || !restorer.step(number, into, began + kvt::saving_step, report)) {
+                const bool done = restorer.busy(number) && restorer.step(number, into, began + kvt::saving_step, report);
+                one.broken = one.broken || !into.taken.empty(); // places that neither got rows nor were given back
+                if (!done) {
                     continue;
                 }
                 --left;
