@@ -396,20 +396,46 @@ def test_a_damaged_block_ends_what_comes_back(program: Path, first: int) -> None
             talk.say("answer", 0, first, 640)
             talk.say("settle", 10)
             daemon.wait_written()
-            paths = sorted(daemon.ram_dir.rglob("*.kvb"), key=lambda path: path.stat().st_mtime_ns)
-            for path in [
-                *daemon.ram_dir.rglob(paths[4].name),
-                *daemon.local_dir.rglob(paths[4].name),
-            ]:
-                path.chmod(0o600)
-                with path.open("r+b") as opened:
-                    opened.seek(-1, 2)
-                    opened.write(b"\x5a" if path.read_bytes()[-1] != 0x5A else b"\x5b")
-                path.chmod(0o400)
+            damage(daemon, oldest_first(daemon)[4])
             said = talk.say("prompt", 1, first, 641)
         assert said.endswith("reason 11")
         assert restored(said) % 64 == 0
         assert restored(said) < 640
+
+
+def oldest_first(daemon: SidecarProcess) -> list[Path]:
+    return sorted(daemon.ram_dir.rglob("*.kvb"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def damage(daemon: SidecarProcess, one: Path) -> None:
+    """In every tier."""
+    for path in (*daemon.ram_dir.rglob(one.name), *daemon.local_dir.rglob(one.name)):
+        path.chmod(0o600)
+        with path.open("r+b") as opened:
+            opened.seek(-1, 2)
+            opened.write(b"\x5a" if path.read_bytes()[-1] != 0x5A else b"\x5b")
+        path.chmod(0o400)
+
+
+def test_of_many_damaged_blocks_the_first_ends_what_comes_back(program: Path, first: int) -> None:
+    """They are read side by side, and may be found out in any order."""
+    with (
+        short_directory() as directory,
+        SidecarProcess(directory, ram_gb=0.5) as daemon,
+        Talk(program, engine_socket(daemon.socket)) as talk,
+    ):
+        for turn in range(4):
+            begin, before = first + 10_000 * turn, set(oldest_first(daemon))
+            talk.say("answer", 0, begin, 1280)
+            stored = 20 * (turn + 1)
+            assert talk.say("settle", stored).startswith(f"{stored} blocks")
+            daemon.wait_written()
+            whole = [struct.pack("<2i", begin + row, begin + row + 1) for row in range(0, 256, 64)]
+            for path in set(oldest_first(daemon)) - before:
+                head = path.read_bytes()[:8192]
+                if not any(tokens in head for tokens in whole):
+                    damage(daemon, path)
+            assert talk.say("prompt", 1, begin, 1281) == "have 0 restored 256 reason 11"
 
 
 def test_without_a_sidecar_nothing_is_kept(program: Path, tmp_path: Path) -> None:
