@@ -181,22 +181,34 @@ def test_states_for_which_there_is_no_room_are_not_kept(
         assert talk.say("prompt", 1, first, 641) == "have 0 restored 0 reason 23"
 
 
+@pytest.mark.parametrize("into_cells", [False, True])
 def test_a_prompt_that_waits_longer_than_a_lease_gets_all_its_rows(
-    program: Path, first: int
+    program: Path, first: int, into_cells: bool
 ) -> None:
     """The main loop has no time; meanwhile others store so much that what nobody holds goes."""
     settings = {"lease_seconds": 1}
     with (
         short_directory() as folder,
-        SidecarProcess(folder, ram_gb=0.05, local_gb=0.05, settings=settings) as daemon,
+        tmpfs_directory() as memory,
+        SidecarProcess(
+            folder,
+            ram_gb=0.05,
+            local_gb=0.05,
+            settings=settings,
+            fast=memory if into_cells else None,
+        ) as daemon,
         Talk(program, engine_socket(daemon.socket), str(2 * BLOCK_MIB)) as talk,
     ):
         talk.say("answer", 0, first, 640)
         talk.say("settle", 10)
+        if into_cells:
+            talk.say("direct", 0)
         talk.say("begin", 1, first, 641)
         time.sleep(2.5)
         fill(talk, [first + other * 10_000 for other in range(1, 6)], 10)
+        talk.say("reads")
         assert talk.say("bring", 1) == "have 0 restored 640 reason 0"
+        assert talk.say("reads") == f"{10 if into_cells else 0} direct"
         talk.say("hold", 1, 0, 0)
         fill(talk, [first + other * 10_000 for other in range(6, 11)], 60)
         assert restored(talk.say("prompt", 1, first, 641)) < 640  # nobody held them
