@@ -374,6 +374,26 @@ def test_a_sidecar_that_offers_the_last_token_is_not_believed(
         assert "restored 1 " in talk.say("prompt", 0, 0, 2)
 
 
+@pytest.mark.parametrize("checksums", [0, PLANES - 1, PLANES, PLANES + 1])
+def test_a_sidecar_that_names_too_few_checksums_is_not_believed(
+    program: Path, tmp_path: Path, checksums: int
+) -> None:
+    segment = bytes(64 * ROW_BYTES)
+    crcs = struct.pack("<I", crc32c(segment)) * checksums
+    with tmpfs_directory() as memory:
+        path = memory / "file"
+        path.write_bytes(bytes(4096) + segment * PLANES)
+        path.chmod(0o600)
+        file = m.File(str(path), path.stat().st_size, 4096, 0, 64, 64, 1, crcs)
+        answer = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 0, 0, (file,)).pack())
+        with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s") as talk:
+            talk.say("direct", 0)
+            said = talk.say("prompt", 0, 0, 65)
+            taken = talk.say("reads")
+    assert said.startswith("have 0 restored 0 ") == (checksums != PLANES)
+    assert taken == f"{int(checksums == PLANES)} direct"
+
+
 def test_rows_that_went_unannounced_are_never_stored(talk: Talk, first: int) -> None:
     talk.say("answer", 0, first, 1000)
     talk.say("lose", 0)
