@@ -13,7 +13,7 @@ from typing import Final
 from ollama_tiering.store.block.key import DIGEST_BYTES, block_key
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
-_MOST: Final = 256  # a layout for each number of rows, and for an encoded file
+_MOST: Final = 64  # a layout for each number of rows
 _OF_THE_BLOCK: Final = frozenset(
     ("namespace", "key", "parent", "first_position", "tokens", "created_unix_seconds")
 )
