@@ -1,8 +1,9 @@
 """Where the segments of a block lie, without what differs from block to block.
 
 Blocks of one model differ in their tokens, their place in the chain and their checksums only. To
-check a header of 56 segments takes 0.25 ms; to see that it has the same layout as one that was
-checked before, a tenth of that.
+look through all segments of a header takes many times as long as to see that it has the layout of
+one that was looked through before; a sidecar that was just started reads hundreds of headers for
+one prompt.
 """
 
 from __future__ import annotations
