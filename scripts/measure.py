@@ -130,6 +130,11 @@ RECORDS = (
            f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
            f"--stock {LLAMA_SERVER}/stock/llama-server", 70,
            f"{LLAMA_SERVER}/build/bin/llama-server"),
+    Record("llama-server-4k.md", "the same, 4,096 tokens only, in more rounds",
+           "computed anew; its slot's file; its own --cache-ram",
+           f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
+           f"--stock {LLAMA_SERVER}/stock/llama-server --tokens 4096 --rounds 7", 12,
+           f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("llama-server-loop.md", "what the tiering costs llama-server's main loop",
            "stock; a plain copy; bounds",
            f"scripts/bench_llama_server.py {LLAMA_SERVER}/build/bin/llama-server "
