@@ -205,7 +205,7 @@ class Store:
                 memory = mmap.mmap(fd, block.file_bytes, prot=mmap.PROT_READ)
                 os.close(fd)
             else:
-                memory = direct(block.path)
+                memory = direct(Path(block.path))
             reader = buffer_reader(memory)
             verify_payload(read_meta(reader, block.file_bytes), reader)
 

@@ -233,7 +233,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 file_bytes=block.file_bytes,
             )
             if not request.inline:
-                response.path = str(block.path or "")
+                response.path = block.path or ""
                 batch.append(response)
                 continue
             sent_bytes = 0

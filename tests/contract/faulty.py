@@ -165,7 +165,7 @@ class FaultyTier:
         self.faults.before("exists")
         return self.inner.exists(namespace, key)
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return self.inner.path(namespace, key)
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:

@@ -57,9 +57,9 @@ def directories(root: Path, ram: int = 8, local: int = 16) -> list[tuple[Tier, i
 
 
 def path_of(bench: Bench, index: int, key: BlockKey) -> Path:
-    path = bench.tiers[index][0].path(NAMESPACE, key)
-    assert path is not None
-    return path
+    found = bench.tiers[index][0].path(NAMESPACE, key)
+    assert found is not None
+    return Path(found)
 
 
 def crash(bench: Bench) -> None:

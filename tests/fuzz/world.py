@@ -164,7 +164,7 @@ def taken(store: TieredStore, block: LeasedBlock, *, inline: bool) -> bytes | No
             return store.read_part(block, 0, block.file_bytes)
         except (OSError, CorruptBlock):
             return None
-    return block.path.read_bytes()
+    return Path(block.path).read_bytes()
 
 
 def filled(

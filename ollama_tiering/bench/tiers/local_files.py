@@ -166,7 +166,7 @@ def _path(tier: FsTier, ns: Namespace, key: BlockKey) -> Path:
     path = tier.path(ns.digest(), key)
     if path is None:
         raise RuntimeError("the local tier has no directory")
-    return path
+    return Path(path)
 
 
 def make_cold(directory: Path) -> str:

@@ -121,9 +121,10 @@ def _make_files(directory: Path, blocks: int) -> None:
     try:
         for number in range(-(-blocks // CHAIN)):
             for block in samples.sequence(NS, chain_tokens(number))[: blocks - number * CHAIN]:
-                path = tier.path(NAMESPACE, block.key)
-                if path is None:
+                place = tier.path(NAMESPACE, block.key)
+                if place is None:
                     raise RuntimeError("the local tier has no directory")
+                path = Path(place)
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_bytes(block.data)
     finally:

@@ -114,7 +114,7 @@ def _header(block: LeasedBlock) -> tuple[pb.BlockHeader, int]:
     fd = os.open(block.path, _FLAGS)
     try:
         info = os.fstat(fd)
-        require_ours(info, str(block.path))
+        require_ours(info, block.path)
         if not stat.S_ISREG(info.st_mode) or info.st_size != block.file_bytes:
             raise CorruptBlock(f"{block.path} is not a file of {block.file_bytes} bytes")
         return read_header(fd_reader(fd), info.st_size)

@@ -223,7 +223,7 @@ class EngineLookUps:
                     break
                 head = known
             rows, used = (head.rows, one.used) if one.used else (one.rows, head.used)
-            place = str(block.path), block.file_bytes, head.payload_offset, one.first_position
+            place = block.path or "", block.file_bytes, head.payload_offset, one.first_position
             files.append(File(*place, rows, used, int(block.tier), head.crcs, int(one.kind)))
         rows, reason, at = answer.rows, answer.reason, answer.at
         if len(files) < len(lease.wanted):

@@ -38,7 +38,7 @@ class LeasedBlock:
     key: BlockKey
     namespace: NamespaceId
     tier: TierKind
-    path: Path | None
+    path: str | None
     file_bytes: int
 
 

@@ -177,7 +177,7 @@ class Tier(Protocol):
 
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool: ...
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         """Where a client on this host may read it; None if there is no such place."""
         ...
 

@@ -216,8 +216,8 @@ class FsTier:
             return False
         return stat.S_ISREG(info.st_mode) and not self.refused.is_not_ours(path, info)
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
-        return Path(self._block_path(namespace, key))
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
+        return self._block_path(namespace, key)
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
         self._unlink(namespace, key, file_name(key))

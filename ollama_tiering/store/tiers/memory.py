@@ -114,7 +114,7 @@ class MemoryTier:
     def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
         return (namespace, key) in self.blocks
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return None
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:

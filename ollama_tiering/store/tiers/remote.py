@@ -158,7 +158,7 @@ class RemoteTier:
     def caches_names(self) -> bool:
         return self._inner is None or self._inner.caches_names
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return None
 
     @property

@@ -156,7 +156,7 @@ class SharedFsTier(FsTier):
         temp.in_use.close()
         super().discard(temp)
 
-    def path(self, namespace: NamespaceId, key: BlockKey) -> Path | None:
+    def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return None
 
     def touch(self, namespace: NamespaceId, key: BlockKey) -> None:

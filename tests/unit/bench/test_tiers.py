@@ -88,8 +88,8 @@ def test_blocks_of_the_ram_tier_are_read_once_and_checked_where_their_rows_lie(
             assert rows == b"".join(written[start:end] for start, end in ends)
             assert str(leased[0].path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
             assert leased[0].path is not None
-            leased[0].path.chmod(0o600)
-            with leased[0].path.open("r+b") as file:
+            Path(leased[0].path).chmod(0o600)
+            with Path(leased[0].path).open("r+b") as file:
                 file.seek(ends[-1][1] - 1)
                 file.write(bytes([written[ends[-1][1] - 1] ^ 1]))
             block.read_into(memoryview(rows), check=False)

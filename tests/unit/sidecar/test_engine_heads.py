@@ -55,7 +55,7 @@ def block(
     data = encode_block(plan, [tokens[:1] * size for _, size in plan.spans])
     path.write_bytes(data)
     path.chmod(0o400)
-    return LeasedBlock(plan.key, identity.namespace, TierKind.RAM, path, len(data))
+    return LeasedBlock(plan.key, identity.namespace, TierKind.RAM, str(path), len(data))
 
 
 def test_a_block_of_the_engine_is_known_by_its_offset_and_checksums(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_a_file_that_others_may_write_or_a_link_is_not_read(tmp_path: Path) -> N
     one = block(tmp_path / "a")
     assert one.path is not None
     (tmp_path / "link").symlink_to(one.path)
-    linked = LeasedBlock(one.key, one.namespace, one.tier, tmp_path / "link", one.file_bytes)
+    linked = LeasedBlock(one.key, one.namespace, one.tier, str(tmp_path / "link"), one.file_bytes)
     with pytest.raises(OSError, match="symbolic"):
         HeadReader(IDENTITY).read(linked)
-    one.path.chmod(0o420)
+    Path(one.path).chmod(0o420)
     with pytest.raises(FileNotFoundError):
         HeadReader(IDENTITY).read(one)
 
@@ -127,7 +127,7 @@ def test_segments_of_a_state_are_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_bytes(data)
     path.chmod(0o400)
-    leased = LeasedBlock(plan.key, IDENTITY.namespace, TierKind.RAM, path, len(data))
+    leased = LeasedBlock(plan.key, IDENTITY.namespace, TierKind.RAM, str(path), len(data))
     assert HeadReader(IDENTITY).read(leased).used == 100
     reader = HeadReader(identity_of(hello(layers=2, fields={})))
     leased = _of_child(leased, plan.key, path)

@@ -109,8 +109,9 @@ def test_there_and_back_is_the_same_bytes(
     assert target.take(tmp_path / "x") == Imported(3, 0, 3, 3 * FILE_BYTES)
     assert target.bench.rows(TOKENS) == 10
     for block in samples.sequence(NS, TOKENS):
-        path = target.bench.tiers[0][0].path(NAMESPACE, block.key)
-        assert path is not None
+        found = target.bench.tiers[0][0].path(NAMESPACE, block.key)
+        assert found is not None
+        path = Path(found)
         assert path.read_bytes() == block.data
     assert target.take(tmp_path / "x") == Imported(3, 3, 0, 0)
     left = [path.name for path in tmp_path.iterdir()]
@@ -159,8 +160,9 @@ def test_what_is_there_is_not_replaced(source: Side, tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_is_not_exported_and_nothing_is_left(source: Side, tmp_path: Path) -> None:
-    path = source.bench.tiers[0][0].path(NAMESPACE, samples.sequence(NS, TOKENS)[1].key)
-    assert path is not None
+    found = source.bench.tiers[0][0].path(NAMESPACE, samples.sequence(NS, TOKENS)[1].key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4

@@ -91,8 +91,9 @@ def test_windows_go_out_and_come_back(
     size = sum(len(one.data) for one in (*BLOCKS, *WINDOWS))
     assert target.take(tmp_path / "x") == Imported(6, 0, 6, size)
     for one in (*BLOCKS, *WINDOWS):
-        path = target.bench.tiers[0][0].path(NAMESPACE, one.key)
-        assert path is not None
+        found = target.bench.tiers[0][0].path(NAMESPACE, one.key)
+        assert found is not None
+        path = Path(found)
         assert path.read_bytes() == one.data
     found = target.bench.match(TOKENS)
     named = [[window.key for window in block.attached] for block in found]
@@ -167,8 +168,9 @@ def test_without_room_for_windows_the_chain_is_there(exported: bytes, tmp_path: 
 def test_a_damaged_window_is_left_out_with_the_window_that_it_is_part_of(
     source: Side, target: Side, tmp_path: Path
 ) -> None:
-    path = source.bench.tiers[0][0].path(NAMESPACE, OTHER.key)
-    assert path is not None
+    found = source.bench.tiers[0][0].path(NAMESPACE, OTHER.key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4
@@ -192,8 +194,9 @@ def test_one_that_goes_away_before_it_is_read_is_left_out(source: Side, tmp_path
 
 
 def test_a_damaged_block_of_the_chain_ends_it(source: Side, tmp_path: Path) -> None:
-    path = source.bench.tiers[0][0].path(NAMESPACE, BLOCKS[1].key)
-    assert path is not None
+    found = source.bench.tiers[0][0].path(NAMESPACE, BLOCKS[1].key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4
@@ -204,8 +207,9 @@ def test_a_damaged_block_of_the_chain_ends_it(source: Side, tmp_path: Path) -> N
 
 
 def test_verify_reads_windows_and_takes_a_damaged_one_only(source: Side) -> None:
-    path = source.bench.tiers[0][0].path(NAMESPACE, END.key)
-    assert path is not None
+    found = source.bench.tiers[0][0].path(NAMESPACE, END.key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4

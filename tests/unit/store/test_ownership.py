@@ -168,8 +168,9 @@ def test_tools_call_it_foreign_and_leave_it(tools: Tools, spoil: Spoil) -> None:
 def test_a_block_stored_anew_takes_its_place(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     (block,) = samples.sequence(samples.namespace(layers=1), range(4))
-    path = tier.path(NAMESPACE, block.key)
-    assert path is not None
+    found = tier.path(NAMESPACE, block.key)
+    assert found is not None
+    path = Path(found)
     for usable in (False, True):
         temp = tier.create(NAMESPACE, block.key, len(block.data))
         temp.write_at(0, block.data)

@@ -96,8 +96,9 @@ def test_a_directory_goes_with_its_last_block(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Bench(tiers=[(tier, 1 << 20)])
     (block,) = bench.put([1])
-    path = tier.path(NAMESPACE, block.key)
-    assert path is not None
+    found = tier.path(NAMESPACE, block.key)
+    assert found is not None
+    path = Path(found)
     bench.store.remove_seq(NAMESPACE, [block.key])
     assert not path.parent.exists()
     bench.put([1])

@@ -74,7 +74,7 @@ def test_states_are_stored_found_after_a_restart_and_read_back(tmp_path: Path) -
     for state in hung:
         (block,) = bench.store.lease(NAMESPACE, [state.key]).blocks
         assert block.path is not None
-        assert block.path.read_bytes() == state.data
+        assert Path(block.path).read_bytes() == state.data
     admin = Administration(bench.store, alone=True)
     assert [f for step in admin.verify(repair=False) for f in step.findings] == []
     bench.store.close()

@@ -93,7 +93,7 @@ def test_what_the_index_knows_is_served_before_a_file_was_looked_at(
     leased = store.lease(NAMESPACE, [block.key for block in blocks])
     assert len(leased.blocks) == 10
     assert leased.blocks[0].path is not None
-    assert leased.blocks[0].path.read_bytes() == blocks[0].data
+    assert Path(leased.blocks[0].path).read_bytes() == blocks[0].data
     finish(tier, store)
     assert rows(store, range(40)) == 40
     store.close()

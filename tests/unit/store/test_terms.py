@@ -169,8 +169,9 @@ def test_damaged_files_go_with_what_a_rule_removes(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Ruled(tiers=[(tier, 80 * FILE_BYTES)])
     blocks = bench.put(range(8))
-    path = tier.path(NAMESPACE, blocks[1].key)
-    assert path is not None
+    found = tier.path(NAMESPACE, blocks[1].key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     path.write_bytes(blocks[1].data[:4096] + b"x" + blocks[1].data[4097:])
     assert bench.store.report_corrupt(NAMESPACE, blocks[1].key)
@@ -184,8 +185,9 @@ def test_damaged_files_go_when_nothing_else_is_left(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Ruled(tiers=[(tier, 80 * FILE_BYTES)])
     (block,) = bench.put(range(4))
-    path = tier.path(NAMESPACE, block.key)
-    assert path is not None
+    found = tier.path(NAMESPACE, block.key)
+    assert found is not None
+    path = Path(found)
     path.chmod(0o600)
     path.write_bytes(block.data[:4096] + b"x" + block.data[4097:])
     assert bench.store.report_corrupt(NAMESPACE, block.key)

@@ -134,7 +134,7 @@ def test_every_block_of_the_first_cut_is_found_bit_for_bit(
             leased = store.lease(first_cut.namespace, keys)
             for block, key in zip(leased.blocks, keys, strict=True):
                 assert block.path is not None
-                content = block.path.read_bytes()
+                content = Path(block.path).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == first_cut.sha256[key]
             store.release(leased.lease_id)
         report = store.report()
