@@ -93,18 +93,16 @@ class HeadReader:
         """CorruptBlock, UnsupportedFormat or OSError where the engine cannot use the file."""
         header, payload_offset = _header(block)
         place = payload_offset, block.file_bytes
-        rows, used = len(header.tokens) // TOKEN_BYTES, 0
-        crcs = self._layouts.checksums(header, *place)
-        if crcs is None:
-            meta = check_header(header, *place)
-            crcs = [segment.crc32c for segment in meta.segments]
-            if meta.cells:
-                used = states.check_state(self._identity, meta)
-            else:
-                _check_rows(self._identity, meta)
-                self._layouts.learn(header, *place)
+        meta = None if self._layouts.passes(header, *place) else check_header(header, *place)
         if (header.namespace, header.key) != (self._identity.namespace, block.key):
             raise CorruptBlock("the file holds another block")
+        used = 0
+        if meta is not None and meta.cells:
+            used = states.check_state(self._identity, meta)
+        elif meta is not None:
+            _check_rows(self._identity, meta)
+            self._layouts.learn(header, *place)
+        rows, crcs = len(header.tokens) // TOKEN_BYTES, [s.crc32c for s in header.segments]
         return Head(payload_offset, rows, used, struct.pack(f"<{len(crcs)}I", *crcs))
 
 

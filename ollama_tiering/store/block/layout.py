@@ -8,7 +8,6 @@ one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from ollama_tiering.store.block.key import DIGEST_BYTES, block_key
@@ -26,20 +25,14 @@ class KnownLayouts:
     def __init__(self) -> None:
         self._known: set[tuple[int, int, int, bytes]] = set()
 
-    def checksums(
-        self, header: pb.BlockHeader, payload_offset: int, file_bytes: int
-    ) -> Sequence[int] | None:
-        """CRC-32C of each segment, where `check_header` would find nothing wrong. None is no
-        verdict: ask it.
-        """
+    def passes(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> bool:
+        """Whether it is known that `check_header` would find nothing wrong. False is no verdict."""
         layout = _layout(header, payload_offset, file_bytes)
-        if layout is None or layout not in self._known:
-            return None
-        if len(header.namespace) != DIGEST_BYTES or len(header.parent) != DIGEST_BYTES:
-            return None
-        if block_key(header.parent, header.tokens) != header.key:
-            return None
-        return [segment.crc32c for segment in header.segments]
+        return (
+            layout in self._known
+            and len(header.namespace) == len(header.parent) == DIGEST_BYTES
+            and block_key(header.parent, header.tokens) == header.key
+        )
 
     def learn(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> None:
         """Of a header that `check_header` has passed."""

@@ -95,8 +95,10 @@ def test_a_file_that_holds_another_block_or_is_cut_is_damaged(tmp_path: Path) ->
     ours, other = block(tmp_path / "a"), identity_of(hello(fields={"rope": "b"}))
     theirs = block(tmp_path / "b", identity=other)
     swapped = LeasedBlock(ours.key, ours.namespace, ours.tier, theirs.path, theirs.file_bytes)
+    wider = block(tmp_path / "c", identity=other, shapes=IDENTITY.shapes[:1])
+    misplaced = LeasedBlock(ours.key, ours.namespace, ours.tier, wider.path, wider.file_bytes)
     longer = LeasedBlock(ours.key, ours.namespace, ours.tier, ours.path, ours.file_bytes + 4096)
-    for one in (swapped, longer):
+    for one in (swapped, misplaced, longer):
         with pytest.raises(CorruptBlock):
             HeadReader(IDENTITY).read(one)
 
