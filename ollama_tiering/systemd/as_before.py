@@ -14,13 +14,13 @@ from pathlib import Path
 from ollama_tiering.launch.address import parse_address
 from ollama_tiering.systemd.manifest import Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallRequest
-from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT, variable_in
 
 
 def as_before(request: InstallRequest) -> InstallRequest:
     """The request, with what the installed units say wherever it says nothing."""
     text = "\n".join(_units(request))
-    host, models = _value(text, "OLLAMA_HOST"), _value(text, "OLLAMA_MODELS")
+    host, models = variable_in(text, "OLLAMA_HOST"), variable_in(text, "OLLAMA_MODELS")
     user = re.search(r"^User=(\S+)$", text, re.MULTILINE)
     return replace(
         request,
@@ -39,9 +39,3 @@ def _units(request: InstallRequest) -> Iterator[str]:
         wanted = manifest.files.get(path, "")
         if wanted and installed.state(path, wanted) == "same":
             yield installed.at(path).read_text(encoding="utf-8")
-
-
-def _value(text: str, name: str) -> str:
-    """Of an Environment= line as units.py writes it; empty if there is none."""
-    found = re.search(rf'^Environment="{name}=(.*)"$', text, re.MULTILINE)
-    return re.sub(r'%(%)|\\([\\"])', r"\1\2", found[1]) if found else ""

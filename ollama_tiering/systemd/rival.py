@@ -15,6 +15,7 @@ from typing import Final
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address, parse_address
 from ollama_tiering.systemd.stock import UNIT_DIRECTORIES, UNIT_NAME
+from ollama_tiering.systemd.units import variable_in
 
 _HOST: Final = re.compile(r"^Environment=.*?\bOLLAMA_HOST=([^\"'\s]+)", re.MULTILINE)
 _ENABLED: Final = ("*.wants", "*.requires")
@@ -43,10 +44,9 @@ def rival(root: Path | None, user_units: Path, address: str) -> str:
 def address_in(unit: Path) -> str:
     """Where the server of a unit that install wrote listens; empty if there is none."""
     try:
-        found = _HOST.search(unit.read_text(encoding="utf-8"))
+        return variable_in(unit.read_text(encoding="utf-8"), "OLLAMA_HOST")
     except OSError:
         return ""
-    return found[1] if found else ""
 
 
 def _address(texts: list[str]) -> Address:

@@ -7,6 +7,7 @@ NoNewPrivileges, or that close devices, would keep CUDA from loading its modules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,6 +279,12 @@ def _environment(**values: str) -> list[str]:
         f'Environment="{name}={_escaped(value, keep="%" if value[:1] == "%" else "")}"'
         for name, value in values.items()
     ]
+
+
+def variable_in(unit: str, name: str) -> str:
+    """What such a line says in the text of a unit; empty if none does."""
+    found = re.search(rf'^Environment="{name}=(.*)"$', unit, re.MULTILINE)
+    return re.sub(r'%(%)|\\([\\"])', r"\1\2", found[1]) if found else ""
 
 
 def quote(word: Path | str) -> str:
