@@ -29,7 +29,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    waiting = [item for item in items if turns.waits(item.nodeid)]
+    waiting = {item for item in items if turns.waits(item.nodeid)}
     if waiting:
         config.hook.pytest_deselected(items=waiting)
-        items[:] = [item for item in items if not turns.waits(item.nodeid)]
+        items[:] = [item for item in items if item not in waiting]

@@ -90,8 +90,8 @@ def install(
     installed then, and if not, starts the installed Ollama as stock and says what to do.
 
     A second run replaces what the first one wrote, and keeps its user, host and models where it
-    names no others. A file that somebody changed is never
-    overwritten: the error names it, nothing is written, and the exit code is 9.
+    names no others. A file that somebody changed is never overwritten: the error names it, nothing
+    is written, and the exit code is 9.
     """
     from ollama_tiering.launch.address import parse_address
     from ollama_tiering.systemd import service
