@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -24,7 +23,7 @@ from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device
 from tests.places import tmpfs_directory
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of, path_of
 
 pytestmark = pytest.mark.fault
 
@@ -54,12 +53,6 @@ def directories(root: Path, ram: int = 8, local: int = 16) -> list[tuple[Tier, i
             local * FILE_BYTES + NO_BLOCKS + SMALL_FILES,
         ),
     ]
-
-
-def path_of(bench: Bench, index: int, key: BlockKey) -> Path:
-    found = bench.tiers[index][0].path(NAMESPACE, key)
-    assert found is not None
-    return Path(found)
 
 
 def crash(bench: Bench) -> None:
@@ -98,7 +91,7 @@ def test_a_read_error_on_write_down_deletes_nothing(
         broken.setattr(os, "pread", failing(error))
         bench.store.run_pending()
     assert bench.in_tier(0) == keys_of(blocks)
-    assert all(path_of(bench, 0, block.key).exists() for block in blocks)
+    assert all(path_of(bench.tiers[0][0], block.key).exists() for block in blocks)
     failures = bench.store.report().tiers[0].stats.failures
     assert failures == {errno.errorcode[error]: 2}  # both were tried at once
     assert bench.state.levels[0].suspended_until == bench.now + 1  # which makes it no worse
@@ -162,7 +155,7 @@ def test_a_short_read_is_weather_and_no_damage(
     with monkeypatch.context() as broken:
         broken.setattr(os, "pread", lambda fd, length, offset: b"")
         assert not bench.store.report_corrupt(NAMESPACE, block.key)
-    assert path_of(bench, 0, block.key).exists()
+    assert path_of(bench.tiers[0][0], block.key).exists()
     assert bench.store.report().tiers[0].stats.quarantined_blocks == 0
 
 
@@ -275,7 +268,7 @@ def test_a_full_disk_below_keeps_what_is_in_ram(small_disk: Path, tmp_path: Path
 @pytest.mark.parametrize("offset", [0, 9, 14, 30, 40, 100])
 def test_a_damaged_header_is_found_at_the_next_start(bench: Bench, offset: int) -> None:
     blocks = bench.put(range(8))
-    path = path_of(bench, 0, blocks[1].key)
+    path = path_of(bench.tiers[0][0], blocks[1].key)
     flip(path, offset)
     crash(bench)
     assert bench.rows(range(8)) == 4
@@ -287,7 +280,7 @@ def test_a_damaged_header_is_found_at_the_next_start(bench: Bench, offset: int) 
 def test_a_truncated_file_is_quarantined_at_the_next_start(bench: Bench) -> None:
     (block,) = bench.put([1, 2])
     bench.store.flush_index()
-    path = path_of(bench, 0, block.key)
+    path = path_of(bench.tiers[0][0], block.key)
     path.chmod(0o600)
     os.truncate(path, FILE_BYTES - 4096)
     crash(bench)
@@ -298,7 +291,7 @@ def test_a_truncated_file_is_quarantined_at_the_next_start(bench: Bench) -> None
 def test_a_file_of_another_version_is_kept_and_counted(bench: Bench) -> None:
     (block,) = bench.put([1, 2])
     vectors = Path(__file__).parents[1] / "vectors" / "blocks"
-    path = path_of(bench, 0, block.key)
+    path = path_of(bench.tiers[0][0], block.key)
     path.chmod(0o600)
     path.write_bytes((vectors / "unknown-version.kvb").read_bytes())
     crash(bench)
@@ -313,7 +306,7 @@ def test_a_file_of_another_version_is_kept_and_counted(bench: Bench) -> None:
 
 def test_a_block_in_anothers_place_is_quarantined(bench: Bench) -> None:
     one, two = bench.put(range(8))
-    path = path_of(bench, 0, one.key)
+    path = path_of(bench.tiers[0][0], one.key)
     path.chmod(0o600)
     path.write_bytes(two.data)
     crash(bench)
@@ -325,7 +318,7 @@ def test_something_planted_in_a_blocks_place_is_not_opened(
     bench: Bench, tmp_path: Path, kind: str
 ) -> None:
     blocks = bench.put(range(8))
-    path = path_of(bench, 0, blocks[0].key)
+    path = path_of(bench.tiers[0][0], blocks[0].key)
     secret = tmp_path / "secret"
     secret.write_bytes(blocks[0].data)
     path.unlink()
@@ -352,11 +345,11 @@ def test_something_planted_in_a_blocks_place_is_not_opened(
 
 def test_a_link_planted_as_a_shard_is_not_followed(bench: Bench, tmp_path: Path) -> None:
     (block,) = samples.sequence(NS, [1])
-    shard = path_of(bench, 0, block.key).parent
+    shard = path_of(bench.tiers[0][0], block.key).parent
     shard.parent.mkdir(mode=0o700, exist_ok=True)
     (tmp_path / "elsewhere").mkdir()
     shard.symlink_to(tmp_path / "elsewhere")
-    shard_below = path_of(bench, 1, block.key).parent
+    shard_below = path_of(bench.tiers[1][0], block.key).parent
     shard_below.parent.mkdir(mode=0o700, exist_ok=True)
     shard_below.symlink_to(tmp_path / "elsewhere")
     (reserved,) = bench.reserve([block])
@@ -366,7 +359,7 @@ def test_a_link_planted_as_a_shard_is_not_followed(bench: Bench, tmp_path: Path)
 
 def test_foreign_files_in_a_tier_are_left_alone(bench: Bench) -> None:
     (block,) = bench.put([1, 2])
-    path = path_of(bench, 0, block.key)
+    path = path_of(bench.tiers[0][0], block.key)
     foreign = [path.with_name("notes.txt"), path.parent.parent / "README", path.with_suffix(".x")]
     for file in foreign:
         file.write_text("mine")
@@ -454,7 +447,7 @@ def test_a_ruined_index_is_rebuilt_from_the_files(
 def test_rows_without_files_and_files_without_rows(bench: Bench) -> None:
     one = bench.put([1, 2])
     bench.store.flush_index()
-    path_of(bench, 0, one[0].key).unlink()
+    path_of(bench.tiers[0][0], one[0].key).unlink()
     two = bench.put([3, 4])
     crash(bench)
     assert bench.rows([1, 2]) == 0

@@ -442,11 +442,15 @@ def oldest_first(daemon: SidecarProcess) -> list[Path]:
 def damage(daemon: SidecarProcess, one: Path) -> None:
     """In every tier."""
     for path in (*daemon.ram_dir.rglob(one.name), *daemon.local_dir.rglob(one.name)):
-        path.chmod(0o600)
-        with path.open("r+b") as opened:
-            opened.seek(-1, 2)
-            opened.write(b"\x5a" if path.read_bytes()[-1] != 0x5A else b"\x5b")
-        path.chmod(0o400)
+        flip_the_end(path)
+
+
+def flip_the_end(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(bytes([path.read_bytes()[-1] ^ 0x10]))
+    path.chmod(0o400)
 
 
 def test_of_many_damaged_blocks_the_first_ends_what_comes_back(program: Path, first: int) -> None:
@@ -549,11 +553,7 @@ def test_a_damaged_block_in_memory_ends_what_is_read_into_cells(
     block = struct.pack("<64i", *range(first + 320, first + 384))
     paths = [path for path in in_memory.ram_dir.rglob("*.kvb") if block in path.read_bytes()[:8192]]
     assert len(paths) == 1
-    paths[0].chmod(0o600)
-    with paths[0].open("r+b") as opened:
-        opened.seek(-1, 2)
-        opened.write(bytes([paths[0].read_bytes()[-1] ^ 0x10]))
-    paths[0].chmod(0o400)
+    flip_the_end(paths[0])
     assert direct.say("prompt", 1, first, 1001) == "have 0 restored 320 reason 11"
     assert direct.say("reads") == "5 direct"
 

@@ -108,7 +108,7 @@ def _make_chain(tier: FsTier, conversation: Conversation) -> None:
         header.key, header.parent, header.tokens = key, parent, tokens
         header.first_position = index * BLOCK_TOKENS
         plan = BlockPlan(header)
-        path = _path(tier, ns, key)
+        path = block_path(tier, ns, key)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with path.open("wb") as file:
             file.write(plan.head(checksums))
@@ -152,7 +152,7 @@ def make_index(directory: Path, files: int) -> None:
         for conversation in conversations(files):
             namespace = conversation.ns.digest()
             for key, parent, tokens in conversation.chain():
-                info = _path(tier, conversation.ns, key).stat()
+                info = block_path(tier, conversation.ns, key).stat()
                 record = BlockRecord(
                     key, namespace, parent, tokens, BLOCK_TOKENS, info.st_size, info.st_mtime
                 )
@@ -162,7 +162,8 @@ def make_index(directory: Path, files: int) -> None:
         tier.close()
 
 
-def _path(tier: FsTier, ns: Namespace, key: BlockKey) -> Path:
+def block_path(tier: FsTier, ns: Namespace, key: BlockKey) -> Path:
+    """RuntimeError: it is a tier that names no files."""
     path = tier.path(ns.digest(), key)
     if path is None:
         raise RuntimeError("the local tier has no directory")

@@ -19,10 +19,10 @@ import grpc
 import numpy as np
 import psutil
 
+from ollama_tiering.bench.tiers.local_files import block_path
 from ollama_tiering.bench.tiers.looking_up import (
     BLOCK_TOKENS,
     CHAIN,
-    NAMESPACE,
     NS,
     chain_tokens,
     has_request,
@@ -121,10 +121,7 @@ def _make_files(directory: Path, blocks: int) -> None:
     try:
         for number in range(-(-blocks // CHAIN)):
             for block in samples.sequence(NS, chain_tokens(number))[: blocks - number * CHAIN]:
-                place = tier.path(NAMESPACE, block.key)
-                if place is None:
-                    raise RuntimeError("the local tier has no directory")
-                path = Path(place)
+                path = block_path(tier, NS, block.key)
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_bytes(block.data)
     finally:

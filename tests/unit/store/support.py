@@ -27,6 +27,13 @@ def disk_budget(blocks: int) -> int:
     return blocks * (FILE_BYTES + DIRECTORY_BYTES) + 8 * DIRECTORY_BYTES
 
 
+def path_of(tier: Tier, key: BlockKey) -> Path:
+    """Where a block lies in a tier that names its files."""
+    path = tier.path(NAMESPACE, key)
+    assert path is not None
+    return Path(path)
+
+
 class Bench:
     """Budgets are counted in blocks; None leaves the tier out."""
 

@@ -29,7 +29,7 @@ from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import MAX_MANIFEST_BYTES, open_archive, parse_manifest
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.store.tools.importing import Imported, Present, check_archive, import_blocks
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
+from tests.unit.store.support import FILE_BYTES, NS, Bench, path_of
 
 TOKENS = [*range(8), 90, 91]
 
@@ -109,9 +109,7 @@ def test_there_and_back_is_the_same_bytes(
     assert target.take(tmp_path / "x") == Imported(3, 0, 3, 3 * FILE_BYTES)
     assert target.bench.rows(TOKENS) == 10
     for block in samples.sequence(NS, TOKENS):
-        found = target.bench.tiers[0][0].path(NAMESPACE, block.key)
-        assert found is not None
-        path = Path(found)
+        path = path_of(target.bench.tiers[0][0], block.key)
         assert path.read_bytes() == block.data
     assert target.take(tmp_path / "x") == Imported(3, 3, 0, 0)
     left = [path.name for path in tmp_path.iterdir()]
@@ -160,9 +158,7 @@ def test_what_is_there_is_not_replaced(source: Side, tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_is_not_exported_and_nothing_is_left(source: Side, tmp_path: Path) -> None:
-    found = source.bench.tiers[0][0].path(NAMESPACE, samples.sequence(NS, TOKENS)[1].key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(source.bench.tiers[0][0], samples.sequence(NS, TOKENS)[1].key)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4

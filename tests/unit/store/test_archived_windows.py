@@ -28,7 +28,7 @@ from ollama_tiering.store.tools.importing import (
     check_archive,
     import_blocks,
 )
-from tests.unit.store.support import NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.support import NAMESPACE, NS, Bench, keys_of, path_of
 from tests.unit.store.test_archive import TOKENS, Side, edited, members, nothing, pack, plain
 
 BLOCKS = samples.sequence(NS, TOKENS)
@@ -91,9 +91,7 @@ def test_windows_go_out_and_come_back(
     size = sum(len(one.data) for one in (*BLOCKS, *WINDOWS))
     assert target.take(tmp_path / "x") == Imported(6, 0, 6, size)
     for one in (*BLOCKS, *WINDOWS):
-        found = target.bench.tiers[0][0].path(NAMESPACE, one.key)
-        assert found is not None
-        path = Path(found)
+        path = path_of(target.bench.tiers[0][0], one.key)
         assert path.read_bytes() == one.data
     found = target.bench.match(TOKENS)
     named = [[window.key for window in block.attached] for block in found]
@@ -168,9 +166,7 @@ def test_without_room_for_windows_the_chain_is_there(exported: bytes, tmp_path: 
 def test_a_damaged_window_is_left_out_with_the_window_that_it_is_part_of(
     source: Side, target: Side, tmp_path: Path
 ) -> None:
-    found = source.bench.tiers[0][0].path(NAMESPACE, OTHER.key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(source.bench.tiers[0][0], OTHER.key)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4
@@ -194,9 +190,7 @@ def test_one_that_goes_away_before_it_is_read_is_left_out(source: Side, tmp_path
 
 
 def test_a_damaged_block_of_the_chain_ends_it(source: Side, tmp_path: Path) -> None:
-    found = source.bench.tiers[0][0].path(NAMESPACE, BLOCKS[1].key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(source.bench.tiers[0][0], BLOCKS[1].key)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4
@@ -207,9 +201,7 @@ def test_a_damaged_block_of_the_chain_ends_it(source: Side, tmp_path: Path) -> N
 
 
 def test_verify_reads_windows_and_takes_a_damaged_one_only(source: Side) -> None:
-    found = source.bench.tiers[0][0].path(NAMESPACE, END.key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(source.bench.tiers[0][0], END.key)
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[4100] ^= 4

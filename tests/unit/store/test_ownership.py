@@ -16,7 +16,7 @@ from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.verify import verify
 from ollama_tiering.system.ownership import NotOurs
-from tests.unit.store.support import NAMESPACE, Bench
+from tests.unit.store.support import NAMESPACE, Bench, path_of
 from tests.unit.store.test_admin import Tools
 
 STRANGER = 65534
@@ -168,9 +168,7 @@ def test_tools_call_it_foreign_and_leave_it(tools: Tools, spoil: Spoil) -> None:
 def test_a_block_stored_anew_takes_its_place(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     (block,) = samples.sequence(samples.namespace(layers=1), range(4))
-    found = tier.path(NAMESPACE, block.key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(tier, block.key)
     for usable in (False, True):
         temp = tier.create(NAMESPACE, block.key, len(block.data))
         temp.write_at(0, block.data)

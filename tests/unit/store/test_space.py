@@ -15,7 +15,7 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.space import CACHE_SECONDS, FreeSpace
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import unusable
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of, path_of
 
 
 def physical_bytes(root: Path) -> int:
@@ -96,9 +96,7 @@ def test_a_directory_goes_with_its_last_block(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Bench(tiers=[(tier, 1 << 20)])
     (block,) = bench.put([1])
-    found = tier.path(NAMESPACE, block.key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(tier, block.key)
     bench.store.remove_seq(NAMESPACE, [block.key])
     assert not path.parent.exists()
     bench.put([1])

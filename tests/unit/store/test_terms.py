@@ -22,7 +22,15 @@ from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.values import Selection
-from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
+from tests.unit.store.support import (
+    BLOCK_TOKENS,
+    FILE_BYTES,
+    NAMESPACE,
+    NS,
+    Bench,
+    keys_of,
+    path_of,
+)
 from tests.unit.store.test_remote import RemoteBench, files
 
 DAY = 86400.0
@@ -169,9 +177,7 @@ def test_damaged_files_go_with_what_a_rule_removes(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Ruled(tiers=[(tier, 80 * FILE_BYTES)])
     blocks = bench.put(range(8))
-    found = tier.path(NAMESPACE, blocks[1].key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(tier, blocks[1].key)
     path.chmod(0o600)
     path.write_bytes(blocks[1].data[:4096] + b"x" + blocks[1].data[4097:])
     assert bench.store.report_corrupt(NAMESPACE, blocks[1].key)
@@ -185,9 +191,7 @@ def test_damaged_files_go_when_nothing_else_is_left(tmp_path: Path) -> None:
     tier = FsTier(TierKind.LOCAL, tmp_path / "local")
     bench = Ruled(tiers=[(tier, 80 * FILE_BYTES)])
     (block,) = bench.put(range(4))
-    found = tier.path(NAMESPACE, block.key)
-    assert found is not None
-    path = Path(found)
+    path = path_of(tier, block.key)
     path.chmod(0o600)
     path.write_bytes(block.data[:4096] + b"x" + block.data[4097:])
     assert bench.store.report_corrupt(NAMESPACE, block.key)
