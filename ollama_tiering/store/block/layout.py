@@ -27,28 +27,24 @@ class KnownLayouts:
 
     def passes(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> bool:
         """Whether it is known that `check_header` would find nothing wrong. False is no verdict."""
-        layout = _layout(header, payload_offset, file_bytes)
         return (
-            layout in self._known
+            _layout(header, payload_offset, file_bytes) in self._known
             and len(header.namespace) == len(header.parent) == DIGEST_BYTES
             and block_key(header.parent, header.tokens) == header.key
         )
 
     def learn(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> None:
-        """Of a header that `check_header` has passed."""
-        layout = _layout(header, payload_offset, file_bytes)
-        if layout is not None and len(self._known) < _MOST:
-            self._known.add(layout)
+        """Of a header that `check_header` has passed. What is beside tokens has a part in the key,
+        so such a block would not pass, and is not remembered.
+        """
+        if not header.extras and len(self._known) < _MOST:
+            self._known.add(_layout(header, payload_offset, file_bytes))
 
 
 def _layout(
     header: pb.BlockHeader, payload_offset: int, file_bytes: int
-) -> tuple[int, int, int, bytes] | None:
-    """All that `check_header` looks at but the key and what it is made of; None where that is not
-    tokens only.
-    """
-    if header.extras or header.cells or header.window:
-        return None
+) -> tuple[int, int, int, bytes]:
+    """All that `check_header` looks at but the key and the tokens that it is made of."""
     rest = pb.BlockHeader()
     rest.CopyFrom(header)
     for name in _OF_THE_BLOCK:

@@ -68,6 +68,17 @@ def test_a_block_with_an_image_is_looked_through() -> None:
     assert not layouts.passes(header, *place)
 
 
+def test_blocks_with_images_take_no_room_from_others() -> None:
+    layouts = KnownLayouts()
+    for number in range(100):
+        image = BlockExtra(0, bytes([number]) * 32)
+        header, place = header_of(range(20, 24), extras=(image,))
+        layouts.learn(header, *place)
+    header, place = header_of(range(20, 24))
+    layouts.learn(header, *place)
+    assert layouts.passes(header, *place)
+
+
 def _rekeyed(header: pb.BlockHeader) -> None:
     header.key = block_key(header.parent, header.tokens)
 

@@ -177,6 +177,12 @@ def test_an_edited_unit_is_not_overwritten_by_an_upgrade(machine: Machine) -> No
     assert machine.files() == before
 
 
+def test_nothing_is_taken_over_from_a_unit_that_a_person_changed(machine: Machine) -> None:
+    machine.install()
+    machine.at(SERVER).write_text('[Service]\nEnvironment="OLLAMA_HOST=127.0.0.1:99999"\n')
+    assert SERVER in machine.tiering("install", "--binary", machine.binary, code=9)
+
+
 def test_links_that_enabling_made_go_with_their_unit(machine: Machine) -> None:
     before = machine.files()
     machine.install()
