@@ -28,6 +28,8 @@ from ollama_tiering.config.places import (
     data_dir,
     default_local_dir,
     default_socket_path,
+    expanded,
+    home,
     run_dir,
     state_dir,
 )
@@ -83,7 +85,9 @@ __all__ = [
     "data_dir",
     "default_local_dir",
     "default_socket_path",
+    "expanded",
     "format_size",
+    "home",
     "load",
     "load_sidecar",
     "parse_size",

@@ -53,7 +53,7 @@ class UpRequest:
     def models_dir(self) -> Path:
         """Where the server looks for models, as in v0.16.3 envconfig/config.go `Models`."""
         named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
-        return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
+        return (self.models or config.expanded(named or "~/.ollama/models")).absolute()
 
     def environment(self, *, tiered: bool) -> dict[str, str | None]:
         """What the server gets in addition to our own variables."""

@@ -59,11 +59,11 @@ class InstallRequest:
         if not self.user_mode:
             return _SYSTEM_UNITS
         home = os.environ.get("XDG_CONFIG_HOME")
-        return (Path(home) if home else Path.home() / ".config") / "systemd" / "user"
+        return (Path(home) if home else config.home() / ".config") / "systemd" / "user"
 
     @property
     def place(self) -> Path:
-        own = Path.home() / ".local/lib/ollama-tiering"
+        own = config.home() / ".local/lib/ollama-tiering"
         return self.prefix or (own if self.user_mode else _SYSTEM_PREFIX)
 
     @property
