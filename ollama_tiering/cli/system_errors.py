@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ def cause_and_cure(error: OSError) -> tuple[str, str]:
     said = error.strerror or str(error)
     number = error.errno or 0
     if error.filename is not None:
-        paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
+        paths = [str(name) for name in (error.filename, error.filename2) if name]
         return f"{' to '.join(paths)}: {said}", _CURES.get(number, "check that path and its owner")
     lines = traceback.extract_tb(error.__traceback__)
     if any(line.filename.endswith(_PRINTING) for line in lines):

@@ -20,6 +20,7 @@ import psutil
 from ollama_tiering import config
 from ollama_tiering.launch.address import Address
 from ollama_tiering.system.files import naming
+from ollama_tiering.system.locks import open_to_lock
 
 
 @dataclass(slots=True)
@@ -86,20 +87,15 @@ def _second_path(address: Address) -> Path:
     return config.state_dir() / "run" / record_path(address).name
 
 
-def _opened(path: Path) -> int:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 @contextlib.contextmanager
 def hold(address: Address) -> Iterator[HeldRecord]:
     """Holds the port against another `tiering up`; AlreadyUp if one has it."""
     path = record_path(address)
     try:
-        handle = _opened(path)
+        handle = open_to_lock(path)
     except OSError:  # somebody else's runtime directory, as after `su`
         path = _second_path(address)
-        handle = _opened(path)
+        handle = open_to_lock(path)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
