@@ -27,6 +27,7 @@ class InstallOutcome:
     stock_installed: dict[str, str] = field(default_factory=dict)
     links_removed: list[str] = field(default_factory=list)
     rival: str = ""  # what would take the server's port, and the cure
+    changeable: str = ""  # who else could change what the services import, and the cure
 
 
 def install(
@@ -54,6 +55,7 @@ def install(
     taken = rival.rival(request.root, request.unit_directory, plan.service.address)
     outcome = InstallOutcome(changes, list(plan.units), before, after, before)
     outcome.rival = taken if SERVER_UNIT in plan.units else ""
+    outcome.changeable = plan.changeable
     return plan, outcome
 
 
