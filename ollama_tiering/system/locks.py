@@ -16,7 +16,6 @@ from typing import Final
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.system.directories import UnsafeDirectory
-from ollama_tiering.system.files import naming
 
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -65,7 +64,6 @@ def lock_file(path: Path, purpose: str) -> int:
             f"{purpose} is in use by process {owner or 'unknown'}",
             hint="stop that sidecar, or give this one another directory and socket",
         ) from None
-    with naming(path):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
