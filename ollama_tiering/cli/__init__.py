@@ -139,7 +139,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        outcome: Any = cli.main(arguments, prog_name="tiering", standalone_mode=False)
+        outcome: Any = cli.main(
+            arguments, prog_name="tiering", standalone_mode=False, color=own_process.colour()
+        )
     except TieringError as error:
         if debug:
             traceback.print_exc()

@@ -15,13 +15,12 @@ from ollama_tiering.cli.model_names import known_names, label
 from ollama_tiering.cli.store_options import (
     administration,
     age,
-    count,
     make_selection,
     selection_options,
     short,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
     from ollama_tiering.store.values import BlockLine, ChainLine, Listing, Totals

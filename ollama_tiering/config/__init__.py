@@ -1,5 +1,6 @@
 """Settings, places and sizes, which every other part may use."""
 
+from ollama_tiering.config.counts import agreeing, count
 from ollama_tiering.config.environment import (
     ENV_CACHE,
     ENV_CONFIG,
@@ -33,6 +34,7 @@ from ollama_tiering.config.places import (
     run_dir,
     state_dir,
 )
+from ollama_tiering.config.readable import readable
 from ollama_tiering.config.settings import (
     DEFAULT_SOURCE,
     DEFAULT_TAG,
@@ -80,8 +82,10 @@ __all__ = [
     "Ruling",
     "ServerConfig",
     "SidecarConfig",
+    "agreeing",
     "cache_dir",
     "config_file",
+    "count",
     "data_dir",
     "default_local_dir",
     "default_socket_path",
@@ -91,6 +95,7 @@ __all__ = [
     "load",
     "load_sidecar",
     "parse_size",
+    "readable",
     "ruling",
     "run_dir",
     "state_dir",

@@ -378,7 +378,11 @@ def _reason(stderr: str) -> str:
 
 
 def _names(tags: list[str]) -> str:
-    return ", ".join(tags) if len(tags) < 4 else f"{tags[0]} … {tags[-1]} ({len(tags)} tags)"
+    return (
+        ", ".join(tags)
+        if len(tags) < 4
+        else f"{tags[0]} … {tags[-1]} ({config.count(len(tags), 'tag')})"
+    )
 
 
 def _some(paths: list[str]) -> str:

@@ -12,6 +12,13 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
+def colour() -> bool | None:
+    """False where nothing is to be coloured (https://no-color.org, and terminals that know no
+    colours); None: where the output is a terminal.
+    """
+    return False if is_set("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
 def print_in_any_encoding() -> None:
     """What the terminal's encoding lacks is printed as `\\u2026` from now on, instead of ending the
     command: characters that Latin-1 has not, and bytes of a path that are not UTF-8.
