@@ -202,6 +202,11 @@ def administration(
         yield admin_here
 
 
+def socket_in_force(socket: Path | None, config_file: Path | None) -> Path:
+    settings, _ = config.readable({"sidecar.socket": socket}, path=config_file)
+    return settings.sidecar.socket_path
+
+
 def _complain(broken: ConfigError) -> None:
     """Unless the command has failed for another reason."""
     if sys.exc_info()[1] is None:
