@@ -77,5 +77,5 @@ def status_line(report: StoreReport) -> str:
     asked = report.counters.asked_tokens
     if asked:
         share = 100 * report.counters.matched_tokens / asked
-        parts.append(f"{share:.0f} % of {asked:,} asked tokens found")
+        parts.append(f"{share:.0f} % of {count(asked, 'asked token')} found")
     return "; ".join(parts)
