@@ -17,6 +17,7 @@ from ollama_tiering.systemd import server_files
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import MANIFEST_NAME, Installed, InstallManifest, NewFile
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
+from ollama_tiering.systemd.service import data_left
 from tests.unit.systemd.conftest import Machine
 
 PREFIX = "/opt/ollama-tiering"
@@ -428,3 +429,29 @@ def test_the_install_says_it_in_one_line(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr("ollama_tiering.systemd.service.make_plan", plan)
     text = machine.install("--dry-run")
     assert "beware       another user may change /x: move it" in text.splitlines()
+
+
+def test_uninstall_names_only_places_where_blocks_are(machine: Machine) -> None:
+    machine.install()
+    assert "stored blocks" not in machine.tiering("uninstall")
+    machine.install()
+    for place in ("/var/lib/ollama-tiering/blocks", "/dev/shm/ollama-tiering-a1b2"):
+        machine.at(place).mkdir(parents=True)
+    text = machine.tiering("uninstall")
+    left = [line.split()[1] for line in text.splitlines() if line.endswith(": stored blocks")]
+    assert left == ["/var/lib/ollama-tiering:", "/dev/shm/ollama-tiering-a1b2:"]
+
+
+def test_uninstall_of_a_users_own_names_the_directory_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("STATE", "DATA", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    own = InstallRequest(user_mode=True)
+    assert data_left(own) == []
+    blocks, chosen = tmp_path / "DATA/ollama-tiering/blocks", tmp_path / "disk"
+    blocks.mkdir(parents=True)
+    assert data_left(own) == [blocks]
+    chosen.mkdir()
+    monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(chosen))
+    assert data_left(own) == [chosen, blocks]
