@@ -13,7 +13,7 @@ from typing import Final
 from ollama_tiering.system import own_process
 from ollama_tiering.system.filesystems import is_full
 
-_DEBUG: Final = "`tiering --debug ...` says what failed"
+_DEBUG: Final = "run it again with --debug to see what failed"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PRINTING: Final = ("click/utils.py", "rich/console.py")
 _CURES: Final = {
