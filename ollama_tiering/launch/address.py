@@ -137,7 +137,10 @@ def _can_bind(address: Address) -> bool:
         except OSError as error:
             if error.errno in (98, 48):  # EADDRINUSE on Linux, macOS
                 return False
-            raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot listen on {address}: {error.strerror}",
+                hint="--host takes an address of this machine, and a port from 1024 on",
+            ) from None
     return True
 
 

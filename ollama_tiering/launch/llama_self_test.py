@@ -180,7 +180,10 @@ def require_same_bits(
     finally:
         service.stop()
     if not hit.cached_tokens >= PROMPT_TOKENS:
-        raise ResultDiffers(f"self-test: stock had {count(hit.cached_tokens, 'token')} in memory")
+        raise ResultDiffers(
+            f"self-test: stock had {count(hit.cached_tokens, 'token')} in memory",
+            hint="end other programs, and try again",
+        )
     _require_equal(f"restored after a kill{place}", hit, restored)
     return ""
 

@@ -97,7 +97,7 @@ def start(
     """
     program = [str(part) for part in command]
     if not Path(program[0]).is_file():
-        raise MissingTool(f"{program[0]}: no such program")
+        raise MissingTool(f"{program[0]}: no such program", hint="build or install it again")
     if leashed:
         program = [sys.executable, "-IS", leash.__file__, *program]
     for directory in (log.parent.parent, log.parent):  # private both, whatever the umask says
