@@ -28,7 +28,7 @@ link_package() { # makes `import ollama_tiering` work; also after the repository
     local site link
     for site in "$venv"/lib/python3*/site-packages; do
         link="$site/ollama_tiering.pth"
-        [ -r "$link" ] && [ "$(<"$link")" = "$repo" ] || printf '%s\n' "$repo" >"$link"
+        [ -r "$link" ] && [ "$(<"$link")" = "$repo" ] || printf '%s\n' "$repo" 2>/dev/null >"$link" || not_ours "$link"
     done
 }
 
@@ -74,6 +74,15 @@ no_venv() {
     exit 6
 }
 
+not_ours() { # the checkout was set up by another user, or cannot be at all: $1 cannot be written
+    local why="$venv is not made yet"
+    [ ! -e "$venv" ] || why="$venv is of another version, or was moved"
+    [ ! -L "$venv/bin/python" ] || [ -x "$venv/bin/python" ] || why="this user cannot run $(readlink -m "$venv/bin/python")"
+    echo "error: this user cannot write $1, and $why" >&2
+    echo "hint: run $repo/scripts/tiering --version once as $(stat -c %U "$repo") with a Python that all may run, or make a checkout of your own" >&2
+    exit 6
+}
+
 lighten() { # drops what no command loads: packages' own tests, the spare half of zstandard, its symbols for debuggers
     local site
     for site in "$venv"/lib/python3*/site-packages; do
@@ -84,12 +93,20 @@ lighten() { # drops what no command loads: packages' own tests, the spare half o
 }
 
 ensure_venv() {
-    local base
+    local base place
     if ! venv_is_current "$repo/$1"; then
+        for place in "$repo" "$repo/.venv.lock" "$venv"; do
+            [ ! -e "$place" ] || [ -w "$place" ] || not_ours "$place"
+        done
         base=$(find_python) || exit $?
         "$base" -c '
 import fcntl, os, sys
-held = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+try:
+    held = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+except OSError as error:
+    sys.exit(f"error: {sys.argv[1]}: {error.strerror}\nhint: free some space there, or make a checkout elsewhere")
+if os.fstat(held).st_uid == os.geteuid():
+    os.fchmod(held, 0o600)  # whoever may open it could hold it
 fcntl.flock(held, fcntl.LOCK_EX)
 os.set_inheritable(held, True)
 os.execvp(sys.argv[2], sys.argv[2:])

@@ -131,6 +131,7 @@ def cli(debug: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point. Never returns."""
+    own_process.print_in_any_encoding()
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments or own_process.is_set("OLLAMA_TIERING_DEBUG")
     sys.exit(_run(arguments, debug))
@@ -138,7 +139,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        outcome: Any = cli.main(arguments, prog_name="tiering", standalone_mode=False)
+        outcome: Any = cli.main(
+            arguments, prog_name="tiering", standalone_mode=False, color=own_process.colour()
+        )
     except TieringError as error:
         if debug:
             traceback.print_exc()
@@ -166,8 +169,9 @@ def _run(arguments: list[str], debug: bool) -> int:
     except OSError as error:
         if debug:
             traceback.print_exc()
-        where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror or error}", "check that path, its owner and free space")
+        from ollama_tiering.cli.system_errors import cause_and_cure
+
+        _complain(*cause_and_cure(error))
         return 1
     except Exception as error:
         return _bug(error, debug)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.address import beside
 from ollama_tiering.launch.record import UpRecord
 from ollama_tiering.launch.service_unit import stop_command
 from ollama_tiering.launch.up import UpRequest
@@ -19,13 +19,13 @@ def say_already(request: UpRequest, record: UpRecord | None) -> None:
     if record is None or not record.pid:
         click.echo(f"already starting: another `tiering up` has port {request.address.port}")
         return
-    beside = f"tiering up --host {replace(request.address, port=request.address.port + 1)}"
+    other = f"tiering up --host {beside(request.address)}"
     stop = stop_command(record.pid) or f"kill {record.pid}"
     if request.models and record.models and not _same(request.models, Path(record.models)):
         raise ServiceError(
             f"a `tiering up` with other models is at {record.url} already (process {record.pid}): "
             f"{record.models}",
-            hint=f"stop it ({stop}), or run beside it: {beside} --models {request.models}",
+            hint=f"stop it ({stop}), or run beside it: {other} --models {request.models}",
         )
     state = "already up" if record.ready else "already starting"
     since = f" since {_moment(record.started)}" if record.started else ""
@@ -36,7 +36,7 @@ def say_already(request: UpRequest, record: UpRecord | None) -> None:
         "logs": "  ".join(logs_of(record)),
         "look": f"tiering status{elsewhere}" if record.ready else "",
         "stop": f"Ctrl-C where it runs, or: {stop}",
-        "other": f"a second server beside it: {beside}",
+        "other": f"a second server beside it: {other}",
     }
     for what, line in lines.items():
         if line:

@@ -14,12 +14,12 @@ from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
     administration,
-    count,
     dry_run_option,
     short,
+    socket_in_force,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
     from ollama_tiering.store import Fields
@@ -105,6 +105,7 @@ def import_command(
     that the tensors belong to their tokens, so import only what you trust. Blocks that are stored
     already stay as they are.
     """
+    from ollama_tiering.doctor.engines import engines_here, name_of
     from ollama_tiering.store.tools.archive import open_archive
     from ollama_tiering.store.tools.importing import Imported, check_archive, import_blocks
 
@@ -122,10 +123,12 @@ def import_command(
                 with _progress("importing", size) as advance, admin.sink(manifest) as sink:
                     done = import_blocks(archive, sink, present, advance)
     key = manifest.blocks[-1].key
+    useless = engines_here(socket_in_force(socket, config_file)).why_useless(manifest.description)
     if as_json:
         document = {
             "version": 1,
             "dry_run": dry_run,
+            "useless_here": useless,
             "id": key.hex(),
             "namespace": manifest.namespace.hex(),
             "blocks": done.blocks,
@@ -136,12 +139,15 @@ def import_command(
         click.echo(json.dumps(document, indent=1))
         return
     name = _name(key, manifest.namespace, manifest.description)
-    if not done.stored:
-        click.echo(f"{name}: all {count(done.blocks, 'block')} stored already")
-        return
     verb = "would store" if dry_run else "stored"
     there = f"; {count(done.present, 'block')} stored already" if done.present else ""
-    click.echo(f"{name}: {verb} {count(done.stored, 'block')}, {format_size(size)}{there}")
+    what = f"all {count(done.blocks, 'block')} stored already"
+    if done.stored:
+        what = f"{verb} {count(done.stored, 'block')}, {format_size(size)}{there}"
+    click.echo(f"{name}: {what}")
+    if useless:
+        engine = name_of(manifest.description)
+        click.echo(f"of no use here: it was computed by {engine}, and {useless}")
 
 
 def _name(key: bytes, namespace: bytes, description: Fields) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from ollama_tiering.config.origins import InForce
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -20,13 +24,14 @@ def config(keys: tuple[str, ...], only_set: bool, as_json: bool) -> None:
     """Show every setting, its value, and where the value comes from.
 
     KEY is a setting such as `sidecar.ram_budget`, or a section such as `patch`. The command changes
-    nothing: to change a setting, edit the file that the last line names.
+    nothing: to change a setting, edit the file that the last line names. If a value is not valid,
+    the others are shown all the same, then what is wrong with it; the exit code is 10.
     """
     from ollama_tiering.config import config_file
     from ollama_tiering.config.origins import in_force
     from ollama_tiering.errors import UsageError, did_you_mean
 
-    found = in_force()
+    found, broken = in_force()
     known = {row.key for row in found} | {row.key.partition(".")[0] for row in found}
     for key in keys:
         if key not in known:
@@ -51,7 +56,13 @@ def config(keys: tuple[str, ...], only_set: bool, as_json: bool) -> None:
         }
         document = {"version": 1, "file": str(file), "exists": file.is_file()}
         click.echo(json.dumps(document | {"settings": settings}, indent=1))
-        return
+    else:
+        _show(rows, file)
+    if broken:
+        raise broken
+
+
+def _show(rows: list[InForce], file: Path) -> None:
     width = max((len(row.key) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row.key:<{width}}  {row.shown}  ({row.origin})")

@@ -72,7 +72,9 @@ def demo(
         from ollama_tiering.cli import demo_context
 
         if engine == "reference":
-            raise UsageError("--context needs Ollama; the numpy engine has no GPU")
+            raise UsageError(
+                "--context needs Ollama; the numpy engine has no GPU", hint="leave --engine out"
+            )
         demo_context.run(tag, as_json=as_json, keep=keep, quiet=quiet)
         return
     from ollama_tiering import extras

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 from ollama_tiering.errors import ResultDiffers
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _ends(outcome: ContextOutcome) -> list[str]:
     plan = ours.plan
     return [
         f"With num_ctx {ours.num_ctx} stock computes {divided.plan.layers_on_gpu} of "
-        f"{plan.layers} layers on the GPU; paged, it computes all of them, with "
+        f"{count(plan.layers, 'layer')} on the GPU; paged, it computes all of them, with "
         f"{format_size(plan.pinned_bytes)} of K/V in pinned memory of the host.",
         "The answer is the one with all K/V on the GPU, bit for bit.",
     ]

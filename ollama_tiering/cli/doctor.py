@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ def _say(check: Check) -> None:
     click.echo(check.finding)
     if check.cure:
         click.echo(f"      -> {check.cure}")
-    sys.stdout.flush()
 
 
 def _summary(found: list[Check]) -> str:

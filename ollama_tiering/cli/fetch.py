@@ -46,7 +46,7 @@ def fetch(
     and patching it needs no network.
     """
     if all_tags and tags:
-        raise UsageError("--tag and --all-tags exclude each other")
+        raise UsageError("--tag and --all-tags exclude each other", hint="give one of them")
     patchset = manifest.load()
     cache = upstream.SourceCache()
     if only_list:

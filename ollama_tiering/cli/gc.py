@@ -14,11 +14,10 @@ from ollama_tiering.cli.rm import kept_sentence
 from ollama_tiering.cli.store_options import (
     Duration,
     administration,
-    count,
     dry_run_option,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 from ollama_tiering.doctor.builds import builds_here
 
 _KINDS = {

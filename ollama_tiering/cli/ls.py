@@ -15,13 +15,13 @@ from ollama_tiering.cli.model_names import known_names, label
 from ollama_tiering.cli.store_options import (
     administration,
     age,
-    count,
     make_selection,
     selection_options,
     short,
+    socket_in_force,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
     from ollama_tiering.store.values import BlockLine, ChainLine, Listing, Totals
@@ -80,9 +80,12 @@ def ls(
     Each line is a conversation: a chain of blocks from its first token to its end. SIZE is what the
     chain takes. OWN is the part that no other conversation uses, so `tiering rm ID` would free it.
     TEXT is what the user wrote where this conversation first differs from the others of its model.
-    An ID may be shortened as long as it is unique. With --blocks, each line is a block; with IDs,
-    the blocks of these conversations, in their order.
+    NOTE `other engine`: no engine of this machine will find it. An ID may be shortened as long as
+    it is unique. With --blocks, each line is a block; with IDs, the blocks of these conversations,
+    in their order.
     """
+    from ollama_tiering.doctor.engines import engines_here
+
     selection = make_selection(ids, pinned=pinned, **conditions)
     with administration(socket, config_file, purpose="look") as admin:
         listing = admin.listing(selection, blocks=blocks, words=not (blocks or no_text))
@@ -95,13 +98,16 @@ def ls(
     if reverse:
         lines.reverse()
     lines = lines[:limit]
+    here = engines_here(socket_in_force(socket, config_file))
+    useless = {ns: here.why_useless(fields) for ns, fields in listing.descriptions.items()}
     texts = None if blocks or no_text else _texts(listing, lines)
     if as_json:
         document = _document(listing, lines, labels, texts, blocks=blocks)
+        document["useless_here"] = {ns.hex(): why for ns, why in useless.items() if why}
         click.echo(json.dumps(document, indent=1))
         return
     if lines:
-        _print_table(lines, labels, texts or {}, listing.id_digits)
+        _print_table(lines, labels, texts or {}, listing.id_digits, useless)
     click.echo(summary(listing, shown=len(lines), blocks=blocks))
 
 
@@ -136,7 +142,11 @@ def _places(totals: Totals) -> str:
 
 
 def _print_table(
-    lines: Iterable[Line], labels: Mapping[Any, str], texts: Texts, digits: int
+    lines: Iterable[Line],
+    labels: Mapping[Any, str],
+    texts: Texts,
+    digits: int,
+    useless: Mapping[Any, str],
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -145,7 +155,7 @@ def _print_table(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
-    columns = _columns(list(lines), labels, digits)
+    columns = _columns(list(lines), labels, digits, useless)
     if any(texts.values()) and console.width >= _NARROW:
         columns["TEXT"] = [texts[line.key] for line in lines]
     columns = _fitting(columns, console.width)
@@ -165,7 +175,9 @@ def _print_table(
     console.print(table)
 
 
-def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[str, list[str]]:
+def _columns(
+    lines: list[Line], labels: Mapping[Any, str], digits: int, useless: Mapping[Any, str]
+) -> dict[str, list[str]]:
     cells: dict[str, Callable[[Any], str]] = {
         "ID": lambda line: short(line.key, digits),
         "MODEL": lambda line: labels[line.namespace],
@@ -180,7 +192,7 @@ def _columns(lines: list[Line], labels: Mapping[Any, str], digits: int) -> dict[
         "USED": lambda line: age(line.last_use),
         "HITS": lambda line: f"{line.hits:,}",
     }
-    notes = _notes(lines)
+    notes = _notes(lines, useless)
     if any(notes.values()):
         cells["NOTE"] = lambda line: notes[line.key]
     return {heading: [cell(line) for line in lines] for heading, cell in cells.items()}
@@ -214,15 +226,21 @@ def _tiers(line: Line) -> str:
     )
 
 
-def _notes(lines: Iterable[Any]) -> dict[bytes, str]:
+def _notes(lines: Iterable[Any], useless: Mapping[Any, str]) -> dict[bytes, str]:
     from ollama_tiering.store.values import window_keys
 
     windows = window_keys(line for line in lines if hasattr(line, "parent"))
-    return {line.key: _marks(line, window=line.key in windows) for line in lines}
+    return {
+        line.key: _marks(
+            line, window=line.key in windows, useless=bool(useless.get(line.namespace))
+        )
+        for line in lines
+    }
 
 
-def _marks(line: Line, *, window: bool) -> str:
+def _marks(line: Line, *, window: bool, useless: bool) -> str:
     marks = {
+        "other engine": useless,
         "window": window,
         "pinned": line.pinned,
         "in use": line.leased,

@@ -73,7 +73,9 @@ def make(
     if file.exists() and not force:
         raise UsageError(f"{file} exists", hint="--force replaces it")
     if not file.parent.is_dir():
-        raise UsageError(f"{file.parent} is not a directory")
+        raise UsageError(
+            f"{file.parent} is not a directory", hint=f"make it: mkdir -p {file.parent}"
+        )
     tensors = wanted.tensors()
     what = (
         f"{wanted.arch}, {wanted.layers} layers, {wanted.heads}/{wanted.kv_heads} heads of "
@@ -96,7 +98,10 @@ def make(
         ) as bar:
             stored_bytes = make_model(wanted, file, seed, lambda _: bar.update(1))
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+        raise UsageError(
+            f"cannot write {file}: {error.strerror or error}",
+            hint="name a file in a directory of your own, on a disk with room",
+        ) from error
     click.echo(f"{file}: {stored_bytes:,} bytes ({what})")
 
 

@@ -23,7 +23,10 @@ def present_models(models: Path) -> frozenset[str]:
     """
     blobs = models / "blobs"
     if not blobs.is_dir():
-        raise UsageError(f"{models} is no models directory: it has no blobs/")
+        raise UsageError(
+            f"{models} is no models directory: it has no blobs/",
+            hint="mount its disk, or name Ollama's models directory",
+        )
     found = frozenset(path.name for path in blobs.iterdir() if is_blob(path.name))
     if not found:
         raise UsageError(f"{blobs} holds no model", hint="to remove everything: tiering rm --all")

@@ -199,7 +199,11 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
         click.echo(f"would patch {tree}: {found} ({_summary(patchset)})")
         return
     touched = applying.apply(patchset, tree, tag=tag, allow_untested=untested, go=go, cache=cache)
-    report.say(f"{len(touched)} files changed" if touched else "already applied, nothing to do")
+    report.say(
+        f"{config.count(len(touched), 'file')} changed"
+        if touched
+        else "already applied, nothing to do"
+    )
     click.echo(str(tree))
 
 
@@ -236,12 +240,15 @@ def revert(
     root = tree or plan_of(options_of(tag=tag, cpu=cpu, cuda=cuda)[1]).tree
     if dry_run:
         record = Tree(root).record()
-        count = len(record.changed) + len(record.added) if record else 0
-        click.echo(f"would restore {count} files in {root}")
+        number = len(record.changed) + len(record.added) if record else 0
+        click.echo(f"would restore {config.count(number, 'file')} in {root}")
         return
     touched = applying.revert(root)
     click.echo(
-        f"{len(touched)} files restored" if touched else "not patched, nothing to do", err=True
+        f"{config.count(len(touched), 'file')} restored"
+        if touched
+        else "not patched, nothing to do",
+        err=True,
     )
     click.echo(str(root))
 
@@ -347,4 +354,5 @@ def _tag_of(tag: str | None) -> str | None:
 
 
 def _summary(patchset: manifest.Patchset) -> str:
-    return f"{len(patchset.hooks)} hooks, {len(patchset.overlay)} overlay files"
+    hooks = config.count(len(patchset.hooks), "hook")
+    return f"{hooks}, {config.count(len(patchset.overlay), 'overlay file')}"

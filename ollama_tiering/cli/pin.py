@@ -14,12 +14,11 @@ from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
     Admin,
     administration,
-    count,
     dry_run_option,
     short,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
     from ollama_tiering.store.values import PinResult

@@ -16,14 +16,13 @@ from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
     Admin,
     administration,
-    count,
     dry_run_option,
     make_selection,
     selection_options,
     short,
     store_options,
 )
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 from ollama_tiering.errors import TieringError, UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.config import format_size
+from ollama_tiering.config import agreeing, count, format_size
 from ollama_tiering.config.words import flag_note
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -29,8 +29,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--ram-gb",
-    type=float,
-    help="Budget of the RAM tier in GiB; 0 for none." + flag_note("sidecar.ram_budget"),
+    metavar="SIZE",
+    help="Budget of the RAM tier, in GiB or as 500MB; 0 for none."
+    + flag_note("sidecar.ram_budget"),
 )
 @click.option(
     "--local",
@@ -39,8 +40,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--local-gb",
-    type=float,
-    help="Budget of the local tier in GiB; 0 for none." + flag_note("sidecar.local_budget"),
+    metavar="SIZE",
+    help="Budget of the local tier, in GiB or as 500GB; 0 for none."
+    + flag_note("sidecar.local_budget"),
 )
 @click.option(
     "--remote",
@@ -50,8 +52,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--remote-gb",
-    type=float,
-    help="Budget of the remote directory in GiB, for all machines together."
+    metavar="SIZE",
+    help="Budget of the remote directory, in GiB or as 2TB, for all machines together."
     + flag_note("sidecar.remote_budget"),
 )
 @click.option(
@@ -79,11 +81,11 @@ _LEVELS = ("debug", "info", "warning", "error")
 def sidecar(
     socket: Path | None,
     ram_dir: Path | None,
-    ram_gb: float | None,
+    ram_gb: str | None,
     local: Path | None,
-    local_gb: float | None,
+    local_gb: str | None,
     remote: Path | None,
-    remote_gb: float | None,
+    remote_gb: str | None,
     log_level: str | None,
     log_format: str | None,
     metrics_port: int | None,
@@ -99,11 +101,11 @@ def sidecar(
     overrides: dict[str, Any] = {
         "sidecar.socket": socket,
         "sidecar.ram_dir": ram_dir,
-        "sidecar.ram_budget": _bytes(ram_gb),
+        "sidecar.ram_budget": ram_gb,
         "sidecar.local_dir": local,
-        "sidecar.local_budget": _bytes(local_gb),
+        "sidecar.local_budget": local_gb,
         "sidecar.remote_dir": remote,
-        "sidecar.remote_budget": _bytes(remote_gb),
+        "sidecar.remote_budget": remote_gb,
         "sidecar.log_level": log_level,
         "sidecar.log_format": log_format,
         "sidecar.metrics_port": metrics_port,
@@ -120,12 +122,9 @@ def sidecar(
     )
     if left.blocks:
         click.echo(
-            f"sidecar stopped: {left.blocks} blocks ({format_size(left.left_bytes)}) are in RAM "
-            "only, until the machine reboots; the next start goes on with them"
+            f"sidecar stopped: {count(left.blocks, 'block')} ({format_size(left.left_bytes)}) "
+            f"{agreeing(left.blocks, 'is')} in RAM only, until the machine reboots; the next start "
+            "goes on from there"
         )
     else:
         click.echo("sidecar stopped: everything is on disk")
-
-
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * config.GIB)

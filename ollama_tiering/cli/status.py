@@ -12,7 +12,8 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.cli import status_rules, status_shortfalls, status_use
-from ollama_tiering.config import format_size
+from ollama_tiering.cli.reach import listens
+from ollama_tiering.config import agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.seconds_saved import Saved
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 def status(socket: Path | None, as_json: bool) -> None:
     """Show what the running sidecar knows: tiers, hits, loaded models, and what each model saved.
 
-    Exit code 9 if no sidecar runs.
+    Exit code 9 if no sidecar runs, 10 if the settings are not valid; what runs is shown before
+    that is said.
     """
-    path = config.load_sidecar({"sidecar.socket": socket}).socket_path
+    settings, broken = config.readable({"sidecar.socket": socket})
+    path = settings.sidecar.socket_path
     try:
         answer = _ask(path)
     except ServiceError as error:
+        if broken and socket is None:
+            raise broken from None
         if as_json:
             document = {"running": False, "socket": str(path), "error": error.message}
             click.echo(json.dumps(document, indent=1))
@@ -41,10 +46,12 @@ def status(socket: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(_document(path, answer), indent=1))
     else:
         click.echo("\n".join(_lines(path, answer)))
+    if broken:
+        raise broken
 
 
 def _ask(path: Path) -> pb.StatResponse:
-    if not path.is_socket():
+    if not listens(path) and not path.is_socket():
         raise ServiceError(
             f"no sidecar runs: {path} is not there",
             hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
@@ -152,30 +159,31 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
         share = 100 * tier.used_bytes / tier.budget_bytes if tier.budget_bytes else 0
         yield (
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
-            f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
+            f"{format_size(tier.budget_bytes)} ({share:.0f} %), {count(tier.blocks, 'block')}"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
             f"{_encoding(tier)}, {tier.directory}{_state(tier)}"
         )
         yield from _disk_lines(tier)
     if answer.queued_demotions:
         yield (
-            f"  {answer.queued_demotions} blocks ({format_size(answer.queued_bytes)}) are still "
-            "to be written to disk"
+            f"  {count(answer.queued_demotions, 'block')} ({format_size(answer.queued_bytes)}) "
+            f"{agreeing(answer.queued_demotions, 'is')} still to be written to disk"
         )
     if answer.not_written:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(answer.not_written.items()))
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(answer.not_written.items()))
         yield f"  kept off the disk: {reasons}"
     yield (
-        f"lookups {answer.has_calls}: {answer.matched_tokens} of {answer.asked_tokens} prompt "
-        "tokens were in the store"
+        f"lookups {answer.has_calls:,}: {answer.matched_tokens:,} of "
+        f"{count(answer.asked_tokens, 'prompt token', 'was')} in the store"
     )
     if answer.misses:
-        misses = ", ".join(f"{count} {reason}" for reason, count in sorted(answer.misses.items()))
+        misses = ", ".join(f"{n:,} {reason}" for reason, n in sorted(answer.misses.items()))
         yield f"misses: {misses}"
     if others := _other_builds_blocks(answer):
         yield (
-            f"{others} blocks were stored by builds that are not on this machine any more: "
-            "nothing here finds them; `tiering gc` removes them (not from a shared directory)"
+            f"{count(others, 'block', 'was')} stored by builds that are not on this machine any "
+            "more: nothing here finds what they stored; `tiering gc` removes it (not from a "
+            "shared directory)"
         )
     yield from status_rules.lines(answer)
     names = status_use.names(answer)
@@ -225,18 +233,18 @@ def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator
     yield f"runner {runner.pid} {model}: tiered, {engine}"
     yield from _properties(runner)
     yield (
-        f"  {runner.requests:,} requests, {runner.prompt_tokens:,} prompt tokens = "
+        f"  {count(runner.requests, 'request')}, {count(runner.prompt_tokens, 'prompt token')} = "
         f"{runner.memory_tokens:,} in memory + {runner.restored_tokens:,} restored + "
         f"{runner.recomputed_tokens:,} recomputed"
     )
     if runner.memory_short_tokens:
         yield (
-            f"  {runner.memory_short_tokens} of the recomputed tokens were stored: too little "
+            f"  {runner.memory_short_tokens:,} of the recomputed tokens were stored: too little "
             "memory was available to read them"
         )
     yield from status_shortfalls.lines(runner)
     if runner.failures:
-        yield f"  {runner.failures} calls to the sidecar failed"
+        yield f"  {count(runner.failures, 'call to the sidecar')} failed"
 
 
 def _properties(runner: pb.RunnerReport) -> Iterator[str]:
@@ -254,19 +262,19 @@ def _tier_name(tier: pb.TierStat) -> str:
 
 
 def _damaged(tier: pb.TierStat) -> str:
-    return f", {tier.quarantined_blocks} damaged" if tier.quarantined_blocks else ""
+    return f", {tier.quarantined_blocks:,} damaged" if tier.quarantined_blocks else ""
 
 
 def _state(tier: pb.TierStat) -> str:
     """Empty for a tier that works and is not shared."""
     said = []
     if tier.state == "resting":
-        failures = ", ".join(f"{count} {name}" for name, count in sorted(tier.failures.items()))
+        failures = ", ".join(f"{n:,} {name}" for name, n in sorted(tier.failures.items()))
         said.append(f"resting after failures ({failures}), again in {tier.resting_seconds:.0f} s")
     elif tier.state not in ("", "ok"):
         said.append(tier.state)
     if tier.sidecars > 1:
-        said.append(f"{tier.sidecars} sidecars")
+        said.append(count(tier.sidecars, "sidecar"))
     return "".join(f", {part}" for part in said)
 
 

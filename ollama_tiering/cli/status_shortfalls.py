@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from ollama_tiering.config import count
 from ollama_tiering.protocol.shortfalls import name
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -52,20 +53,19 @@ def lines(runner: pb.RunnerReport) -> Iterator[str]:
     if runner.shortfalls:
         yield "  recomputed, by reason:"
         for one in sorted(runner.shortfalls, key=lambda one: -one.tokens):
-            requests = f"{one.requests:,} request{'' if one.requests == 1 else 's'}"
-            yield f"    {one.tokens:,} tokens of {requests}: {_words(one.reason, runner)}"
+            of = f"{count(one.tokens, 'token')} of {count(one.requests, 'request')}"
+            yield f"    {of}: {_words(one.reason, runner)}"
     if runner.HasField("last_request"):
         last = runner.last_request
         yield (
-            f"  last request: {last.prompt_tokens:,} prompt tokens = "
+            f"  last request: {count(last.prompt_tokens, 'prompt token')} = "
             f"{last.memory_tokens:,} in memory + {last.restored_tokens:,} restored + "
             f"{_recomputed(last):,} recomputed"
         )
         if why := _why(runner):
             yield f"    {why}"
     if runner.to_store:
-        waiting = "conversation is" if runner.to_store == 1 else "conversations are"
-        yield f"  {runner.to_store} {waiting} still to be stored"
+        yield f"  {count(runner.to_store, 'conversation', 'is')} still to be stored"
 
 
 def documents(counts: Iterable[pb.ShortfallCount]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ollama_tiering.cli import status_shortfalls
+from ollama_tiering.config import count
 from ollama_tiering.launch import names as launch_names
 from ollama_tiering.protocol.seconds_saved import Saved, tokens_per_second
 
@@ -49,8 +50,8 @@ def _lines_of(uses: list[pb.ModelUse]) -> Iterator[str]:
     loaded = any(use.loaded for use in uses)
     last = _date(max(use.last_used_unix_seconds for use in uses))
     yield (
-        f"{sum(u.requests for u in uses):,} requests, "
-        f"{sum(u.prompt_tokens for u in uses):,} prompt tokens = "
+        f"{count(sum(u.requests for u in uses), 'request')}, "
+        f"{count(sum(u.prompt_tokens for u in uses), 'prompt token')} = "
         f"{sum(u.memory_tokens for u in uses):,} in memory + "
         f"{sum(u.restored_tokens for u in uses):,} restored + "
         f"{sum(u.recomputed_tokens for u in uses):,} recomputed"

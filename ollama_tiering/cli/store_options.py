@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-import socket as sockets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import click
 
 from ollama_tiering import config
-from ollama_tiering.config import SidecarConfig, parse_size
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.cli.reach import listens
+from ollama_tiering.config import parse_size
+from ollama_tiering.errors import ConfigError, ServiceError
 
 if TYPE_CHECKING:
     from ollama_tiering.store import OpenBlock
@@ -35,7 +37,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
-_CONNECT_SECONDS: Final = 2.0
 
 
 class Admin(Protocol):
@@ -174,10 +175,16 @@ def administration(
     """Works through the sidecar if one listens; otherwise on the files, with their directories
     locked.
 
-    A socket that was named must answer: ServiceError.
+    A socket that was named must answer: ServiceError. Where settings are not valid, a running
+    sidecar is still looked at; the ConfigError comes when the command has said what it found.
     """
-    settings = config.load_sidecar({"sidecar.socket": socket}, path=config_file)
-    if _listens(settings):
+    found, broken = config.readable({"sidecar.socket": socket}, path=config_file)
+    settings = found.sidecar
+    if broken and (purpose != "look" or not listens(settings.socket_path)):
+        raise broken
+    if broken:
+        click.get_current_context().call_on_close(functools.partial(_complain, broken))
+    if listens(settings.socket_path):
         from ollama_tiering.client.admin_client import SidecarAdministration
 
         with SidecarAdministration(settings.socket_path) as admin:
@@ -195,6 +202,17 @@ def administration(
         yield admin_here
 
 
+def socket_in_force(socket: Path | None, config_file: Path | None) -> Path:
+    settings, _ = config.readable({"sidecar.socket": socket}, path=config_file)
+    return settings.sidecar.socket_path
+
+
+def _complain(broken: ConfigError) -> None:
+    """Unless the command has failed for another reason."""
+    if sys.exc_info()[1] is None:
+        raise broken
+
+
 def short(key: bytes, digits: int) -> str:
     return key.hex()[:digits]
 
@@ -206,19 +224,3 @@ def age(unix_seconds: float) -> str:
         if seconds >= _UNITS[unit] * (1 if unit != "w" else 8):
             return f"{int(seconds / _UNITS[unit])}{unit}"
     return f"{int(seconds)}s"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _listens(settings: SidecarConfig) -> bool:
-    if not settings.socket_path.is_socket():
-        return False
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_SECONDS)
-        try:
-            probe.connect(str(settings.socket_path))
-        except OSError:
-            return False
-    return True

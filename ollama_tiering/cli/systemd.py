@@ -115,7 +115,7 @@ def install(
     lines = [
         *_changes(outcome, dry_run, written="would write" if dry_run else "wrote"),
         *_stock(outcome),
-        *([f"{'beware':<12} {outcome.rival}"] if outcome.rival else []),
+        *(f"{'beware':<12} {why}" for why in (outcome.rival, outcome.changeable) if why),
         *_next(plan, manager, now=now),
     ]
     click.echo("\n".join(lines))

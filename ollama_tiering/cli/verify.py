@@ -13,8 +13,8 @@ import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
 from ollama_tiering.cli.model_names import known_names, label
-from ollama_tiering.cli.store_options import Admin, administration, count, store_options
-from ollama_tiering.config import format_size
+from ollama_tiering.cli.store_options import Admin, administration, store_options
+from ollama_tiering.config import count, format_size
 from ollama_tiering.errors import StoreDamaged
 
 if TYPE_CHECKING:

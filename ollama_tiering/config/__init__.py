@@ -1,5 +1,6 @@
 """Settings, places and sizes, which every other part may use."""
 
+from ollama_tiering.config.counts import agreeing, count
 from ollama_tiering.config.environment import (
     ENV_CACHE,
     ENV_CONFIG,
@@ -28,9 +29,12 @@ from ollama_tiering.config.places import (
     data_dir,
     default_local_dir,
     default_socket_path,
+    expanded,
+    home,
     run_dir,
     state_dir,
 )
+from ollama_tiering.config.readable import readable
 from ollama_tiering.config.settings import (
     DEFAULT_SOURCE,
     DEFAULT_TAG,
@@ -78,15 +82,20 @@ __all__ = [
     "Ruling",
     "ServerConfig",
     "SidecarConfig",
+    "agreeing",
     "cache_dir",
     "config_file",
+    "count",
     "data_dir",
     "default_local_dir",
     "default_socket_path",
+    "expanded",
     "format_size",
+    "home",
     "load",
     "load_sidecar",
     "parse_size",
+    "readable",
     "ruling",
     "run_dir",
     "state_dir",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 ENV_CACHE = "OLLAMA_TIERING_CACHE"
 ENV_CONFIG = "OLLAMA_TIERING_CONFIG"
 ENV_SOURCE = "OLLAMA_TIERING_SOURCE"
@@ -23,3 +25,24 @@ ENV_SNAPSHOT = "OLLAMA_KV_TIER_SNAPSHOT"  # read by the patched server only
 ENV_CPU_ATTENTION = "OLLAMA_CPU_ATTENTION"
 ENV_GATE = "OLLAMA_KV_TIER_GATE"  # read by the patched server only
 ENV_PAGED = "OLLAMA_PAGED_ATTN"  # read by the patched server, and by its library for GPUs
+
+# What is read elsewhere: where it counts, or by the patched server and llama-server's library only.
+_OTHERS = (
+    "OLLAMA_TIERING_BINARY",
+    "OLLAMA_TIERING_DEBUG",
+    "OLLAMA_KV_TIER_ENCODING",
+    "OLLAMA_KV_TIER_MEASURE",
+    "OLLAMA_KV_TIER_PROGRESS_SECONDS",
+    "OLLAMA_KV_TIER_SALT",
+)
+_OURS = ("OLLAMA_KV_TIER", "OLLAMA_TIERING")
+_TESTS = "OLLAMA_TIERING_TEST_"
+KNOWN = frozenset(
+    value for name, value in list(globals().items()) if name.startswith("ENV_")
+) | frozenset(_OTHERS)
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Those that begin as ours do and mean nothing to anybody: mistyped ones."""
+    ours = {n for n in names if n.startswith(_OURS) and not n.startswith(_TESTS)}
+    return sorted(ours - KNOWN)

@@ -50,7 +50,7 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
     values: dict[str, dict[str, Any]] = {"sidecar": {}, "patch": {}, "server": {}}
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
-        found = _lookup(setting, flags, document.get(section, {}), name, file, text)
+        found = lookup(setting, flags, document.get(section, {}), name, file, text)
         if found is not None:
             value, parse, origin, cure = found
             try:
@@ -96,7 +96,7 @@ def _total_ram_bytes() -> int:
 _Found = tuple[Any, Callable[[Any], Any], str, str]
 
 
-def _lookup(
+def lookup(
     setting: Setting,
     flags: Mapping[str, Any],
     section: Mapping[str, Any],
@@ -109,7 +109,9 @@ def _lookup(
         flag = setting.flag or "--" + name.replace("_", "-")
         return (
             flags[setting.key],
-            setting.parse,
+            setting.env_parse
+            if setting.env_parse and isinstance(flags[setting.key], str)
+            else setting.parse,
             f"flag {flag}",
             f"run the command with another {flag}",
         )

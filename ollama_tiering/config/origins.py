@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.config.load import _lookup, _read_file, load
+from ollama_tiering.config.load import _read_file, lookup
 from ollama_tiering.config.places import config_file
+from ollama_tiering.config.readable import document_of, readable
 from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.config.sizes import format_size
+from ollama_tiering.errors import ConfigError
 
 _SECRET = re.compile(r"salt|secret|token$|password|(^|_)key$")
 
@@ -26,23 +29,41 @@ class InForce:
     variable: str | None  # that would set it
 
 
-def in_force(path: Path | None = None) -> list[InForce]:
-    """In the order of SETTINGS. ConfigError for an invalid value, as in `load`."""
+def in_force(path: Path | None = None) -> tuple[list[InForce], ConfigError | None]:
+    """In the order of SETTINGS; and what is wrong with them, as `load` says it."""
     file = path or config_file()
-    settings = load(path=path)
-    document, text = _read_file(file, required=path is not None)
+    settings, broken = readable(path=path)
+    if broken is None:
+        document, text = _read_file(file, required=path is not None)
+    else:
+        document, text = document_of(file), _text_of(file)
     found = []
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
         value = getattr(getattr(settings, section), setting.field)
-        origin = _lookup(setting, {}, document.get(section, {}), name, file, text)
+        origin = lookup(setting, {}, document.get(section, {}), name, file, text)
         said = origin[2] if origin else "default"
-        shown = _shown(setting.field, value)
-        kept = value if shown != _HIDDEN else None
+        shown = _shown(setting.field, value) if _is_valid(origin) else _INVALID
+        kept = value if shown not in (_HIDDEN, _INVALID) else None
         found.append(InForce(setting.key, kept, shown, said, setting.env))
-    return found
+    return found, broken
 
 
+def _is_valid(origin: tuple[Any, Callable[[Any], Any], str, str] | None) -> bool:
+    try:
+        return origin is None or origin[1](origin[0]) is not ...
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+_INVALID = "(not valid)"
 _HIDDEN = "(set, not shown)"
 
 

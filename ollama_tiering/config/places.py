@@ -8,6 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from ollama_tiering.config.environment import ENV_CACHE, ENV_CONFIG
+from ollama_tiering.errors import ConfigError
 
 APP_NAME = "ollama-tiering"
 
@@ -15,7 +16,7 @@ APP_NAME = "ollama-tiering"
 def cache_dir() -> Path:
     """Source cache, build trees, tools, Go caches. All of it can be made again."""
     override = os.environ.get(ENV_CACHE)
-    return Path(override).expanduser().absolute() if override else _user_dir("cache")
+    return expanded(override).absolute() if override else _user_dir("cache")
 
 
 def state_dir() -> Path:
@@ -36,7 +37,7 @@ def run_dir() -> Path:
 
 def config_file() -> Path:
     override = os.environ.get(ENV_CONFIG)
-    return Path(override).expanduser() if override else _user_dir("config") / "config.toml"
+    return expanded(override) if override else _user_dir("config") / "config.toml"
 
 
 def default_socket_path() -> Path:
@@ -52,5 +53,29 @@ def default_remote_key_file() -> Path:
     return state_dir() / "remote.key"
 
 
+def home() -> Path:
+    return expanded("~")
+
+
+def expanded(path: str | Path) -> Path:
+    """With `~` and `~user` replaced. ConfigError where the system knows no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        if user != "~":
+            raise ConfigError(
+                f"{path}: this machine has no user {user[1:]}", hint="write that path from / on"
+            ) from None
+        raise ConfigError(
+            f"no home directory: HOME is not set, and the system knows no user {os.getuid()}",
+            hint="set HOME to a directory of that user: HOME=/DIRECTORY tiering ...",
+        ) from None
+
+
 def _user_dir(kind: str) -> Path:
-    return Path(str(getattr(platformdirs, f"user_{kind}_dir")(APP_NAME)))
+    try:
+        place = str(getattr(platformdirs, f"user_{kind}_dir")(APP_NAME))
+    except RuntimeError:  # no home; an older version names a directory `~`
+        place = f"~/{APP_NAME}"
+    return expanded(place)

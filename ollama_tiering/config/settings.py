@@ -104,11 +104,14 @@ class Config:
 
 
 def _gigabytes(value: Any) -> int:
-    """For variables named *_GB: a bare number counts GiB, a number with a unit
-    is taken as written.
+    """For variables named *_GB, and flags named *-gb: a bare number counts GiB, a number with a
+    unit is taken as written.
     """
-    text = str(value).strip()
-    return int(float(text) * GIB) if re.fullmatch(r"\d+(\.\d+)?", text) else parse_size(text)
+    try:
+        size_bytes = int(float(value) * GIB)
+    except (ValueError, OverflowError):
+        return parse_size(str(value))
+    return parse_size(size_bytes)
 
 
 def _path(value: Any) -> Path:

@@ -33,7 +33,7 @@ def _parse(value: str | int) -> int:
         if value < 0:
             raise ValueError("a size cannot be negative")
         return value
-    match = _SIZE.fullmatch(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{value!r} is not a size; write it like 8GiB, 500MB or 1048576")
@@ -41,7 +41,11 @@ def _parse(value: str | int) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """A size for people: `1.5 GiB`."""
+    """A size for people: `1.5 GiB`. One that was written in decimal units, `50GB`, is shown so."""
+    if size_bytes and size_bytes % 10**6 == 0:
+        for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
+            if size_bytes >= factor and size_bytes * 10 % factor == 0:
+                return f"{size_bytes / factor:.1f} {unit}"
     for unit, factor in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"

@@ -4,9 +4,11 @@ nobody here can find.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
 
+from ollama_tiering.config import expanded
+from ollama_tiering.errors import ConfigError
 from ollama_tiering.launch import record
 from ollama_tiering.patchset import identity
 from ollama_tiering.patchset.binary import ENV_BINARY
@@ -19,9 +21,11 @@ def builds_here() -> frozenset[str]:
     """The builds in the cache, those installed as a service in the usual places, and those that a
     `tiering up` runs or would run.
     """
-    binaries = [InstallRequest(user_mode=user_mode).place / SERVER for user_mode in (False, True)]
-    binaries += record.binaries()
+    binaries = record.binaries()
+    for user_mode in (False, True):
+        with contextlib.suppress(ConfigError):  # a user without a home
+            binaries.append(InstallRequest(user_mode=user_mode).place / SERVER)
     if named := os.environ.get(ENV_BINARY):
-        binaries.append(Path(named).expanduser())
+        binaries.append(expanded(named))
     names = map(identity.build_id_of, binaries)
     return identity.known_build_ids() | frozenset(name for name in names if name)

@@ -94,7 +94,7 @@ def _cuda() -> Check:
         return ok("nvcc", f"{cuda.nvcc} (CUDA {cuda.major})")
     if tools.nvidia_gpu_is_here():
         finding = "there is an NVIDIA GPU but no CUDA compiler"
-        tag = normal_tag(config.load().patch.tag)
+        tag = normal_tag(config.readable()[0].patch.tag)
         try:
             found = stock.find(stock.OPTION, Report())
             version = stock.check(found, tag, manifest.load())
@@ -106,10 +106,10 @@ def _cuda() -> Check:
 
 
 def _source() -> Check:
-    tag = normal_tag(config.load().patch.tag)
+    tag = normal_tag(config.readable()[0].patch.tag)
     cached = SourceCache().tags()
     if tag in cached:
-        return ok("source cache", f"{tag}, {len(cached)} versions in all")
+        return ok("source cache", f"{tag}, {config.count(len(cached), 'version')} in all")
     more = f" (it has {', '.join(cached)})" if cached else ""
     return warn("source cache", f"{tag} is not in it{more}", "tiering fetch")
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from ollama_tiering import __version__
-from ollama_tiering.config import SidecarConfig
+from ollama_tiering.config import SidecarConfig, count
 from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, address_of
 from ollama_tiering.launch.names import first_names, models_dirs, shown
-from ollama_tiering.launch.record import running
+from ollama_tiering.launch.record import records, running
+from ollama_tiering.launch.service_unit import stop_command
 from ollama_tiering.launch.up import require_free
 from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.tier_names import tier_name
@@ -41,12 +44,26 @@ def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
     pid = block_service.owner(socket)
     if answer.version != __version__:
         finding = f"process {pid} is version {answer.version}, this is {__version__}"
-        return warn(name, finding, f"start it anew: kill {pid}, then tiering up")
+        return warn(name, finding, start_anew(pid))
     damaged = sum(tier.quarantined_blocks for tier in answer.tiers)
     if damaged:
-        finding = f"process {pid} found {damaged} damaged blocks and put them aside"
+        finding = f"process {pid} found {count(damaged, 'damaged block')} and put them aside"
         return warn(name, finding, "check the disk; the blocks end in .bad and are not used")
     return ok(name, f"process {pid}, version {answer.version}, on {socket}")
+
+
+def start_anew(pid: int | None) -> str:
+    """How a sidecar is ended and started again. A `tiering up` would start one that was ended by
+    itself, of the same version.
+    """
+    of_up = [r for r in records() if pid and r.sidecar_pid == pid and psutil.pid_exists(r.pid)]
+    if of_up and of_up[0].pid:
+        how = stop_command(of_up[0].pid) or f"Ctrl-C where it runs, or: kill {of_up[0].pid}"
+        return f"stop `tiering up` ({how}), then start it anew: tiering up"
+    unit = stop_command(pid) if pid else ""
+    if unit:
+        return f"start it anew: {unit.replace(' stop ', ' restart ')}"
+    return f"start it anew: {f'kill {pid}' if pid else 'end it'}, then tiering up"
 
 
 def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
@@ -60,7 +77,8 @@ def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
                 name, finding, "check the mount or the disk; everything else goes on without it"
             )
         elif tier.tier == pb.TIER_REMOTE:
-            yield ok(name, f"{tier.state}, {tier.blocks} blocks, {tier.sidecars} sidecars")
+            shared = f"{count(tier.blocks, 'block')}, {count(tier.sidecars, 'sidecar')}"
+            yield ok(name, f"{tier.state}, {shared}")
 
 
 def _port(address: Address) -> Check:
@@ -84,11 +102,12 @@ def runner(report: pb.RunnerReport, names: Mapping[str, str]) -> Iterator[Check]
         yield warn(name, f"{model} is not tiered: {report.reason}", "")
         return
     counts = (
-        f"{model}: {report.requests} requests, {report.restored_tokens} tokens restored, "
-        f"{report.memory_tokens} from memory, {report.recomputed_tokens} recomputed"
+        f"{model}: {count(report.requests, 'request')}, "
+        f"{count(report.restored_tokens, 'token')} restored, "
+        f"{report.memory_tokens:,} from memory, {report.recomputed_tokens:,} recomputed"
     )
     if report.failures:
-        counts += f"; {report.failures} calls to the sidecar failed"
+        counts += f"; {count(report.failures, 'call to the sidecar')} failed"
         yield warn(
             name,
             counts,

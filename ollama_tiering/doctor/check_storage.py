@@ -18,7 +18,7 @@ from ollama_tiering.store import ram_place
 from ollama_tiering.system.deadline import DeadlineThreads
 from ollama_tiering.system.filesystems import is_memory, is_network
 
-_TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-…"  # the first start makes a name up
+_TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-..."  # the first start makes a name up
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:
@@ -132,6 +132,9 @@ def permissions(name: str, directory: Path) -> Check:
         if os.access(above, os.W_OK | os.X_OK):
             return ok(name, f"{directory} is not there yet; it will be made")
         return fail(name, f"{directory} cannot be made in {above}", "name a directory of your own")
+    if stat.S_ISLNK(info.st_mode):
+        where = f"name the directory itself: {directory.resolve()}"
+        return fail(name, f"{directory} is a link", where)
     if not stat.S_ISDIR(info.st_mode):
         return fail(name, f"{directory} is no directory", "remove it, or name another")
     if info.st_uid != os.geteuid():

@@ -58,7 +58,7 @@ def sources(csrc: Path, machine: str | None = None) -> list[Source]:
     machine = (machine or platform.machine()).lower()
     machine = MACHINES.get(machine, machine)
     chosen = []
-    for line in (csrc / SOURCES).read_text().splitlines():
+    for line in (csrc / SOURCES).read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
             path, wanted, *flags = line.split()
             if wanted in ("any", machine):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ollama_tiering.config import places
 from ollama_tiering.errors import BuildError, MissingTool, TieringError
 from ollama_tiering.kernels import compile as compiling
 from ollama_tiering.kernels.binding import bind
+from ollama_tiering.system.locks import open_to_lock
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED = PACKAGE / "_lib" / compiling.LIBRARY
@@ -70,8 +72,8 @@ def build() -> Path:
     if target.is_file():
         return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("a") as lock:  # of two starters the second finds it made
+        with os.fdopen(open_to_lock(folder / "lock"), "r+b") as lock:
+            # of two starters the second finds it made
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 compiling.compile_library(csrc, compiler, target)

@@ -255,7 +255,7 @@ def _kept(name: str, arch: int, options: Sequence[str], make: Callable[[Compiler
     cubin = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     log = cubin.with_suffix(".log")
     if cubin.is_file() and log.is_file():
-        return Image(cubin.read_bytes(), log.read_text())
+        return Image(cubin.read_bytes(), log.read_text(encoding="utf-8", errors="replace"))
     made = make(made_by)
     folder.mkdir(parents=True, exist_ok=True)
     _write(log, made.log.encode())

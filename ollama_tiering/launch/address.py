@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import psutil
@@ -15,6 +15,7 @@ from ollama_tiering.errors import UsageError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
 _PROBE_SECONDS = 2.0
+_PORTS_TRIED = 100
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -72,6 +73,18 @@ def free_address() -> Address:
         return Address(DEFAULT_HOST, probe.getsockname()[1])
 
 
+def beside(address: Address) -> Address:
+    """The next port that is free, for a second server; any free one if none is near."""
+    for port in range(address.port + 1, min(address.port + 1 + _PORTS_TRIED, 65536)):
+        other = replace(address, port=port)
+        try:
+            if _can_bind(other):
+                return other
+        except UsageError:  # a port that this user may not take
+            continue
+    return replace(address, port=free_address().port)
+
+
 class Occupant(enum.Enum):
     NOBODY = "nobody"
     OLLAMA = "ollama"
@@ -124,7 +137,10 @@ def _can_bind(address: Address) -> bool:
         except OSError as error:
             if error.errno in (98, 48):  # EADDRINUSE on Linux, macOS
                 return False
-            raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot listen on {address}: {error.strerror}",
+                hint="--host takes an address of this machine, and a port from 1024 on",
+            ) from None
     return True
 
 

@@ -57,7 +57,9 @@ def listed(server: Path, backend: Path | None) -> Listed:
     done = run(server, "--list-devices", env=env, seconds=LIST_SECONDS)
     if done.returncode:
         last = done.tail[-1] if done.tail else f"it ended with {done.returncode}"
-        raise ResultDiffers(f"{server} --list-devices: {last}")
+        raise ResultDiffers(
+            f"{server} --list-devices: {last}", hint="run it by hand; install it again"
+        )
     lines = [line.strip() for line in done.stdout.splitlines()]
     memory = [int(found[1]) for line in lines if (found := _MEMORY.search(line))]
     return Listed(tuple(_MEMORY.sub("", line) for line in lines), any(memory))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering import extras
-from ollama_tiering.config import GIB, SOCKET_PATH_MAX_BYTES
+from ollama_tiering.config import GIB, SOCKET_PATH_MAX_BYTES, count
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError
 from ollama_tiering.launch import block_service, llama_devices
@@ -180,7 +180,10 @@ def require_same_bits(
     finally:
         service.stop()
     if not hit.cached_tokens >= PROMPT_TOKENS:
-        raise ResultDiffers(f"self-test: stock had {hit.cached_tokens} tokens in memory")
+        raise ResultDiffers(
+            f"self-test: stock had {count(hit.cached_tokens, 'token')} in memory",
+            hint="end other programs, and try again",
+        )
     _require_equal(f"restored after a kill{place}", hit, restored)
     return ""
 

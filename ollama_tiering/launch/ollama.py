@@ -26,6 +26,7 @@ from ollama_tiering.launch.process import Child, start, wait_ready
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 _CONNECT_SECONDS = 5.0
+_LOG = "Ollama's log says more: tiering logs"
 
 
 def server_environment(
@@ -197,7 +198,7 @@ class Api:
 
 def _add(answer: Generated, part: dict[str, Any], seconds: float) -> None:
     if "error" in part:
-        raise ServiceError(f"Ollama: {part['error']}")
+        raise ServiceError(f"Ollama: {part['error']}", hint=_LOG)
     for entry in part.get("logprobs") or []:
         best = [(top["token"], float(top["logprob"])) for top in entry.get("top_logprobs") or []]
         answer.add(entry["token"], best, seconds)
@@ -213,5 +214,5 @@ def _checked(response: httpx.Response) -> httpx.Response:
             reason = response.json()["error"]
         except (ValueError, KeyError, TypeError):
             reason = response.text or response.reason_phrase
-        raise ServiceError(f"Ollama answered {response.status_code}: {reason}")
+        raise ServiceError(f"Ollama answered {response.status_code}: {reason}", hint=_LOG)
     return response

@@ -173,7 +173,10 @@ def _start_sidecar(service: BlockService, request: PlainRequest, interrupts: Int
     try:
         service.ensure(interrupts.asked)
         if request.engine_socket is None or not request.engine_socket.is_socket():
-            raise ServiceError(f"the sidecar on {request.socket} has no engine socket")
+            raise ServiceError(
+                f"the sidecar on {request.socket} has no engine socket",
+                hint="start it anew with a shorter path: sidecar.engine_socket",
+            )
     except (TieringError, OSError) as error:
         why = service.why_not(error)
         service.give_up()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ollama_tiering.errors import MissingTool, ServiceError
 from ollama_tiering.launch import leash
+from ollama_tiering.system.filesystems import is_full
 
 POLL_SECONDS = 0.02
 TAIL_LINES = 12
@@ -96,7 +97,7 @@ def start(
     """
     program = [str(part) for part in command]
     if not Path(program[0]).is_file():
-        raise MissingTool(f"{program[0]}: no such program")
+        raise MissingTool(f"{program[0]}: no such program", hint="build or install it again")
     if leashed:
         program = [sys.executable, "-IS", leash.__file__, *program]
     for directory in (log.parent.parent, log.parent):  # private both, whatever the umask says
@@ -171,8 +172,10 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
-        return "  (no log)"
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing in the log)"
+        return f"  (no log {log})"
+    said = "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    full = "; its disk is full: free some space there" if is_full(log) else ""
+    return said or f"  (nothing in {log}{full})"
 
 
 def _signal_name(number: int) -> str:

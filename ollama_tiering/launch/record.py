@@ -19,6 +19,8 @@ import psutil
 
 from ollama_tiering import config
 from ollama_tiering.launch.address import Address
+from ollama_tiering.system.files import naming
+from ollama_tiering.system.locks import open_to_lock
 
 
 @dataclass(slots=True)
@@ -56,16 +58,18 @@ class HeldRecord:
     `models`.
     """
 
-    def __init__(self, handle: int, left: UpRecord | None) -> None:
+    def __init__(self, handle: int, path: Path, left: UpRecord | None) -> None:
         self._handle = handle
+        self._path = path
         self._models = ""
         self.left = left  # by one that was killed
 
     def write(self, record: UpRecord) -> None:
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
-        os.pwrite(self._handle, content, 0)
-        os.ftruncate(self._handle, len(content))
+        with naming(self._path):
+            os.pwrite(self._handle, content, 0)
+            os.ftruncate(self._handle, len(content))
 
     def close(self) -> None:
         """The models directory stays known, because names of stored models are read there."""
@@ -83,25 +87,22 @@ def _second_path(address: Address) -> Path:
     return config.state_dir() / "run" / record_path(address).name
 
 
-def _opened(path: Path) -> int:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 @contextlib.contextmanager
 def hold(address: Address) -> Iterator[HeldRecord]:
     """Holds the port against another `tiering up`; AlreadyUp if one has it."""
+    path = record_path(address)
     try:
-        handle = _opened(record_path(address))
+        handle = open_to_lock(path)
     except OSError:  # somebody else's runtime directory, as after `su`
-        handle = _opened(_second_path(address))
+        path = _second_path(address)
+        handle = open_to_lock(path)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyUp(_read(handle)) from None
         left = _read(handle)
-        held = HeldRecord(handle, left if left and left.pid else None)
+        held = HeldRecord(handle, path, left if left and left.pid else None)
         yield held
         held.close()
     finally:

@@ -14,7 +14,7 @@ from typing import Protocol
 from ollama_tiering import __version__, config
 from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.launch import block_service, engine_socket, ollama
-from ollama_tiering.launch.address import Address, Found, Occupant, who_listens
+from ollama_tiering.launch.address import Address, Found, Occupant, beside, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
@@ -53,7 +53,7 @@ class UpRequest:
     def models_dir(self) -> Path:
         """Where the server looks for models, as in v0.16.3 envconfig/config.go `Models`."""
         named = os.environ.get(config.ENV_MODELS, "").strip().strip("\"'")
-        return (self.models or Path(named or "~/.ollama/models").expanduser()).absolute()
+        return (self.models or config.expanded(named or "~/.ollama/models")).absolute()
 
     def environment(self, *, tiered: bool) -> dict[str, str | None]:
         """What the server gets in addition to our own variables."""
@@ -77,17 +77,17 @@ def require_free(address: Address) -> None:
     found = who_listens(address)
     if found.occupant is Occupant.NOBODY:
         return
-    beside = f"run beside it: tiering up --host {replace(address, port=address.port + 1)}"
+    other = f"run beside it: tiering up --host {beside(address)}"
     by = f" (process {found.pid})" if found.pid else ""
     if found.occupant is Occupant.OLLAMA:
         raise ServiceError(
             f"another Ollama {found.detail} listens on {address} already{by}",
-            hint=f"stop it ({_how_to_stop(found)}), or {beside}",
+            hint=f"stop it ({_how_to_stop(found)}), or {other}",
         )
     name = f", {found.detail}" if found.detail else ""
     raise ServiceError(
         f"a process that is not Ollama listens on {address}{by}{name}",
-        hint=f"stop that process, or {beside}",
+        hint=f"stop that process, or {other}",
     )
 
 
@@ -223,7 +223,8 @@ def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
             again = after.put_blocks < before.put_blocks
             new = after.put_blocks - (0 if again else before.put_blocks)
             size = config.format_size(after.put_bytes - (0 if again else before.put_bytes))
-            pair.say(f"Ollama stopped; {new} blocks ({size}) were stored")
+            were = config.agreeing(new, "was")
+            pair.say(f"Ollama stopped; {config.count(new, 'block')} ({size}) {were} stored")
         else:
             pair.say("Ollama stopped")
         pair.stop_sidecar()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.config import PatchConfig, load
+from ollama_tiering.config import PatchConfig, expanded, load
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset import gpu_libraries, manifest
 from ollama_tiering.patchset.build import build, built_binaries
@@ -25,7 +25,7 @@ def named_binary() -> Path | None:
     name = os.environ.get(ENV_BINARY)
     if not name:
         return None
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     if not path.is_file() or not os.access(path, os.X_OK):
         raise UsageError(f"{ENV_BINARY}={name} is not a program", hint=f"unset {ENV_BINARY}")
     return path

@@ -5,6 +5,7 @@ that ends.
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Final
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.system.locks import open_to_lock
 
 _LOOK_SECONDS: Final = 0.2
 
@@ -24,8 +26,7 @@ def locked(
     """Holds the lock at `path`. While another process has it, says `busy` once and waits;
     ServiceError after so many seconds, where they are given: that process may be suspended.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
+    with os.fdopen(open_to_lock(path), "r+b") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

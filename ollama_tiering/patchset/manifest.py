@@ -193,7 +193,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; this is not a patch set") from None
+        raise UsageError(
+            f"{path}: no such file; this is not a patch set", hint="install the package again"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise PatchConflict(
             f"{path}: {error}", hint="write it with scripts/refresh_pins.py"

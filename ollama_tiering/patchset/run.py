@@ -174,5 +174,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _not_there(program: str, error: FileNotFoundError) -> TieringError:
     if error.filename and str(error.filename) != program:
-        return TieringError(f"{error.filename}: no such directory, {program} cannot run there")
+        return TieringError(
+            f"{error.filename}: no such directory, {program} cannot run there",
+            hint="somebody removed it meanwhile: run the command again",
+        )
     return MissingTool(f"{program}: not found", hint=f"install {program} and put it on PATH")

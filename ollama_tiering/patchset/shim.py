@@ -107,5 +107,8 @@ def compile_shim(
         )
         if done.returncode:
             first = next((line for line in done.tail if "error" in line), "no message")
-            raise BuildError(f"{compiler[0]}: {LIBRARY}: {first.strip()}")
+            raise BuildError(
+                f"{compiler[0]}: {LIBRARY}: {first.strip()}",
+                hint="CXX chooses another compiler (g++ 10, clang 12 or later)",
+            )
         fresh.replace(target)

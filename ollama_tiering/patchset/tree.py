@@ -168,7 +168,8 @@ class Tree:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise disk_full(self.root) from None
             raise TieringError(
-                f"cannot write into {self.root}: {error.strerror} ({error.filename})"
+                f"cannot write into {self.root}: {error.strerror} ({error.filename})",
+                hint="run it as the owner of that tree, or set OLLAMA_TIERING_CACHE",
             ) from None
         return sorted(touched)
 

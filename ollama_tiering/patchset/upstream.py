@@ -223,7 +223,7 @@ class SourceCache:
             self._refuse_full_disk(str(error.stderr))
             raise _unreadable(_names(tags), str(git_dir), str(error.stderr)) from None
         shallow = self.root / "shallow"
-        known = set(shallow.read_text().split()) if shallow.is_file() else set()
+        known = set(shallow.read_text(encoding="ascii").split()) if shallow.is_file() else set()
         parted = self.root / "shallow.new"
         parted.write_text("".join(f"{oid}\n" for oid in sorted(known | set(commits.values()))))
         parted.replace(shallow)
@@ -333,14 +333,14 @@ def local_git_dir(source: str) -> Path | None:
         re.match(r"([\w.-]+@)?[\w.-]+:", source) and not Path(source).exists()
     ):
         return None
-    path = Path(source).expanduser().absolute()
+    path = config.expanded(source).absolute()
     if not path.is_dir():
         raise FetchError(
             f"{source}: no such directory", hint="--source takes a URL or the path of a clone"
         )
     dot_git = path / ".git"
     if dot_git.is_file():  # a linked worktree or a submodule
-        named = dot_git.read_text().partition("gitdir:")[2].strip()
+        named = dot_git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
         if (path / named).is_dir():
             return (path / named).resolve()
     for candidate in (dot_git, path):
@@ -378,7 +378,11 @@ def _reason(stderr: str) -> str:
 
 
 def _names(tags: list[str]) -> str:
-    return ", ".join(tags) if len(tags) < 4 else f"{tags[0]} … {tags[-1]} ({len(tags)} tags)"
+    return (
+        ", ".join(tags)
+        if len(tags) < 4
+        else f"{tags[0]} … {tags[-1]} ({config.count(len(tags), 'tag')})"
+    )
 
 
 def _some(paths: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
     from ollama_tiering.store import block_store_pb2 as pb
@@ -48,5 +48,5 @@ def document(runner: pb.RunnerReport) -> dict[str, Any] | None:
     }
 
 
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
+def _layers(number: int) -> str:
+    return count(number, "layer")

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.config import format_size
+from ollama_tiering.config import count, format_size
 from ollama_tiering.sidecar.notify import notify, watchdog_seconds
 from ollama_tiering.store import StoreReport, TieredStore
 
@@ -70,12 +70,12 @@ class Alive:
 def status_line(report: StoreReport) -> str:
     """`ram 12 blocks, 96.0 MiB; local 40 blocks, 1.2 GiB; 83 % of 10,000 asked tokens found`."""
     parts = [
-        f"{tier.kind.label} {tier.blocks} blocks, {format_size(tier.used_bytes)}"
+        f"{tier.kind.label} {count(tier.blocks, 'block')}, {format_size(tier.used_bytes)}"
         f"{' (resting after an error)' if tier.suspended else ''}"
         for tier in report.tiers
     ]
     asked = report.counters.asked_tokens
     if asked:
         share = 100 * report.counters.matched_tokens / asked
-        parts.append(f"{share:.0f} % of {asked:,} asked tokens found")
+        parts.append(f"{share:.0f} % of {count(asked, 'asked token')} found")
     return "; ".join(parts)

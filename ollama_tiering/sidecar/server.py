@@ -25,7 +25,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from ollama_tiering.config import SidecarConfig, format_size, state_dir
+from ollama_tiering.config import SidecarConfig, count, format_size, state_dir
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
@@ -300,7 +300,7 @@ def _remove_dead_socket(path: Path) -> None:
 def _summary(store: TieredStore) -> str:
     tiers = store.report().tiers
     return " ".join(
-        f"{tier.kind.label}={tier.blocks} blocks, {format_size(tier.used_bytes)}"
+        f"{tier.kind.label}={count(tier.blocks, 'block')}, {format_size(tier.used_bytes)}"
         f" of {format_size(tier.budget_bytes)}" + ("" if tier.state == "ok" else f" ({tier.state})")
         for tier in tiers
     )

@@ -167,6 +167,16 @@ class TieredStore:
         """
         return lookup.match(self._state, namespace, keys, tokens, block_tokens)
 
+    def find(
+        self,
+        namespace: NamespaceId,
+        keys: Sequence[BlockKey],
+        tokens: bytes,
+        block_tokens: int,
+    ) -> tuple[list[MatchedBlock], Callable[[], None]]:
+        """As `match`, but it counts only when the second value is called."""
+        return lookup.find(self._state, namespace, keys, tokens, block_tokens)
+
     def match_in_pieces(
         self,
         namespace: NamespaceId,

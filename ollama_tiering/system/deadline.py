@@ -143,7 +143,7 @@ class DeadlineThreads:
             if self._closed:
                 raise OSError(errno.ESHUTDOWN, "closed")
             if bounded and (stalled := self._count_stalled()) >= self._limit:
-                raise TimeoutError(errno.ETIMEDOUT, f"{stalled} calls hang already")
+                raise TimeoutError(errno.ETIMEDOUT, f"calls that hang already: {stalled}")
             self._load += 1
             self._queue.put(job)
             if self._load <= self._threads or self._threads >= self._limit:

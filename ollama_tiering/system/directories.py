@@ -38,8 +38,12 @@ def secure_directory(path: Path) -> Path:
                 sync_directory(made.parent)
         fd = os.open(path, _DIRECTORY)
     except OSError as error:
+        if path.is_symlink():
+            raise UnsafeDirectory(
+                f"{path} is a link", hint=f"name the directory itself: {path.resolve()}"
+            ) from None
         raise UnsafeDirectory(
-            f"{path}: {error.strerror}", hint="name a directory of your own, not a link"
+            f"{error.filename or path}: {error.strerror}", hint="name a directory of your own"
         ) from None
     try:
         info = os.fstat(fd)

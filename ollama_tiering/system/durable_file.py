@@ -7,13 +7,15 @@ import secrets
 import stat
 from pathlib import Path
 
+from ollama_tiering.system.files import naming
+
 
 def replace_file(path: Path, text: str) -> None:
     """A reader sees either the old or the new content, even after a power cut. OSError passes."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with naming(path), os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(fd)

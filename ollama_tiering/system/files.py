@@ -11,7 +11,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from typing_extensions import Buffer
 
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 
 _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of files that are open name no path; those of the body name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def fd_reader(fd: int) -> Callable[[int, int], bytes]:

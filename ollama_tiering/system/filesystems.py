@@ -1,7 +1,8 @@
-"""The type of the file system on which a path lies."""
+"""The file system on which a path lies: its type, and whether it has room."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,14 @@ def is_network(kind: str) -> bool:
     return kind.partition(".")[0] in _NETWORK
 
 
+def is_full(place: Path) -> bool:
+    """Whether the file system that has it, or will, has no room for a file of this user."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(next(here for here in (place, *place.parents) if here.exists()))
+        return not room.f_bavail or bool(room.f_files and not room.f_favail)
+    return False
+
+
 def in_memory(path: Path) -> bool:
     """Whether the directory lies on a file system in memory."""
     return is_memory(filesystem_type(path))
@@ -34,10 +43,10 @@ def filesystem_type(path: Path) -> str:
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    for line in mounts:
+    for line in text.splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2] == number:
             return right.split()[0]

@@ -1,9 +1,14 @@
-"""A file that one process holds at a time. The lock ends with the process, however that ends."""
+"""A file that one process holds at a time. The lock ends with the process, however that ends.
+
+Whoever may open a file may lock it, so a file that is locked is its owner's alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -13,6 +18,26 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.system.directories import UnsafeDirectory
 
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def for_owner_only(fd: int) -> None:
+    """Takes the others' rights from a file of ours, such as one that an older version made."""
+    info = os.fstat(fd)
+    if info.st_uid == os.geteuid() and info.st_mode & 0o077:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(fd, 0o600)
+
+
+def open_to_lock(path: Path) -> int:
+    """The file, which is made if it is missing, as are the directories on the way; 0600 and 0700.
+    OSError, also for a link.
+    """
+    missing = itertools.takewhile(lambda one: not one.exists(), path.parents)
+    for folder in reversed(list(missing)):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(path, _LOCK, 0o600)
+    for_owner_only(fd)
+    return fd
 
 
 def lock_file(path: Path, purpose: str) -> int:
@@ -29,6 +54,7 @@ def lock_file(path: Path, purpose: str) -> int:
         if fd >= 0:
             os.close(fd)
         raise UnsafeDirectory(f"{path} is not a regular file", hint="remove it")
+    for_owner_only(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

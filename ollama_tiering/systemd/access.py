@@ -4,6 +4,7 @@ looked at before anything is written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
@@ -43,6 +44,20 @@ def require_own(account: pwd.struct_passwd, *folders: Path) -> None:
                 "what the service runs",
                 hint=f"chown root {step}; chmod go-w {step}; or use --run-as or --user",
             )
+
+
+def why_changeable(account: pwd.struct_passwd, *folders: Path) -> str:
+    """What of these, or on the way to them, another user than this one and root may change, and
+    the cure; empty if there is nothing, or it cannot be looked at.
+    """
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if step := foreign(folder, (0, account.pw_uid)):
+                return (
+                    f"another user than {account.pw_name} and root may change {step}, and so "
+                    f"choose what the services run: put {folder} where only root may write"
+                )
+    return ""
 
 
 def require_writable(*places: Path) -> None:

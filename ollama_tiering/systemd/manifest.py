@@ -31,7 +31,7 @@ class NewFile:
     """One thing to write: `content`, a copy of `source`, or a link to `link`."""
 
     path: Path  # on the machine it is for, without the root
-    mode: int = 0o644
+    mode: int | None = 0o644  # None: that of `source`, less what others may write
     content: bytes | None = None
     source: Path | None = None
     link: str | None = None
@@ -49,7 +49,7 @@ class NewFile:
     @contextlib.contextmanager
     def opened(self) -> Iterator[BufferedReader]:
         """The source. Root reads for a user here, so what that user may put in its place is refused
-        with a UsageError: a link, no regular file, or somebody else's.
+        with a UsageError: a link, no regular file, somebody else's, or what root alone may read.
         """
         assert self.source is not None
         try:
@@ -65,8 +65,10 @@ class NewFile:
             if self.owners and info.st_uid not in self.owners:
                 raise UsageError(
                     f"{self.source} belongs to user {info.st_uid}, who did not call this",
-                    hint=_AGAIN,
+                    hint=f"{_AGAIN}; or install with sudo as that user",
                 )
+            if any(self.owners) and not info.st_uid and not info.st_mode & stat.S_IROTH:
+                raise UsageError(f"{self.source} is for root alone", hint=_AGAIN)
             yield file
 
 
@@ -203,11 +205,13 @@ class Installed:
                 temporary.symlink_to(file.link)
             else:
                 with temporary.open("xb") as sink:
+                    mode = file.mode
                     if file.source is not None:
-                        _copy(file, sink, digest_)
+                        copied = _copy(file, sink, digest_)
+                        mode = copied if mode is None else mode
                     else:
                         sink.write(file.content or b"")
-                    os.fchmod(sink.fileno(), file.mode)
+                    os.fchmod(sink.fileno(), 0o644 if mode is None else mode)
                     sink.flush()
                     os.fsync(sink.fileno())
             temporary.replace(target)
@@ -221,15 +225,19 @@ class Installed:
         self._write(file, file.digest)
 
 
-def _copy(file: NewFile, sink: BinaryIO, digest_: str) -> None:
-    """The bytes that are written are those that are hashed."""
+def _copy(file: NewFile, sink: BinaryIO, digest_: str) -> int:
+    """The bytes that are written are those that are hashed. The mode of the file that had them,
+    less what others may write.
+    """
     state = hashlib.sha256()
     with file.opened() as source:
+        mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o755
         while data := source.read(1 << 20):
             state.update(data)
             sink.write(data)
     if state.hexdigest() != digest_:
         raise ServiceError(f"{file.source} was changed meanwhile", hint="install again")
+    return mode
 
 
 def digest(path: Path) -> str | None:

@@ -59,11 +59,11 @@ class InstallRequest:
         if not self.user_mode:
             return _SYSTEM_UNITS
         home = os.environ.get("XDG_CONFIG_HOME")
-        return (Path(home) if home else Path.home() / ".config") / "systemd" / "user"
+        return (Path(home) if home else config.home() / ".config") / "systemd" / "user"
 
     @property
     def place(self) -> Path:
-        own = Path.home() / ".local/lib/ollama-tiering"
+        own = config.home() / ".local/lib/ollama-tiering"
         return self.prefix or (own if self.user_mode else _SYSTEM_PREFIX)
 
     @property
@@ -77,6 +77,7 @@ class InstallPlan:
     files: tuple[NewFile, ...]
     units: tuple[str, ...]
     stock: dict[str, str]
+    changeable: str = ""  # who could change what the services import, and the cure
 
 
 def make_plan(request: InstallRequest) -> InstallPlan:
@@ -90,7 +91,14 @@ def make_plan(request: InstallRequest) -> InstallPlan:
         service, engine = _with_server(request, request.binary, account, service)
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
-    return InstallPlan(service, tuple(files), tuple(units), found)
+    changeable = _changeable(account) if account and not request.root else ""
+    return InstallPlan(service, tuple(files), tuple(units), found, changeable)
+
+
+def _changeable(account: pwd.struct_passwd) -> str:
+    """Python looks for modules in the package's folder first, then in its own."""
+    package = Path(ollama_tiering.__file__).parent
+    return access.why_changeable(account, package, Path(sys.executable), Path(sys.prefix))
 
 
 def _with_server(

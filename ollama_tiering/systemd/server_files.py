@@ -8,7 +8,6 @@ all else comes from what is installed.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +72,7 @@ def go_files(named: Path, place: Path) -> Iterator[NewFile]:
     binary = named.resolve()
     if not binary.is_file() or not os.access(binary, os.X_OK):
         raise UsageError(f"{named} is not a program", hint="build one: tiering patch")
-    yield NewFile(place / "bin" / "ollama", 0o755, source=binary)
+    yield NewFile(place / "bin" / "ollama", 0o755, source=binary, owners=_callers())
     for libraries in (binary.parent / "build/lib/ollama", binary.parent.parent / "lib/ollama"):
         if libraries.is_dir():
             yield from _libraries(libraries, place / "lib" / "ollama")
@@ -81,9 +80,12 @@ def go_files(named: Path, place: Path) -> Iterator[NewFile]:
 
 
 def _libraries(source: Path, target: Path) -> Iterator[NewFile]:
+    """A link to a name beside it stays one. What another link leads to is copied: libraries of an
+    installed Ollama that stay where they are.
+    """
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_symlink() and len(path.readlink().parts) == 1:
             yield NewFile(place, link=str(path.readlink()))
         elif path.is_file():
-            yield NewFile(place, stat.S_IMODE(path.stat().st_mode) & 0o755, source=path.resolve())
+            yield NewFile(place, None, source=path.resolve(), owners=_callers())

@@ -27,6 +27,7 @@ class InstallOutcome:
     stock_installed: dict[str, str] = field(default_factory=dict)
     links_removed: list[str] = field(default_factory=list)
     rival: str = ""  # what would take the server's port, and the cure
+    changeable: str = ""  # who else could change what the services import, and the cure
 
 
 def install(
@@ -54,6 +55,7 @@ def install(
     taken = rival.rival(request.root, request.unit_directory, plan.service.address)
     outcome = InstallOutcome(changes, list(plan.units), before, after, before)
     outcome.rival = taken if SERVER_UNIT in plan.units else ""
+    outcome.changeable = plan.changeable
     return plan, outcome
 
 
@@ -150,8 +152,15 @@ def _require_same(before: dict[str, str], after: dict[str, str]) -> None:
 
 
 def data_left(request: InstallRequest) -> list[Path]:
-    """Where blocks stay after an uninstall, for a person to remove."""
+    """Where blocks stay after an uninstall, for a person to remove: places that are there, on the
+    machine that it is for.
+    """
     if request.user_mode:
-        place = ram_place.recorded()
-        return [config.default_local_dir(), *([place] if place else [])]
-    return [Path("/var/lib") / DIRECTORY, ram_place.SHARED_MEMORY / f"{config.APP_NAME}-*"]
+        named = [config.readable()[0].sidecar.local_dir, config.default_local_dir()]
+        named += filter(None, [ram_place.recorded()])
+        return [path for path in dict.fromkeys(named) if path.is_dir()]
+    at = Installed(request.place, request.root).at
+    named = [at(Path("/var/lib") / DIRECTORY)]
+    named += sorted(at(ram_place.SHARED_MEMORY).glob(f"{config.APP_NAME}-*"))
+    root = request.root or Path("/")
+    return [Path("/") / path.relative_to(root) for path in named if path.is_dir()]

@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,68 @@ def test_locks_name_no_index(name: str) -> None:
     text = (REPO / name).read_text()
     assert "index-url" not in text
     assert "://" not in text
+
+
+def start_as_another(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """As a user who may read all of the checkout and write nothing of it."""
+    another = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"}
+    script = [str(root / "scripts/tiering"), *args]
+    try:
+        for path in (root, *root.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~0o222 | 0o444)
+        return subprocess.run(
+            script, env=environment, capture_output=True, text=True, check=False, **another
+        )
+    finally:
+        for path in (root, *root.rglob("*")):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o755)
+
+
+@pytest.fixture
+def open_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same checkout where every user can read it."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # a Python that all may run
+    if shutil.which("python3") is None:
+        pytest.skip("no Python in /usr/bin")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield checkout.rename(Path(folder, "check out"))
+
+
+def said_in_one_line(done: subprocess.CompletedProcess[str], root: Path) -> str:
+    assert (done.returncode, done.stdout) == (6, ""), done.stderr
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: this user cannot write {root}"), done.stderr
+    assert f"{root}/scripts/tiering" in hint
+    return error
+
+
+def test_a_checkout_of_another_user_is_used_or_said_in_one_line(open_checkout: Path) -> None:
+    root = open_checkout
+    assert said_in_one_line(start_as_another(root), root).endswith(".venv is not made yet")
+    start(root)
+    assert start_as_another(root, "x").stdout == "['x']\n"
+    (root / "requirements.lock").write_text("# nothing new\n")
+    said = said_in_one_line(start_as_another(root), root)
+    assert said.endswith(".venv is of another version, or was moved")
+    moved = root.rename(root.with_name("moved"))
+    (moved / "requirements.lock").write_text("# nothing\n")
+    said_in_one_line(start_as_another(moved), moved)
+
+
+def test_a_python_that_only_its_owner_can_run_is_named(open_checkout: Path) -> None:
+    start(open_checkout)
+    python = open_checkout / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to("/root/.pyenv/versions/3.12/bin/python3")
+    said = said_in_one_line(start_as_another(open_checkout), open_checkout)
+    assert said.endswith("this user cannot run /root/.pyenv/versions/3.12/bin/python3")
+
+
+def test_nobody_else_can_hold_the_lock_of_the_install(checkout: Path) -> None:
+    (checkout / ".venv.lock").touch(0o644)
+    start(checkout)
+    assert (checkout / ".venv.lock").stat().st_mode & 0o777 == 0o600

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
 
+import ollama_tiering
 from ollama_tiering import errors
 
 TREE = [
@@ -27,3 +29,25 @@ def test_every_exit_code_is_documented() -> None:
 def test_message_and_hint_are_apart() -> None:
     error = errors.FetchError("cause", hint="cure")
     assert (str(error), error.hint) == ("cause", "cure")
+
+
+# Not met by people who only use the commands; or the message is of a usage that click explains.
+WITHOUT_A_CURE = ("bench/", "engines/", "kernels/", "cli/bench", "cli/__init__.py")
+
+
+def test_every_error_that_people_meet_has_a_cure() -> None:
+    """The message has cause and place; the hint says what to do."""
+    package = Path(ollama_tiering.__file__).parent
+    names = {one.__name__ for one in TREE}
+    lacking = [
+        f"{file.relative_to(package)}:{node.lineno}"
+        for file in sorted(package.rglob("*.py"))
+        if not str(file.relative_to(package)).startswith(WITHOUT_A_CURE)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in names
+        and not any(keyword.arg in ("hint", None) for keyword in node.keywords)
+        and node.args
+    ]
+    assert lacking == []

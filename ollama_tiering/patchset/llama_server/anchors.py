@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ollama_tiering.config import count
 from ollama_tiering.errors import PatchConflict
 
 
@@ -66,7 +67,7 @@ def place(files: Mapping[str, str | None], anchored: Sequence[Anchored]) -> dict
             continue
         found = list(re.finditer(f"^{one.pattern}$", text, re.MULTILINE))
         if len(found) != 1:
-            times = f"{len(found)} times" if found else "not there"
+            times = count(len(found), "time") if found else "not there"
             reasons.append(f"{one.path}: the anchor of {one.name} is {times}")
             continue
         lines = found[0].expand(one.lines) + "\n"

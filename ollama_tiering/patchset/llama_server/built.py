@@ -185,6 +185,7 @@ def ensure(
         program = str(usual_name(installation.program, on_path=True))
         tree = LinkTree(target, program, version, pin, state, ours)
         tree = replace(tree, parts=parts.of(fresh, installation))
+        (fresh / RECORD).touch(0o600)  # it is locked later
         (fresh / RECORD).write_text(link_tree.text_of(tree), encoding="utf-8")
         parts.make_durable(fresh)
         if os.path.lexists(target):  # damaged, or of another program with the same files

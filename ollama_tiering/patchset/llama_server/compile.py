@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.config import count
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import tools
 from ollama_tiering.patchset.llama_server import exported, linked
@@ -112,7 +113,7 @@ def compile_server(
     table = work / linked.FILE
     table.write_text(linked.source([library(installation, name) for name in LIBRARIES]), "utf-8")
     units = _units(source, ui, table, installation)
-    with report.stage(f"compiling {len(units)} files of llama-server") as detail:
+    with report.stage(f"compiling {count(len(units), 'file')} of llama-server") as detail:
         pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
         try:
             running = [pool.submit(_compile, unit, source, compiler, report) for unit in units]

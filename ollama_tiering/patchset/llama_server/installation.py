@@ -110,7 +110,7 @@ def find(named: str) -> InstalledOllama:
     UsageError where that folder has none, UnsupportedUpstream for one without llama-server.
     """
     if named != AUTO:
-        place = Path(named).expanduser().absolute()
+        place = config.expanded(named).absolute()
         program = next((p for p in _programs_of(place) if _runs(p)), None)
         if program is None:
             raise UsageError(

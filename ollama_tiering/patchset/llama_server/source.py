@@ -44,7 +44,7 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
     """Puts the source at `to`, which must not exist. FetchError where it cannot be had, UsageError
     where `named` is no source of llama.cpp.
     """
-    place = Path(named).expanduser().absolute() if named else None
+    place = config.expanded(named).absolute() if named else None
     if place is not None and place.is_file():
         with report.stage(f"unpacking {place}"):
             _unpack(place, to)

@@ -32,7 +32,10 @@ def patch_tree(tree: Path, sources: Path) -> bool:
     paths = {one.path for one in HOOKS} | {one.path for one in NEEDED}
     files = {path: _read(tree / path) for path in paths}
     if files[CMAKE] is None:
-        raise UsageError(f"{tree} is no source of llama.cpp: it has no {CMAKE}")
+        raise UsageError(
+            f"{tree} is no source of llama.cpp: it has no {CMAKE}",
+            hint="name the folder of an unpacked source of llama.cpp",
+        )
     lacking = missing_texts(files, NEEDED)
     if lacking:
         raise PatchConflict(
@@ -70,7 +73,7 @@ def _ours(sources: Path) -> dict[str, str]:
     files = {path.name: path.read_text(encoding="utf-8") for path in found}
     compiled = [f"${{CMAKE_CURRENT_LIST_DIR}}/{name}" for name in files if name.endswith(".cpp")]
     if not compiled:
-        raise UsageError(f"{sources} has no sources")
+        raise UsageError(f"{sources} has no sources", hint="install the package again")
     return {**files, INCLUDED: _INCLUDED.format(sources="\n    ".join(compiled))}
 
 

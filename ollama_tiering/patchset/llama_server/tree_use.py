@@ -16,6 +16,7 @@ from typing import Final
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.patchset.llama_server.link_tree import RECORD
+from ollama_tiering.system.locks import for_owner_only
 
 UNFINISHED: Final = ".building-"  # begins the name of a folder that goes with the next patch
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -80,9 +81,11 @@ def _taken(folder: Path) -> Iterator[bool]:
 def _opened(folder: Path) -> int:
     """For writing, where that is allowed: over NFS a lock for one alone needs it."""
     try:
-        return os.open(folder / RECORD, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / RECORD, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
-        return os.open(folder / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+    for_owner_only(fd)
+    return fd
 
 
 def _locked(fd: int, kind: int) -> bool:

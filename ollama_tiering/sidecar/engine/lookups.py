@@ -7,7 +7,7 @@ to WAIT, for which an engine has more patience: a look-up itself waits for no di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -66,6 +66,7 @@ class _OpenLease:
     answer: Matched  # as long as all files are there
     keys: tuple[BlockKey, ...] = ()  # of the files that were named
     named: Matched | None = None  # the answer that named them
+    use: Callable[[], None] = lambda: None  # counts the look-up, when it is answered
 
 
 class EngineLookUps:
@@ -89,12 +90,24 @@ class EngineLookUps:
         self._states = hello.states
         self._min_tokens = min_tokens
         self._leases: dict[int, _OpenLease] = {}
+        self._use: Callable[[], None] = lambda: None
         self._last: tuple[bytes, list[BlockKey]] = b"", []  # the last prompt, and its chain
         self._most_files = MAX_REPLY_BYTES // (_FILE_BYTES + 4 * len(identity.shapes))
         self.expected_seconds = 0.0  # of the last files that were leased
 
     def match(self, request: EngineMatch) -> Matched:
-        """InvalidBlock, NoRoom."""
+        """InvalidBlock, NoRoom. A look-up counts once, with its answer: after `pending`, an engine
+        may release the lease and ask anew on the connection that it waits on.
+        """
+        self._use = lambda: None
+        answer = self._matched(request)
+        if answer.pending:
+            self._leases[answer.lease_id].use = self._use
+        else:
+            self._use()
+        return answer
+
+    def _matched(self, request: EngineMatch) -> Matched:
         tokens = request.tokens
         count = len(tokens) // TOKEN_BYTES
         if not request.start <= request.have <= count:
@@ -105,7 +118,7 @@ class EngineLookUps:
         if self._gate is GateMode.RECOMPUTE:
             return _nothing(pb.SHORTFALL_RECOMPUTE)
         keys = self.chain(tokens, request.extras)
-        found = self._store.match(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
+        found, self._use = self._store.find(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
         found = until_extras(found, keys, request.extras)
         rows, reason, at = _end(found, most)
         rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
@@ -174,6 +187,7 @@ class EngineLookUps:
             renewed = self._store.renew(lease_id)
             return lease.named if renewed else _nothing(pb.SHORTFALL_BLOCKS_GONE)
         blocks = lease.leasing.wait().blocks
+        lease.use()
         return self._named(lease, blocks, self._heads.get_all([block.key for block in blocks]))
 
     def release(self, lease_id: int) -> None:

@@ -60,7 +60,7 @@ def plan_state(
     if not 1 <= offer.state_bytes <= MAX_STATE_BYTES:
         raise InvalidBlock(f"a state of {offer.state_bytes} bytes is none, or too long")
     if not 1 <= offer.n_tokens <= len(tokens) // TOKEN_BYTES:
-        raise InvalidBlock(f"{offer.n_tokens} tokens are not within the prompt")
+        raise InvalidBlock(f"token {offer.n_tokens} is not within the prompt")
     index, row = divmod(offer.n_tokens - 1, BLOCK_TOKENS)
     plan = plan_block(
         namespace=identity.namespace,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ollama_tiering.config import agreeing, count
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
 
@@ -37,7 +38,10 @@ class LeaseTable:
     def check_room(self, blocks: int, *, new: bool = True) -> None:
         """NoRoom: clients that do not release what they were given wait until it expires."""
         if len(self) + new > MAX_LEASES or self._leased_blocks + blocks > MAX_LEASED_BLOCKS:
-            raise NoRoom(f"{len(self)} leases of {self._leased_blocks} blocks are open already")
+            raise NoRoom(
+                f"{count(len(self), 'lease')} of {count(self._leased_blocks, 'block')} "
+                f"{agreeing(len(self), 'is')} open already"
+            )
 
     def open(self, keys: Sequence[BlockKey], expires: float) -> int:
         lease_id = next(self._ids)

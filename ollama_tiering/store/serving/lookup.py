@@ -9,7 +9,7 @@ a client takes only its fetch tells (leasing.py), and those it never takes are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
@@ -31,8 +31,30 @@ def match(
 
     The tier that is named for a block is the one that has it, decoded, in memory soonest.
     """
-    pieces = match_in_pieces(state, namespace, keys, tokens, block_tokens)
-    return [block for piece in pieces for block in piece]
+    blocks, use = find(state, namespace, keys, tokens, block_tokens)
+    use()
+    return blocks
+
+
+def find(
+    state: StoreState,
+    namespace: NamespaceId,
+    keys: Sequence[BlockKey],
+    tokens: bytes,
+    block_tokens: int,
+) -> tuple[list[MatchedBlock], Callable[[], None]]:
+    """As `match`, for a caller that may have to ask again before it answers its client. What was
+    found counts as used, and as a look-up, when the second value is called.
+    """
+    found: matching.Found = []
+    pieces = _find_in_pieces(state, namespace, keys, tokens, block_tokens, found)
+    blocks = [block for piece in pieces for block in piece]
+
+    def use() -> None:
+        for _ in _count_use(state, namespace, tokens, found):
+            pass
+
+    return blocks, use
 
 
 def match_in_pieces(
@@ -45,13 +67,24 @@ def match_in_pieces(
     """The same for a caller that does something else in between. The last pieces, in which what
     was found is marked as used, are empty; one that stops before has not used it.
     """
-    asked_tokens = len(tokens) // TOKEN_BYTES
+    found: matching.Found = []
+    yield from _find_in_pieces(state, namespace, keys, tokens, block_tokens, found)
+    yield from _count_use(state, namespace, tokens, found)
+
+
+def _find_in_pieces(
+    state: StoreState,
+    namespace: NamespaceId,
+    keys: Sequence[BlockKey],
+    tokens: bytes,
+    block_tokens: int,
+    found: matching.Found,
+) -> Iterator[list[MatchedBlock]]:
+    """Adds to `found` what it yields."""
     if state.terms.of(namespace).refusal:
-        matching.count_refused(state, asked_tokens)
         return
     step = block_tokens * TOKEN_BYTES
     parent: bytes = namespace
-    found: matching.Found = []
     for start in range(0, max(1, len(keys)), PIECE_BLOCKS):
         part = keys[start : start + PIECE_BLOCKS]
         end = start + PIECE_BLOCKS >= len(keys)
@@ -63,6 +96,16 @@ def match_in_pieces(
         if piece.last:
             break
         parent = part[-1]
+
+
+def _count_use(
+    state: StoreState, namespace: NamespaceId, tokens: bytes, found: matching.Found
+) -> Iterator[list[MatchedBlock]]:
+    """Marks what was found as used, and counts the look-up."""
+    asked_tokens = len(tokens) // TOKEN_BYTES
+    if not found and state.terms.of(namespace).refusal:
+        matching.count_refused(state, asked_tokens)
+        return
     yield from _use(state, found)
     matching.count(state, asked_tokens, found)
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ollama_tiering.config import count
 from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, MAX_ROWS, ReadAt
 from ollama_tiering.store.block.description import Fields, checked_fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId, digest_from_hex
@@ -148,7 +149,9 @@ def open_archive(path: Path) -> Iterator[Archive]:
             if wanted.get(name) != size:
                 raise ArchiveRefused(f"member {name[:120]!r} is not what the manifest says")
         if len(wanted) != len(places):
-            raise ArchiveRefused(f"{len(wanted) - len(places)} blocks of the manifest are missing")
+            raise ArchiveRefused(
+                f"of the manifest {count(len(wanted) - len(places), 'block', 'is')} missing"
+            )
         yield Archive(manifest, places, fd)
 
 

@@ -70,7 +70,9 @@ def chain_to_export(listing: Listing) -> ChainToExport:
     description = listing.descriptions.get(namespace, ())
     if not description:
         raise StoreDamaged(
-            "nothing says what the namespace of this chain is: namespace.json is missing or damaged"
+            "nothing says what the namespace of this chain is: namespace.json is missing or "
+            "damaged",
+            hint="the next conversation with that model writes it anew; until then it stays here",
         )
     windows = [line for line in listing.blocks if line.key in hanging]
     files, more = (

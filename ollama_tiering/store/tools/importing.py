@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from ollama_tiering.config import count
 from ollama_tiering.store.block.blockfile import BlockMeta, ReadAt, read_meta, verify_payload
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey
 from ollama_tiering.store.block.window_fields import has_window_extra
@@ -112,7 +113,7 @@ def import_blocks(
             result = sink.put(block.key, _parts(block, read_at))
         if not result.stored:
             raise NoRoom(
-                f"{there + stored} of {total} blocks are stored, the next was refused: "
+                f"{there + stored:,} of {count(total, 'block')} stored, the next was refused: "
                 f"{result.reason or 'no reason given'}",
                 hint="make room (`tiering rm`, `tiering gc`) or raise the budget, then again",
             )

@@ -43,7 +43,7 @@ def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
     answer = pb.StatResponse(version="1", runners=[short, other])
     told = [line for line in status._lines(Path("s"), answer) if "memory was" in line]
     assert told == [
-        "  4096 of the recomputed tokens were stored: too little memory was available to read them"
+        "  4,096 of the recomputed tokens were stored: too little memory was available to read them"
     ]
     runners = status._document(Path("s"), answer)["runners"]
     assert [runner["memory_short_tokens"] for runner in runners] == [4096, 0]

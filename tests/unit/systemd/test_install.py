@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.systemd import manager as managing
+from ollama_tiering.systemd import server_files
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import MANIFEST_NAME, Installed, InstallManifest, NewFile
+from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
+from ollama_tiering.systemd.service import data_left
 from tests.unit.systemd.conftest import Machine
 
 PREFIX = "/opt/ollama-tiering"
@@ -326,3 +332,126 @@ def test_another_root_never_asks_the_running_manager(
     with pytest.raises(ServiceError, match="no service manager"):
         manager.start(["a.service"])
     assert systemctl.asked == []
+
+
+SECRETS = {"its own": 0o600, "its group's": 0o640}
+
+
+@pytest.fixture
+def sudo() -> int:
+    """As root, called by user 1000 with sudo."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    return 1000
+
+
+def test_root_copies_no_build_of_another_user_than_the_caller(machine: Machine, sudo: int) -> None:
+    before = machine.files()
+    library = machine.build / "build/lib/ollama/cuda_v12/libggml-cuda.so"
+    for path in (machine.binary, library):
+        os.chown(path, 1001, 1001)
+        for env in ({"SUDO_UID": str(sudo)}, {}):
+            args = ("install", "--binary", machine.binary)
+            said = machine.tiering(*args, code=2, **env)
+            assert f"{path} belongs to user 1001, who did not call this" in said
+        os.chown(path, 0, 0)
+    assert machine.files() == before
+    os.chown(library, sudo, sudo)
+    machine.tiering("install", "--binary", machine.binary, SUDO_UID=str(sudo))
+    assert machine.at(f"{PREFIX}/lib/ollama/cuda_v12/libggml-cuda.so").read_text() == "cuda"
+
+
+@pytest.mark.parametrize("whose", SECRETS)
+@pytest.mark.parametrize("name", ["cuda_v12/libggml-cuda.so", "libggml-base.so.0", "ollama"])
+def test_a_link_of_the_caller_to_what_root_alone_may_read_is_not_followed(
+    machine: Machine, sudo: int, tmp_path: Path, whose: str, name: str
+) -> None:
+    before = machine.files()
+    secret = tmp_path / "shadow"
+    secret.write_text("secret")
+    secret.chmod(SECRETS[whose])
+    place = machine.binary if name == "ollama" else machine.build / "build/lib/ollama" / name
+    place.unlink()
+    place.symlink_to(secret)
+    secret.chmod(SECRETS[whose] | 0o111 * (name == "ollama"))
+    said = machine.tiering("install", "--binary", machine.binary, code=2, SUDO_UID=str(sudo))
+    assert f"{secret} is for root alone" in said
+    assert machine.files() == before
+
+
+def test_the_mode_is_that_of_the_file_whose_bytes_were_copied(machine: Machine) -> None:
+    """Whoever may swap the file between two looks could have another's mode beside its bytes."""
+    library = machine.build / "build/lib/ollama/libggml-base.so.0"
+    library.chmod(0o777)
+    at = machine.at(f"{PREFIX}/lib/ollama/libggml-base.so.0")
+    machine.install()
+    assert at.stat().st_mode & 0o7777 == 0o755
+    files = list(server_files.go_files(machine.binary, Path(PREFIX)))
+    library.chmod(0o644)
+    at.unlink()
+    Installed(Path(PREFIX), machine.root).install(files, InstallManifest())
+    assert at.stat().st_mode & 0o7777 == 0o644
+
+
+def plan_of(tmp_path: Path) -> InstallPlan:
+    name = pwd.getpwuid(os.getuid()).pw_name
+    return make_plan(InstallRequest(run_as=name, prefix=tmp_path / "prefix"))
+
+
+def test_a_package_that_another_user_may_change_is_said_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, environment = tmp_path / "checkout/ollama_tiering", tmp_path / "venv/bin"
+    for folder in (package, environment):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").touch(0o644)
+    (environment / "python").symlink_to(sys.executable)
+    monkeypatch.setattr("ollama_tiering.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(sys, "prefix", str(environment.parent))
+    assert plan_of(tmp_path).changeable == ""
+    for shared in (package, package / "__init__.py", environment.parent, package.parent):
+        mode = shared.stat().st_mode
+        shared.chmod(0o777)
+        said = plan_of(tmp_path).changeable
+        assert f"may change {shared}, and so choose what the services run" in said, shared
+        shared.chmod(mode)
+    user = InstallRequest(user_mode=True, prefix=tmp_path / "prefix")
+    package.chmod(0o777)
+    assert make_plan(user).changeable == "", "it is the user's own service"
+
+
+def test_the_install_says_it_in_one_line(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_plan
+
+    def plan(request: InstallRequest) -> InstallPlan:
+        return replace(made(request), changeable="another user may change /x: move it")
+
+    monkeypatch.setattr("ollama_tiering.systemd.service.make_plan", plan)
+    text = machine.install("--dry-run")
+    assert "beware       another user may change /x: move it" in text.splitlines()
+
+
+def test_uninstall_names_only_places_where_blocks_are(machine: Machine) -> None:
+    machine.install()
+    assert "stored blocks" not in machine.tiering("uninstall")
+    machine.install()
+    for place in ("/var/lib/ollama-tiering/blocks", "/dev/shm/ollama-tiering-a1b2"):
+        machine.at(place).mkdir(parents=True)
+    text = machine.tiering("uninstall")
+    left = [line.split()[1] for line in text.splitlines() if line.endswith(": stored blocks")]
+    assert left == ["/var/lib/ollama-tiering:", "/dev/shm/ollama-tiering-a1b2:"]
+
+
+def test_uninstall_of_a_users_own_names_the_directory_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("STATE", "DATA", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    own = InstallRequest(user_mode=True)
+    assert data_left(own) == []
+    blocks, chosen = tmp_path / "DATA/ollama-tiering/blocks", tmp_path / "disk"
+    blocks.mkdir(parents=True)
+    assert data_left(own) == [blocks]
+    chosen.mkdir()
+    monkeypatch.setenv("OLLAMA_KV_TIER_LOCAL", str(chosen))
+    assert data_left(own) == [chosen, blocks]

@@ -1,0 +1,75 @@
+"""What can be read of settings that are not all valid: for the commands that show what runs, which
+are needed most when something is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ollama_tiering.config.load import _sidecar_defaults, load, lookup
+from ollama_tiering.config.model_rules import SECTION as MODELS
+from ollama_tiering.config.model_rules import read_rules
+from ollama_tiering.config.places import config_file
+from ollama_tiering.config.settings import (
+    SETTINGS,
+    Config,
+    PatchConfig,
+    ServerConfig,
+    SidecarConfig,
+)
+from ollama_tiering.errors import ConfigError
+
+_MOST_LINES: Final = 100  # that are left out
+_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+def readable(
+    overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
+) -> tuple[Config, ConfigError | None]:
+    """The settings, and what is wrong with them, as `load` says it. What is not valid has its
+    default.
+    """
+    try:
+        return load(overrides, path=path), None
+    except ConfigError as error:
+        broken = error
+    file = path or config_file()
+    document = document_of(file)
+    flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    values: dict[str, dict[str, Any]] = {"sidecar": {}, "patch": {}, "server": {}}
+    for setting in SETTINGS:
+        section, _, name = setting.key.partition(".")
+        if found := lookup(setting, flags, document.get(section, {}), name, file, ""):
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                values[section][setting.field] = found[1](found[0])
+    with contextlib.suppress(ConfigError):
+        values["sidecar"]["model_rules"] = read_rules(document.get(MODELS, {}), file, "")
+    sidecar = SidecarConfig(**(_sidecar_defaults() | values["sidecar"]))
+    return Config(sidecar, PatchConfig(**values["patch"]), ServerConfig(**values["server"])), broken
+
+
+def document_of(file: Path) -> dict[str, Any]:
+    """The tables of the file, without the lines that are no TOML; none if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for _ in range(_MOST_LINES):
+        try:
+            document = tomllib.loads("\n".join(lines))
+        except RecursionError:
+            return {}
+        except ValueError as error:
+            place = _PLACE.search(str(error))
+            number = int(place[1]) if place else len(lines)
+            if not 0 < number <= len(lines):
+                return {}
+            lines[number - 1] = ""
+        else:
+            return {name: one for name, one in document.items() if isinstance(one, dict)}
+    return {}
