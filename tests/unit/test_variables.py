@@ -1,0 +1,29 @@
+"""Which variables are in the namespace: one list, in Go and in docs/format.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GO = ROOT / "patches/overlay/kvtier/variables.go"
+PAGE = ROOT / "docs/format.md"
+
+
+def _in_go(name: str) -> list[str]:
+    listed = re.search(rf"\t{name} += \[\]string{{(.*?)}}\n", GO.read_text(), re.DOTALL)
+    assert listed is not None
+    return re.findall(r'"(\w+)"', listed[1])
+
+
+def _in_table() -> dict[str, list[str]]:
+    table = PAGE.read_text().split("| of | names begin with |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = (line.strip("|").split("|", 1) for line in table.splitlines())
+    return {of.strip(): re.findall(r"`(\w+)`", names) for of, names in rows}
+
+
+def test_the_page_lists_the_variables_that_the_runner_counts() -> None:
+    table = _in_table()
+    excepted = table.pop("not counted")
+    assert sorted(name for names in table.values() for name in names) == sorted(_in_go("computing"))
+    assert set(excepted) - {"devices"} == {*_in_go("notComputing"), "VISIBLE_DEVICES"}
