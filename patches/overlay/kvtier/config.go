@@ -127,26 +127,6 @@ func socketPath(key string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(path, "unix://"), "unix:")
 }
 
-// defaultSocket is where the sidecar listens unless it is told otherwise.
-func defaultSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); runtimeDirectory(dir) {
-		return filepath.Join(dir, "ollama-tiering", "sidecar.sock")
-	}
-	state := os.Getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(state) { // none, as the XDG specification has it: two processes would not mean the same place
-		home, _ := os.UserHomeDir()
-		state = filepath.Join(home, ".local", "state")
-	}
-	return filepath.Join(state, "ollama-tiering", "run", "sidecar.sock")
-}
-
-// runtimeDirectory reports whether XDG_RUNTIME_DIR is this user's. `sudo -E` and `su` hand on another user's: who listens there
-// may be a stranger.
-func runtimeDirectory(dir string) bool {
-	info, err := os.Stat(dir)
-	return err == nil && filepath.IsAbs(dir) && info.IsDir() && ownedAlone(info)
-}
-
 func value(key string) string {
 	return strings.Trim(strings.TrimSpace(os.Getenv(key)), "\"'")
 }

@@ -3,7 +3,6 @@ package kvtier
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -99,43 +98,4 @@ func TestOnlyUnfinishedBlocksBelowATiersDirectoryAreFilled(t *testing.T) {
 	if err := fill(filepath.Join(dir, "tier", "key.tmp")); err == nil {
 		t.Error("the directory of before still counts")
 	}
-}
-
-func TestTheRuntimeDirectoryOfAnotherUserIsNotUsed(t *testing.T) {
-	runtime, state := t.TempDir(), t.TempDir()
-	t.Setenv("XDG_STATE_HOME", state)
-	own := filepath.Join(runtime, "ollama-tiering", "sidecar.sock")
-	other := filepath.Join(state, "ollama-tiering", "run", "sidecar.sock")
-	says := func(what, dir, want string) {
-		t.Helper()
-		t.Setenv("XDG_RUNTIME_DIR", dir)
-		if got := defaultSocket(); got != want {
-			t.Errorf("%s: %s", what, got)
-		}
-	}
-	for mode, want := range map[os.FileMode]string{0o700: own, 0o755: own, 0o770: other, 0o777: other, 0o720: other} {
-		if err := os.Chmod(runtime, mode); err != nil {
-			t.Fatal(err)
-		}
-		says(mode.String(), runtime, want)
-	}
-	if err := os.Chmod(runtime, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(runtime, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	says("none", "", other)
-	says("a file", file, other)
-	says("nothing there", filepath.Join(runtime, "none"), other)
-	t.Chdir(filepath.Dir(runtime))
-	says("relative", filepath.Base(runtime), other)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make a directory another user's")
-	}
-	if err := os.Chown(runtime, stranger, -1); err != nil {
-		t.Fatal(err)
-	}
-	says("another user's", runtime, other)
 }
