@@ -20,27 +20,29 @@ var tierKnown = []string{
 // all its methods, and passes for it: rows of a field that it has beside it would neither be stored nor come back, and nothing would
 // say so. The same is asked of stock's own types, in a version with a field more.
 func tierUnknown(cache Cache) string {
-	of := reflect.TypeOf(cache)
-	if of.Kind() != reflect.Pointer || of.Elem().Kind() != reflect.Struct {
-		return of.String()
-	}
-	of = of.Elem()
-	own := reflect.TypeFor[Causal]().PkgPath()
-	if of.PkgPath() == own {
+	of := tierElement(reflect.TypeOf(cache))
+	if tierStocks(of) {
 		return tierUnknownField(of, nil)
+	}
+	if of.Kind() != reflect.Struct {
+		return of.String()
 	}
 	for i := range of.NumField() {
 		field := of.Field(i)
-		inner := field.Type
-		if i == 0 && field.Anonymous && inner.Kind() == reflect.Pointer && inner.Elem().PkgPath() == own {
-			if unknown := tierUnknownField(inner.Elem(), nil); unknown != "" {
+		if i == 0 && field.Anonymous && tierStocks(tierElement(field.Type)) {
+			if unknown := tierUnknownField(field.Type, nil); unknown != "" {
 				return unknown
 			}
-		} else if tierHolds(inner) || tierUnknownField(inner, nil) != "" {
+		} else if tierHolds(field.Type) || tierUnknownField(field.Type, nil) != "" {
 			return of.Name() + "." + field.Name
 		}
 	}
 	return ""
+}
+
+// tierStocks reports whether a type is a cache of stock's that is tiered.
+func tierStocks(of reflect.Type) bool {
+	return of.PkgPath() == reflect.TypeFor[Causal]().PkgPath() && slices.Contains([]string{"Causal", "WrapperCache", "Recurrent"}, of.Name())
 }
 
 // tierUnknownField looks through the fields of a type, and of the types in it.
