@@ -2,7 +2,8 @@
 
 The store knows a model by its file name. The rule `"*"` applies to a model without a name. But as
 long as another rule says store = false, such a model is neither stored nor served, because it could
-be the forbidden one. Nothing is removed on this suspicion.
+be the forbidden one. So could a model with a name, as long as not all manifests can be read: it may
+have a second one. Nothing is removed on this suspicion.
 """
 
 from __future__ import annotations
@@ -76,8 +77,20 @@ class RuleBook:
             self.refresh()
         names = self._names.of_blob.get(model, ())
         if names or (model and not is_blob(model)):
-            return self._terms(ruling(names or (model,), self._rules, self._ttl_days), names)
+            found = ruling(names or (model,), self._rules, self._ttl_days)
+            return self._terms(found, names, refusal=self._doubt(found) if names else "")
         return self._unnamed(model)
+
+    def _doubt(self, found: Ruling) -> str:
+        """Why a model with a name is withheld: it may have another name, which a rule forbids."""
+        unread = self._names.unread
+        forbids = next((rule for rule in self._rules if rule.store is False), None)
+        if not unread or forbids is None or not found.store:
+            return ""
+        return (
+            f"it may have another name ({unread}) and a rule in config.toml says not to store: "
+            f"{forbids}"
+        )
 
     def _unnamed(self, model: str) -> Terms:
         found = ruling((model,) if model else (), self._rules, self._ttl_days)

@@ -40,14 +40,14 @@ class Rig:
     server: Server
     reference: Server
 
-    def hit(self, prompt: str, resumed: int) -> Result:
-        return in_memory(self.reference, "g2", prompt, resumed)
+    def hit(self, prompt: str, resumed: int, model: str = "g2") -> Result:
+        return in_memory(self.reference, model, prompt, resumed)
 
-    def store(self, prompt: str) -> Result:
+    def store(self, prompt: str, model: str = "g2") -> Result:
         """Has the prompt's blocks in every tier and nothing in memory."""
-        answer = self.server.generate("g2", prompt)
-        self.sidecar.settle(self.server, "g2")
-        self.server.unload("g2")
+        answer = self.server.generate(model, prompt)
+        self.sidecar.settle(self.server, model)
+        self.server.unload(model)
         wait_until("RAM and disk hold the same", lambda: self.sidecar.stat().queued_demotions == 0)
         return answer
 
@@ -150,6 +150,13 @@ def flip_v(data: bytearray) -> None:
     flip_in_payload(data, pb.SEGMENT_KIND_V, 2)
 
 
+def flip_in_last_row(data: bytearray) -> None:
+    """Of the last segment, whichever layers the block has."""
+    meta = blockfile.read_meta(blockfile.buffer_reader(data), len(data))
+    last = meta.segments[-1]
+    data[last.file_offset + meta.rows * last.row_bytes - 1] ^= SIGN
+
+
 def flip_in_header(data: bytearray) -> None:
     data[40] ^= 1
 
@@ -236,3 +243,24 @@ def test_files_that_vanished_are_a_miss(rig: Rig) -> None:
     for file in rig.copies(prompt, DAMAGED):
         os.unlink(file)  # noqa: PTH108
     assert_same(rig.server.generate("g2", prompt), reference)
+
+
+@pytest.mark.parametrize("model", ["sliding", pytest.param("olmo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", [DAMAGED, 0])
+def test_of_a_chain_with_windows_a_damaged_block_costs_all_and_no_more(
+    rig: Rig, model: str, block: int
+) -> None:
+    """The windows are those of the end: behind fewer rows they would be of no prompt."""
+    prompt = text(700, ("windows", model, block))
+    cold = rig.hit(prompt, 0, model)
+    rig.store(prompt, model)
+    for file in rig.copies(prompt, block):
+        rewrite(file, flip_in_last_row)
+    answer = rig.server.generate(model, prompt)
+    assert answer.resumed == 0
+    assert_same(answer, cold)
+    # What was computed takes the damaged block's place, and the windows are of use again.
+    rig.sidecar.settle(rig.server, model)
+    rig.server.unload(model)
+    again = rig.server.generate(model, prompt)
+    assert again.resumed > 600

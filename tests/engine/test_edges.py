@@ -25,7 +25,7 @@ from tests.engine.harness import (
     text,
     wait_until,
 )
-from tests.engine.shifts import said_twice
+from tests.engine.shifts import across_a_shift
 from tests.places import short_directory
 
 TOKENS = 300
@@ -76,7 +76,7 @@ def test_a_prompt_that_fills_the_context_is_restored(rig: Rig, tokens: int) -> N
     context, keep = 1024, 4
     prompt = text(tokens, ("fills", tokens))
     seen = prompt if tokens <= context else prompt[:keep] + prompt[keep - context :]
-    expected = said_twice(rig.reference, "g2", prompt, before=seen[:-1], num_ctx=context)
+    expected = across_a_shift(rig.reference, "g2", prompt, before=seen[:-1], num_ctx=context)
     assert expected.resumed == len(seen) - 1
     rig.store(prompt, num_ctx=context, predict=1)
     answer = rig.server.generate("g2", prompt, num_ctx=context)

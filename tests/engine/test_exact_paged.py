@@ -233,9 +233,7 @@ def test_a_launch_that_fails_ends_the_request_with_an_error_and_is_said(
 def test_a_context_shift_gives_the_same_wherever_k_and_v_lie(
     exact_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    """K is turned where it lies. With tiering, as in test_fake_gpu.py, and for the same reason; but
-    each server has blocks of its own.
-    """
+    """K is turned where it lies. With tiering (see shifts.py), and blocks of each server's own."""
     found = []
     for hot in (LAYERS, 1, 0):
         env = paged.hot(hot) | EXACT | devices(1024, **BOTH_LATE)

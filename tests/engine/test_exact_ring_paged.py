@@ -64,7 +64,7 @@ def test_layers_in_pieces_answer_as_those_on_the_gpu_do(
 def test_a_context_shift_of_layers_in_pieces_gives_the_same(
     ring_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, mirror: int
 ) -> None:
-    """With tiering, as in test_fake_gpu.py, and for the same reason."""
+    """With tiering: see shifts.py."""
     found = []
     for hot in (LAYERS, 0):
         env = paged.hot(hot) | paged.mirrors(mirror) | EXACT | devices(1024, **BOTH_LATE)

@@ -118,9 +118,7 @@ def test_attention_on_a_device_is_given_no_positions(
 def test_a_context_shift_on_a_device_answers_as_on_the_cpu(
     gpu_binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar
 ) -> None:
-    """K is turned in place there. With tiering, for on a busy machine stock may read a token's
-    logits when the shift has written over them, with a device and without (docs/design.md).
-    """
+    """K is turned in place there. With tiering, with a device and without: see shifts.py."""
     answers = []
     for number, env in enumerate((NO_DEVICE, devices(1024, **LATE))):
         folder = tmp_path / str(number)

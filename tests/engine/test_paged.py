@@ -117,7 +117,7 @@ def test_where_k_and_v_lie_changes_no_bit_of_what_a_device_computes(
 def test_a_context_shift_of_paged_layers_answers_as_on_the_cpu(
     paged_binary: Path, models: Path, eight: str, tmp_path: Path, sidecar: Sidecar, hot: int
 ) -> None:
-    """K is turned where it lies. With tiering, as in test_fake_gpu.py, and for the same reason."""
+    """K is turned where it lies. With tiering: see shifts.py."""
     found = []
     for number, env in enumerate((paged.CPU, paged.hot(hot) | devices(1024, **COMPUTING_LATE))):
         folder = tmp_path / str(number)

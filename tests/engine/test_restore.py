@@ -28,7 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
-from tests.engine.shifts import said_twice
+from tests.engine.shifts import across_a_shift
 from tests.places import short_directory
 
 Event = Callable[["Rig", str], None]
@@ -323,7 +323,7 @@ def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
 
     def shift(attempt: int) -> None:
         prompt = text(context - 40, ("shift", attempt))
-        expected = said_twice(rig.reference, model, prompt, predict=predict)
+        expected = across_a_shift(rig.reference, model, prompt, predict=predict)
         rig.server.generate(model, prompt)
         rig.displace(model, ("shift", attempt))
         rig.server.unload(model)

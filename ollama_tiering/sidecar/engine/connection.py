@@ -33,6 +33,7 @@ from ollama_tiering.sidecar.engine.identity import (
 )
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
+from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
 from ollama_tiering.store import TieredStore
 from ollama_tiering.store import block_store_pb2 as pb
@@ -70,6 +71,7 @@ class Engines:
         self.min_tokens = min_tokens
         self.lease_seconds = lease_seconds
         self.heads = Heads()
+        self.turns = Turns()
 
 
 class Connection:
@@ -154,7 +156,8 @@ class Connection:
                 return Kind.DONE, b""
             return self._hello(m.Hello.unpack(body))
         if kind == Kind.MATCH:
-            return Kind.MATCHED, self._look_ups.match(m.EngineMatch.unpack(body)).pack()
+            with self._engines.turns.look_up():
+                return Kind.MATCHED, self._look_ups.match(m.EngineMatch.unpack(body)).pack()
         if kind == Kind.WAIT:
             return Kind.MATCHED, self._look_ups.wait(m.EngineLease.unpack(body).lease_id).pack()
         if kind == Kind.PLAN:
@@ -186,9 +189,11 @@ class Connection:
         store = engines.store
         store.learn_model(identity.namespace, identity.model)
         self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-        heads = engines.heads
-        self._look_ups = EngineLookUps(store, heads, hello, identity, self._runner, min_tokens)
-        self._writes = Writes(store, heads, identity, self._look_ups, self._runner)
+        heads, turns = engines.heads, engines.turns
+        self._look_ups = EngineLookUps(
+            store, heads, hello, identity, self._runner, turns, min_tokens
+        )
+        self._writes = Writes(store, heads, identity, self._look_ups, self._runner, turns)
         welcome = m.Welcome(
             namespace=identity.namespace,
             block_tokens=BLOCK_TOKENS,

@@ -7,7 +7,7 @@ to WAIT, for which an engine has more patience: a look-up itself waits for no di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -26,6 +26,7 @@ from ollama_tiering.sidecar.engine import states
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
+from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS, Turns
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
@@ -33,6 +34,7 @@ from ollama_tiering.store import (
     LeasedBlock,
     Leasing,
     MatchedBlock,
+    NamespaceId,
     TieredStore,
     TierKind,
     prefix_chain,
@@ -79,9 +81,11 @@ class EngineLookUps:
         hello: Hello,
         identity: Identity,
         runner: EngineRunner,
+        turns: Turns,
         min_tokens: int,
     ) -> None:
         self._store = store
+        self._turns = turns
         self._heads = heads
         self._identity = identity
         self._reader = HeadReader(identity)
@@ -168,13 +172,23 @@ class EngineLookUps:
 
     def chain(self, tokens: bytes, extras: Sequence[EngineExtra]) -> list[BlockKey]:
         """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
+        keys: list[BlockKey] = []
+        for piece in self.chain_in_pieces(tokens, extras):
+            keys += piece
+        return keys
+
+    def chain_in_pieces(
+        self, tokens: bytes, extras: Sequence[EngineExtra]
+    ) -> Iterator[list[BlockKey]]:
+        """The same, a bounded piece of work at a time."""
         namespace = self._identity.namespace
-        if extras:
-            extra = [BlockExtra(one.position, one.digest) for one in extras]
-            return prefix_chain(namespace, tokens, BLOCK_TOKENS, extra)
-        keys = extend_chain(namespace, *self._last, tokens)
-        self._last = tokens, keys
-        return list(keys)
+        before = (b"", []) if extras else self._last
+        keys: list[BlockKey] = []
+        for piece in extend_chain(namespace, *before, tokens, extras):
+            keys += piece
+            yield piece
+        if not extras:
+            self._last = tokens, keys
 
     def wait(self, lease_id: int) -> Matched:
         """What a pending answer lacks. Where files were named already, the same answer once more,
@@ -294,18 +308,46 @@ def until_extras(
 
 
 def extend_chain(
-    namespace: bytes, before: bytes, keys: Sequence[BlockKey], tokens: bytes
-) -> list[BlockKey]:
-    """The chain of `tokens`, of which `keys` is that of `before`."""
+    namespace: NamespaceId,
+    before: bytes,
+    keys: Sequence[BlockKey],
+    tokens: bytes,
+    extras: Sequence[EngineExtra] = (),
+) -> Iterator[list[BlockKey]]:
+    """The chain of `tokens`, of which `keys` is that of `before`, in pieces. Positions of `extras`
+    count from the first token.
+    """
     step = BLOCK_TOKENS * TOKEN_BYTES
-    shared = 0
-    while shared < len(keys) and (
-        tokens[shared * step : (shared + 1) * step] == before[shared * step : (shared + 1) * step]
+    blocks = len(tokens) // step
+    parent: bytes = namespace
+    shared = True  # so far
+    for first in range(0, blocks, PIECE_BLOCKS):
+        end = min(first + PIECE_BLOCKS, blocks)
+        part = tokens[first * step : end * step]
+        known = _same_blocks(part, before[first * step : end * step]) if shared else 0
+        piece = list(keys[first : first + known])
+        shared = known == end - first
+        parent = piece[-1] if piece else parent
+        rows = (first + known) * BLOCK_TOKENS
+        inside = [
+            BlockExtra(one.position - rows, one.digest)
+            for one in extras
+            if rows <= one.position < end * BLOCK_TOKENS
+        ]
+        piece += prefix_chain(NamespaceId(parent), part[known * step :], BLOCK_TOKENS, inside)
+        parent = piece[-1]
+        yield piece
+
+
+def _same_blocks(part: bytes, before: bytes) -> int:
+    """How many whole blocks two parts of prompts begin with alike."""
+    step = BLOCK_TOKENS * TOKEN_BYTES
+    same = 0
+    while same < min(len(part), len(before)) // step and (
+        part[same * step : (same + 1) * step] == before[same * step : (same + 1) * step]
     ):
-        shared += 1
-    parent = keys[shared - 1] if shared else namespace
-    more = prefix_chain(parent, tokens[shared * step :], BLOCK_TOKENS)  # type: ignore[arg-type]
-    return [*keys[:shared], *more]
+        same += 1
+    return same
 
 
 def _planned(found: Sequence[MatchedBlock], start: int, rows: int) -> list[_Wanted]:

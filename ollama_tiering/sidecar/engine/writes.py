@@ -29,6 +29,7 @@ from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
+from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
 from ollama_tiering.store import (
     PIECE_BLOCKS,
     TOKEN_BYTES,
@@ -85,8 +86,10 @@ class Writes:
         identity: Identity,
         look_ups: EngineLookUps,
         runner: EngineRunner,
+        turns: Turns,
     ) -> None:
         self._store = store
+        self._turns = turns
         self._heads = heads
         self._identity = identity
         self._look_ups = look_ups
@@ -187,7 +190,9 @@ class Writes:
         their order, then states.
         """
         tokens = request.tokens
-        keys = self._look_ups.chain(tokens, request.extras)
+        keys: list[BlockKey] = []
+        for piece in self._turns.taken(self._look_ups.chain_in_pieces(tokens, request.extras), 1):
+            keys += piece
         held = self._held(keys, tokens, covering=not request.extras)
         extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
         if len(tokens) % _STEP_BYTES:
@@ -195,8 +200,10 @@ class Writes:
             rest = tokens[len(keys) * _STEP_BYTES :]
             inside = _extras_of(extras, len(keys))
             keys = [*keys, block_key(parent, rest, inside)]
-        missing = range(len(held), len(keys))
-        blocks = (self._block(keys, index, tokens, extras) for index in missing)
+        missing, chained = range(len(held), len(keys)), keys
+        blocks = self._turns.taken(
+            (self._block(chained, index, tokens, extras) for index in missing), PIECE_PLANS
+        )
         keys = [*held, *keys[len(held) :]]
         states = (
             _Part(
@@ -245,7 +252,7 @@ class Writes:
         held: list[BlockKey] = []
         count = len(tokens) // TOKEN_BYTES
         pieces = self._store.match_in_pieces(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
-        for piece in pieces:
+        for piece in self._turns.taken(pieces, 1):
             for block in piece:
                 at = len(held)
                 if at < len(keys) and block.key == keys[at]:

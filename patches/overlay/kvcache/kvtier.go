@@ -70,6 +70,9 @@ func KVTierCacheOf(cache Cache) (c *KVTierCache, reason string) {
 	default:
 		return nil, fmt.Sprintf("cache of type %T, not supported yet", cache)
 	}
+	if unknown := tierUnknown(cache); unknown != "" {
+		return nil, fmt.Sprintf("cache of type %T, which may hold more than is known of: %s", cache, unknown)
+	}
 	if reason := c.unsupported(); reason != "" {
 		return nil, reason
 	}

@@ -5,6 +5,7 @@ package kvcache
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ollama/ollama/kvtier/rows"
@@ -250,5 +251,40 @@ func TestStatesSayWhoComputesThem(t *testing.T) {
 	layers := s.Layers(1)
 	if len(layers) != 3 || layers[0].Layer != 2 || layers[1].Layer != 8 || layers[2].Layer != 9 || layers[2].KRowBytes+layers[2].VRowBytes != 28 {
 		t.Errorf("%+v", layers)
+	}
+}
+
+func TestTierACacheThatHasMoreThanTheRecurrentOneItEmbedsIsRefused(t *testing.T) {
+	type model struct { // as upstream's models have it
+		*Recurrent
+		layers int
+		named  map[string]bool
+	}
+	type indexed struct {
+		*Recurrent
+		index map[int]ml.Tensor
+	}
+	type twice struct {
+		*Recurrent
+		other *Causal
+	}
+	type anything struct {
+		*Recurrent
+		more any
+	}
+	recurrent := tierTestRecurrent(1)
+	if _, reason := KVTierCacheOf(&model{Recurrent: recurrent}); reason != "" {
+		t.Errorf("a model's own type, without rows of its own: %s", reason)
+	}
+	for field, cache := range map[string]tierHybrid{
+		"indexed.index": &indexed{Recurrent: recurrent}, "twice.other": &twice{Recurrent: recurrent}, "anything.more": &anything{Recurrent: recurrent},
+	} {
+		c, reason := KVTierCacheOf(cache.(Cache))
+		if c != nil || !strings.Contains(reason, field) {
+			t.Errorf("%s: %q", field, reason)
+		}
+	}
+	if unknown := tierUnknown(recurrent); unknown != "" {
+		t.Errorf("stock's own: %s", unknown)
 	}
 }

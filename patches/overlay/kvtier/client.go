@@ -38,16 +38,19 @@ type Client struct {
 	up       atomic.Bool
 	probing  atomic.Bool
 	failures atomic.Uint64
+	folders  atomic.Pointer[[]string] // of the sidecar's tiers
 	onUp     func()
 	first    chan struct{} // closed when the first probe has ended
 	once     sync.Once
 	done     chan struct{}
 }
 
-// NewClient returns a client of the sidecar on a Unix socket. It starts down and connects in the background; onUp runs
-// each time the sidecar comes (back) up.
+// NewClient returns a client of the sidecar on a Unix socket, if this user's or root's program listens there. It starts down
+// and connects in the background; onUp runs each time the sidecar comes (back) up.
 func NewClient(socket string, onUp func()) (*Client, error) {
-	conn, err := grpc.NewClient("unix:"+socket,
+	conn, err := grpc.NewClient(target,
+		grpc.WithContextDialer(dialer(socket)),
+		grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -207,7 +210,7 @@ func (p *PutSession) Reserve(offers []*tierpb.BlockOffer) ([]*tierpb.Reservation
 		return nil, err
 	}
 	if got := response.GetReserved().GetReservations(); len(got) == len(offers) {
-		return got, nil
+		return got, p.c.checkReserved(p.ctx, got)
 	}
 	return nil, errors.New("sidecar answered another number of reservations")
 }
@@ -279,9 +282,10 @@ func (c *Client) probe() {
 	go func() {
 		for wait := probeMin; ; wait = min(wait*2, probeMax) {
 			ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-			_, err := c.rpc.Stat(ctx, &tierpb.StatRequest{})
+			stat, err := c.rpc.Stat(ctx, &tierpb.StatRequest{})
 			cancel()
 			if err == nil {
+				c.noteFolders(stat)
 				c.probing.Store(false) // before up: a call that fails from now on, even in onUp, starts the next probe
 				c.up.Store(true)
 			}

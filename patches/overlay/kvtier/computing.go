@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ const (
 )
 
 // Computing is what computes a model, and which layer where: K/V of other code, another device or another driver differs in
-// its last bits. Even with every layer on a GPU the CPU looks up the tokens' embeddings.
+// its last bits. Even with every layer on a GPU the CPU looks up the tokens' embeddings. Variables of this process count, too.
 type Computing struct {
 	CPU, Libc string
 	Attention string // what computes attention on the devices, where that is not GGML's own libraries
@@ -66,6 +67,6 @@ func (c Computing) Extra() string {
 		listed = strings.Join(names, " | ")
 	}
 	parts := Part("devices", listed) + Part("cpu", c.CPU) + Part("libc", c.Libc)
-	parts += Part("paged", c.Attention) + Part("rows", rows.String())
+	parts += Part("variables", variables(os.Environ())) + Part("paged", c.Attention) + Part("rows", rows.String())
 	return strings.TrimPrefix(parts, ";")
 }

@@ -58,7 +58,7 @@ func FromEnv() (Config, bool) {
 	if !On() {
 		return Config{}, false
 	}
-	c := Config{Socket: socketPath(value("OLLAMA_KV_TIER_SOCKET")), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto, Progress: defaultProgress}
+	c := Config{Socket: socketPath("OLLAMA_KV_TIER_SOCKET"), MinTokens: BlockTokens, Snapshot: true, Gate: GateAuto, Progress: defaultProgress}
 	if c.Socket == "" {
 		c.Socket = defaultSocket()
 	}
@@ -117,22 +117,14 @@ func (c Config) NamespaceExtra() string {
 	return extra
 }
 
-// socketPath takes the scheme off that gRPC writes before the path of a Unix socket.
-func socketPath(name string) string {
-	return strings.TrimPrefix(strings.TrimPrefix(name, "unix://"), "unix:")
-}
-
-// defaultSocket is where the sidecar listens unless it is told otherwise.
-func defaultSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
-		return filepath.Join(dir, "ollama-tiering", "sidecar.sock")
+// socketPath takes the scheme off that gRPC writes before the path of a Unix socket. An absolute path is taken as it is, as the
+// sidecar takes it: a name may end in a space or a quote.
+func socketPath(key string) string {
+	path := os.Getenv(key)
+	if !filepath.IsAbs(path) {
+		path = value(key)
 	}
-	state := os.Getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(state) { // none, as the XDG specification has it: two processes would not mean the same place
-		home, _ := os.UserHomeDir()
-		state = filepath.Join(home, ".local", "state")
-	}
-	return filepath.Join(state, "ollama-tiering", "run", "sidecar.sock")
+	return strings.TrimPrefix(strings.TrimPrefix(path, "unix://"), "unix:")
 }
 
 func value(key string) string {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -146,17 +145,17 @@ func openBlock(path string, size, mode int) (*os.File, error) {
 	return fd, nil
 }
 
-// ours refuses a file that does not belong to whom its directory does (the sidecar's user, who has checked that), or that
-// others may write: they could have forged it.
+// ours refuses a file that is not this user's, or that others may write: they could have forged it. It is what the sidecar and
+// llama-server ask of a file, too. Root may be who the sidecar is, but what it stores nobody else can read.
 func ours(path string, info os.FileInfo) error {
-	dir, err := os.Stat(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	file, ok := info.Sys().(*syscall.Stat_t)
-	above, known := dir.Sys().(*syscall.Stat_t)
-	if !ok || !known || file.Uid != above.Uid || info.Mode().Perm()&0o022 != 0 {
+	if !ownedAlone(info) {
 		return fmt.Errorf("%w: %s is not ours alone", ErrCorrupt, path)
 	}
 	return nil
+}
+
+// ownedAlone reports whether a file or a directory is this user's, and nobody else may write to it.
+func ownedAlone(info os.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(stat.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }

@@ -164,7 +164,14 @@ func TestFilesThatOthersOwnOrMayWriteAreRefused(t *testing.T) {
 		if err := open(); !errors.Is(err, ErrCorrupt) {
 			t.Fatalf("%s of another user's file: %v", name, err)
 		}
-		if err := os.Chown(path, 0, -1); err != nil {
+		// Whoever has the directory may put anything there, so that it says nothing of a file in it.
+		if err := os.Chown(filepath.Dir(path), stranger, -1); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("%s of another user's file in that user's directory: %v", name, err)
+		}
+		if err := errors.Join(os.Chown(path, 0, -1), os.Chown(filepath.Dir(path), 0, -1)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // AvailableMemory returns how many bytes of memory could be used before something is pushed out or killed: what the kernel
-// says of the machine, or less where a control group (version 2) of this process or one around it leaves less. 0 when
-// nothing can be said.
+// says of the machine, or less where a control group of this process, or one around it, leaves less. 0 when nothing can be said.
 func AvailableMemory() int {
 	return availableMemory("/")
 }
@@ -22,29 +22,55 @@ func availableMemory(root string) int {
 		return available
 	}
 	for line := range bytes.Lines(groups) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "0::"); ok {
-			for ; ; path = filepath.Dir(path) {
-				available = min(available, groupMemory(filepath.Join(root, "sys/fs/cgroup", path), available))
-				if path == "/" || path == "." {
-					break
-				}
-			}
+		number, rest, _ := strings.Cut(strings.TrimSuffix(string(line), "\n"), ":")
+		controllers, path, _ := strings.Cut(rest, ":")
+		switch {
+		case number == "0" && controllers == "":
+			available = unified.least(filepath.Join(root, "sys/fs/cgroup"), path, available)
+		case slices.Contains(strings.Split(controllers, ","), "memory"):
+			available = perController.least(filepath.Join(root, "sys/fs/cgroup/memory"), path, available)
 		}
 	}
 	return available
 }
 
-// groupMemory is what one control group leaves, or unlimited where it has no limit. Pages of files, mapped weights among
-// them, are given up before anything is killed.
-func groupMemory(group string, unlimited int) int {
-	left := unlimited
-	for _, name := range []string{"memory.high", "memory.max"} {
-		limit, ok := memoryNumber(filepath.Join(group, name))
-		current, known := memoryNumber(filepath.Join(group, "memory.current"))
-		if ok && known {
-			stat := filepath.Join(group, "memory.stat")
-			left = min(left, limit-current+memoryField(stat, "inactive_file")+memoryField(stat, "active_file"))
+// hierarchy names the files of control groups of one version. What its groups use includes files in memory (tmpfs), which nothing
+// but their removal gives back. Pages of other files, mapped weights among them, are given up before anything is killed.
+type hierarchy struct {
+	limits  []string
+	current string
+	files   []string // fields of memory.stat: pages that can be given up, of the group and those in it
+}
+
+var (
+	unified       = hierarchy{[]string{"memory.high", "memory.max"}, "memory.current", []string{"inactive_file", "active_file"}}
+	perController = hierarchy{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}}
+)
+
+// least is the smallest of available and what a group below a mount leaves, and every one around it. In a container the mount is
+// often that of its own group, while the path is that which the host sees: then the mount's root alone is found.
+func (h hierarchy) least(mount, path string, available int) int {
+	for path = filepath.Clean("/" + path); ; path = filepath.Dir(path) {
+		available = min(available, h.left(filepath.Join(mount, path), available))
+		if path == "/" {
+			return available
 		}
+	}
+}
+
+// left is what one control group leaves, or unlimited where it has no limit.
+func (h hierarchy) left(group string, unlimited int) int {
+	left := unlimited
+	current, known := memoryNumber(filepath.Join(group, h.current))
+	for _, name := range h.limits {
+		limit, ok := memoryNumber(filepath.Join(group, name))
+		if !ok || !known {
+			continue
+		}
+		for _, field := range h.files {
+			limit += memoryField(filepath.Join(group, "memory.stat"), field)
+		}
+		left = min(left, limit-current)
 	}
 	return max(left, 0)
 }

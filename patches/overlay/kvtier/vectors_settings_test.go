@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -78,9 +79,14 @@ func TestSettingsMeanWhatTheGoldenVectorsSay(t *testing.T) {
 				os.Unsetenv(name)
 			}
 			t.Setenv("OLLAMA_KV_TIERING", "1")
-			for name, value := range want.Env {
-				t.Setenv(name, value)
+			own := t.TempDir()
+			if err := os.Chmod(own, 0o700); err != nil {
+				t.Fatal(err)
 			}
+			for name, value := range want.Env {
+				t.Setenv(name, strings.ReplaceAll(value, "{own}", own))
+			}
+			want.Socket = strings.ReplaceAll(want.Socket, "{own}", own)
 			c, on := FromEnv()
 			if !on {
 				t.Fatal("the tiering is off")

@@ -16,16 +16,23 @@
 #include <memory>
 #include <set>
 #include <stdexcept>
+#include <typeinfo>
 #include <vector>
 
 namespace {
 
+// Exactly these types: one that derives from them may have rows of its own beside those that are known here.
 std::vector<llama_kv_cache *> children_of(llama_context * ctx) {
     llama_memory_i * memory = llama_get_memory(ctx);
-    if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
-        return {cache};
+    if (memory == nullptr) {
+        return {};
     }
-    if (auto * cache = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+    const std::type_info & type = typeid(*memory);
+    if (type == typeid(llama_kv_cache)) {
+        return {static_cast<llama_kv_cache *>(memory)};
+    }
+    if (type == typeid(llama_kv_cache_iswa)) {
+        auto * cache = static_cast<llama_kv_cache_iswa *>(memory);
         return {cache->get_base(), cache->get_swa()};
     }
     return {};

@@ -53,6 +53,8 @@ def test_a_damaged_file_is_found_reported_and_gone(
 ) -> None:
     tokens = prompt(40_000, 200)
     engine.store(tokens)
+    # Until it is on the disk, the mover may be the one that reads it and finds the damage.
+    daemon.wait_written()
     found = engine.look_up(tokens)
     path = Path(found.files[1].path)
     path.chmod(0o600)

@@ -128,6 +128,38 @@ def test_while_manifests_cannot_be_read_the_safe_side_is_taken_and_said(
     assert not everything.remove
 
 
+@pytest.mark.parametrize(
+    "forbids", [FORBID, ModelRule("*", store=False)], ids=["another name", "all others"]
+)
+def test_a_model_that_may_have_a_second_name_which_is_forbidden_is_withheld(
+    desk: Desk, forbids: ModelRule
+) -> None:
+    desk.name("public:latest", 1)
+    second = desk.name("private:latest", 1)
+    whole = second.read_text()
+    second.write_text(whole[:20])
+    book = desk.book(forbids, ModelRule("public", store=True))
+    terms = book.decide(blob(1))
+    assert str(second) in terms.refusal
+    assert str(forbids) in terms.refusal
+    assert terms.name == "public:latest"
+    assert not terms.remove  # on a suspicion nothing is removed
+    second.write_text(whole)
+    book.refresh()
+    assert book.decide(blob(1)).remove
+    second.unlink()
+    book.refresh()
+    assert not book.decide(blob(1)).refusal
+
+
+def test_what_no_rule_forbids_is_stored_whatever_cannot_be_read(desk: Desk) -> None:
+    desk.name("public:latest", 1)
+    desk.name("private:latest", 1).write_text("{")
+    book = desk.book(ModelRule("public", ttl_days=2), ModelRule("private", store=True))
+    assert (book.decide(blob(1)).refusal, book.decide(blob(1)).ttl_seconds) == ("", 2 * DAY)
+    assert not desk.book(FORBID).decide("mine.gguf").refusal  # a file of nobody's manifest
+
+
 def test_a_name_given_later_is_seen_and_told(desk: Desk) -> None:
     desk.name("public:latest", 1)
     book = desk.book(FORBID)

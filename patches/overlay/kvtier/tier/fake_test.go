@@ -186,6 +186,7 @@ func fake(t testing.TB, slots int) *Tier {
 		config: kvtier.Config{MinTokens: 1, Snapshot: true, Gate: kvtier.GateRestore}, host: host,
 		up: func() bool { return true }, work: newQueue(),
 	}
+	tier.memory.available = func() int { return 1 << 40 } // whatever else the machine does
 	client, err := kvtier.NewClient(t.TempDir()+"/none.sock", nil)
 	if err != nil {
 		t.Fatal(err)

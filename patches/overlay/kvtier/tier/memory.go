@@ -92,6 +92,14 @@ func (m *memoryBound) give(n int) {
 	}
 }
 
+// free is how many bytes may be held beside what restores hold.
+func (m *memoryBound) free() int {
+	available := m.measure()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(available/memoryShare-m.held, 0)
+}
+
 func (m *memoryBound) measure() int {
 	if m.available != nil {
 		return m.available()

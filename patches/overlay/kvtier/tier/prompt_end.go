@@ -53,7 +53,7 @@ func (ts *slot) notePromptEnd(t *Tier) {
 		}
 		p.cells = append(p.cells, cells)
 	}
-	if p.layOut(t); p.bytes > catchUpBytes-t.held() {
+	if p.layOut(t); p.bytes > t.copyRoom() {
 		return
 	}
 	p.makeReady()

@@ -114,6 +114,12 @@ func TestAPromptsEndIsNotNotedWithoutMemoryForIt(t *testing.T) {
 	if ts.lineage.promptEnd != nil {
 		t.Error("noted")
 	}
+	ts.older = nil
+	tier.memory.available = func() int { return 1000 }
+	tier.launch(301)
+	if ts.lineage.promptEnd != nil {
+		t.Error("noted although the machine has none")
+	}
 }
 
 // eachBlockApart has every block copied in a hold of the lock of its own.

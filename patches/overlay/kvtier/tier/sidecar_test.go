@@ -133,7 +133,7 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 }
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
-	return &tierpb.StatResponse{}, nil
+	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: s.dir}}}, nil
 }
 
 func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.HasResponse, error) {
@@ -237,7 +237,7 @@ func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 		case r.GetReserve() != nil:
 			reserved := &tierpb.PutReserved{}
 			for _, offer := range r.GetReserve().Offers {
-				path := filepath.Join(s.dir, fmt.Sprintf("put-%x", offer.Key))
+				path := filepath.Join(s.dir, fmt.Sprintf("put-%x.tmp", offer.Key))
 				if err := os.WriteFile(path, make([]byte, offer.FileBytes), 0o600); err != nil {
 					return err
 				}

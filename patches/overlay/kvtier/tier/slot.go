@@ -11,7 +11,7 @@ import (
 
 const (
 	// catchUpBytes bounds what is copied, under the lock, of content that is about to be lost, and the memory of all
-	// such copies that are not stored yet.
+	// such copies that are not stored yet. There is less for them where little memory is left.
 	catchUpBytes = 256 << 20
 
 	// progressTokens is how many new rows of a request in progress are worth a snapshot of their own, if it has also
@@ -111,7 +111,7 @@ func (ts *slot) discard(t *Tier, keep int) {
 
 	ts.older = append(ts.older, current)
 	ts.older = slices.DeleteFunc(ts.older, func(l *lineage) bool { return len(l.blocks) == 0 })
-	budget := catchUpBytes - t.held()
+	budget := t.copyRoom()
 	for _, l := range ts.older {
 		if l.atRisk(keep) {
 			if t.model.OnHost {
@@ -124,6 +124,11 @@ func (ts *slot) discard(t *Tier, keep int) {
 		l.present = min(l.present, keep)
 		t.work.add(l)
 	}
+}
+
+// copyRoom is how many bytes more may be copied to be stored later.
+func (t *Tier) copyRoom() int {
+	return min(catchUpBytes-t.held(), t.memory.free())
 }
 
 // held is the memory of copies that still wait to be stored.

@@ -122,6 +122,23 @@ func TestCopiesWaitingToBeStoredAreBoundedInAll(t *testing.T) {
 	}
 }
 
+func TestCopiesWaitingToBeStoredTakeAShareOfTheMemoryThatIsLeft(t *testing.T) {
+	tier := fake(t, 1)
+	size := tier.layout(64, 0).FileBytes
+	tier.memory.available = func() int { return memoryShare * (2*size + 100) }
+	tier.memory.held = 100 // restores have these
+	tier.fillCells(0, 256, 0)
+	ts := &tier.slots[0]
+	ts.note(Text(tokensFrom(0, 256)), nil)
+	current := ts.lineage
+	ts.discard(tier, 0)
+	for i, b := range current.blocks {
+		if b.copied != (i < 2) || b.lost != (i >= 2) {
+			t.Errorf("block %d: copied=%v lost=%v", i, b.copied, b.lost)
+		}
+	}
+}
+
 func TestForkInheritsTaintOnlyWhenItCopiesTaintedRows(t *testing.T) {
 	tier := fake(t, 2)
 	tier.slots[0].taint = 50

@@ -151,6 +151,11 @@ func (t *Tier) sayRefused(reason string) {
 func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]*block, error) {
 	for at := 0; at < len(blocks); {
 		n := t.copyOut(l, blocks[at:])
+		// The pages of a file on tmpfs are this process's memory, too, until it is removed.
+		if bytes := fileBytes(blocks[at : at+n]); bytes > t.memory.free() {
+			slog.Info("kv tiering: content not stored for want of memory", "slot", l.slot, "from", blocks[at].first, "bytes", bytes)
+			return t.commit(session, blocks[:at])
+		}
 		for _, b := range blocks[at : at+n] {
 			if !b.copied { // a chain has no holes
 				return t.commit(session, blocks[:slices.Index(blocks, b)])
@@ -167,6 +172,13 @@ func (t *Tier) fill(session *kvtier.PutSession, l *lineage, blocks []*block) ([]
 		at += n
 	}
 	return t.commit(session, blocks)
+}
+
+func fileBytes(blocks []*block) (n int) {
+	for _, b := range blocks {
+		n += b.layout.FileBytes
+	}
+	return n
 }
 
 func (t *Tier) seal(b *block) error {

@@ -86,3 +86,29 @@ func TestWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
 		t.Error("rows were copied before the batch had computed them")
 	}
 }
+
+func TestNothingIsWrittenThatThereIsNoMemoryFor(t *testing.T) {
+	eachBlockApart(t)
+	tier, _ := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
+	size, asked := tier.layout(64, 0).FileBytes, 0
+	tier.memory.available = func() int {
+		asked++
+		if asked > 2 { // the first two blocks have filled the memory
+			return memoryShare*size - 1
+		}
+		return memoryShare * size
+	}
+	tier.fillCells(0, 256, 1)
+	ts := &tier.slots[0]
+	ts.note(Text(tokensFrom(1000, 1256)), nil)
+	if err := tier.snapshot(ts.lineage); err != nil {
+		t.Fatal(err)
+	}
+	if ts.lineage.saved != 128 {
+		t.Errorf("%d rows are stored", ts.lineage.saved)
+	}
+	tier.memory.available = func() int { return 1 << 40 }
+	if err := tier.snapshot(ts.lineage); err != nil || ts.lineage.saved != 256 {
+		t.Errorf("%d rows are stored when there is memory again: %v", ts.lineage.saved, err)
+	}
+}
