@@ -7,6 +7,7 @@ below it leads elsewhere. Each directory on the way must be ours, and so must th
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import stat
@@ -15,9 +16,21 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.system.lacking import sync
 from ollama_tiering.system.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_ANOTHER_THING: Final = (errno.ELOOP, errno.ENOTDIR, errno.EEXIST)  # a link, a file
+
+_CURES: Final = {
+    errno.ENOSPC: "free some space there, or name another directory",
+    errno.EDQUOT: "free some of the quota there, or name another directory",
+    errno.EROFS: "mount it writable, or name another directory",
+    errno.EACCES: "name a directory of your own",
+    errno.EPERM: "name a directory of your own",
+    errno.EIO: "check that disk, or name a directory on another one",
+}
 
 Made = Callable[[tuple[str, ...]], None]
 
@@ -26,9 +39,14 @@ class UnsafeDirectory(ServiceError):
     """A directory for our files or socket that another user could write to."""
 
 
+class UnusableDirectory(UnsafeDirectory):
+    """A directory that cannot be used now, or not by this user; nobody has tampered with it."""
+
+
 def secure_directory(path: Path) -> Path:
     """Makes the directory with mode 0700 if it is missing. UnsafeDirectory if others could write to
-    it. Its name is durable, and so are the names of those above it that had to be made.
+    it, UnusableDirectory if it cannot be had. Its name is durable, and so are the names of those
+    above it that had to be made.
     """
     try:
         missing = list(itertools.takewhile(lambda one: not one.exists(), (path, *path.parents)))
@@ -38,15 +56,16 @@ def secure_directory(path: Path) -> Path:
                 sync_directory(made.parent)
         fd = os.open(path, _DIRECTORY)
     except OSError as error:
-        raise UnsafeDirectory(
-            f"{path}: {error.strerror}", hint="name a directory of your own, not a link"
-        ) from None
+        if error.errno in _ANOTHER_THING:
+            hint = "name a directory of your own, not a link"
+            raise UnsafeDirectory(f"{path}: {error.strerror}", hint=hint) from None
+        raise UnusableDirectory(f"{path}: {error.strerror}", hint=cure_of(error)) from None
     try:
         info = os.fstat(fd)
     finally:
         os.close(fd)
     if info.st_uid != os.geteuid():
-        raise UnsafeDirectory(
+        raise UnusableDirectory(
             f"{path} belongs to user {info.st_uid}, not to {os.geteuid()}",
             hint="name another directory, or remove this one",
         )
@@ -58,11 +77,16 @@ def secure_directory(path: Path) -> Path:
     return path
 
 
+def cure_of(error: OSError) -> str:
+    """What a person can do where a directory cannot be had."""
+    return _CURES.get(error.errno or 0, "check that path, or name another directory")
+
+
 def sync_directory(path: Path) -> None:
     """Makes the names in the directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 
@@ -99,7 +123,7 @@ def walk_below(
                     if made is not None:
                         made(parts[:index])
                     else:
-                        os.fsync(fd)
+                        sync(fd)
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below

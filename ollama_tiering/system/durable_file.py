@@ -7,6 +7,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from ollama_tiering.system.lacking import sync
+
 
 def replace_file(path: Path, text: str) -> None:
     """A reader sees either the old or the new content, even after a power cut. OSError passes."""
@@ -16,14 +18,14 @@ def replace_file(path: Path, text: str) -> None:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(fd)
+            sync(fd)
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        sync(directory)
     finally:
         os.close(directory)
 

@@ -1,0 +1,66 @@
+"""What a directory's file system can do, tried once on a small file: waiting will not teach it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from ollama_tiering.system.directories import UnusableDirectory
+from ollama_tiering.system.lacking import NO_MODES, NOT_SUPPORTED, OF_OTHERS, READ_ONLY
+
+
+class NotPrivate(UnusableDirectory):
+    """A directory on a file system where others may read every file."""
+
+
+def lacks(directory: Path, prefix: str) -> list[str]:
+    """What the directory's file system cannot do, in words. NotPrivate where what is written there
+    could be read by others. OSError where nothing can be written now. `prefix` is that of the
+    names that the next start removes, should this process be killed.
+    """
+    path = directory / f"{prefix}{secrets.token_hex(4)}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    found: list[str] = []
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.geteuid() or info.st_mode & OF_OTHERS:
+            raise NotPrivate(
+                f"{directory}: its file system keeps no owners and modes, so others could read "
+                f"what is stored (a new file is {stat.filemode(info.st_mode)} of user "
+                f"{info.st_uid})",
+                hint="name a directory on another file system (ext4, xfs, btrfs), or mount this "
+                f"one with uid={os.geteuid()},umask=077",
+            )
+        for what, call, known in (
+            ("a file cannot be made read-only", lambda: os.fchmod(fd, READ_ONLY), NO_MODES),
+            ("space cannot be allocated", lambda: os.posix_fallocate(fd, 0, 1), NOT_SUPPORTED),
+            ("a file cannot be synced", lambda: os.fsync(fd), NOT_SUPPORTED),
+            ("a directory cannot be synced", lambda: _sync_names(directory), NOT_SUPPORTED),
+        ):
+            if not _can(call, known):
+                found.append(what)
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found
+
+
+def _can(call: Callable[[], None], known: frozenset[int]) -> bool:
+    try:
+        call()
+    except OSError as error:
+        return error.errno not in known
+    return True
+
+
+def _sync_names(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
