@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import resource
@@ -72,7 +73,7 @@ _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 _PEER_SECONDS: Final = 1.0  # how often connections that never call are looked at
-LEFT_OUT_SECONDS: Final = 15.0  # a tier that could not be opened is tried again
+_TRY_AGAIN_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # to open what was left out
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
@@ -279,8 +280,10 @@ async def _watch_left_out(
     """Ends the serving, for a moment, once a tier that could not be opened can be."""
     loop = asyncio.get_running_loop()
     own = [one for one in store.left_out if one.kind is not TierKind.REMOTE]
-    while own:
-        await asyncio.sleep(LEFT_OUT_SECONDS)
+    for seconds in itertools.chain(_TRY_AGAIN_SECONDS, itertools.repeat(_TRY_AGAIN_SECONDS[-1])):
+        if not own:
+            return
+        await asyncio.sleep(seconds)
         for one in own:
             if await loop.run_in_executor(pool, can_be_opened, one):
                 back.set()

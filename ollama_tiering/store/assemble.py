@@ -85,9 +85,9 @@ def _own_tiers(config: SidecarConfig, left_out: list[AbsentTier]) -> list[tuple[
             if isinstance(opened, AbsentTier):
                 _leave_out(opened, left_out)
             elif kind is TierKind.RAM and not _is_worth_it(config, directory):
-                opened[0].close()
+                opened.close()
             else:
-                tiers.append(opened)
+                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
     except BaseException:
         _close(tiers)
         raise

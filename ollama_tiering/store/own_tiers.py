@@ -23,23 +23,18 @@ log = logging.getLogger(__name__)
 _FILESYSTEM_SHARE: Final = 0.95
 
 
-def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> tuple[Tier, int] | AbsentTier:
-    """The tier with its budget, or why there is none now. UnsafeDirectory where somebody may have
-    tampered with it, ServiceError where another process uses it.
+def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> Tier | AbsentTier:
+    """The tier, or why there is none now. UnsafeDirectory where somebody may have tampered with
+    it, ServiceError where another process uses it.
     """
     try:
         if directory not in (default_local_dir(), state_dir() / "ram"):
             stores_seen.require_place(directory)
         tier = FsTier(kind, directory)
-        try:
-            budget_bytes = cut_budget(directory, budget_bytes, kind)
-        except BaseException:
-            tier.close()
-            raise
-        stores_seen.remember(directory)
-        return tier, budget_bytes
     except (OSError, UnusableDirectory) as error:
         return absent(kind, directory, budget_bytes, error)
+    stores_seen.remember(directory)
+    return tier
 
 
 def absent(
@@ -61,7 +56,7 @@ def can_be_opened(left_out: AbsentTier) -> bool:
         return False
     if isinstance(opened, AbsentTier):
         return False
-    opened[0].close()
+    opened.close()
     return True
 
 

@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_and_has_a_store_is_opened(
     monkeypatch.setattr(os, "pwrite", full)
     opened_store = open_tier(TierKind.LOCAL, tmp_path / "local", MIB)
     assert not isinstance(opened_store, AbsentTier)
-    opened_store[0].close()
+    opened_store.close()
 
 
 def test_it_can_be_opened_once_the_cause_is_gone(
@@ -231,7 +231,7 @@ def test_it_can_be_opened_once_the_cause_is_gone(
     other = open_tier(TierKind.LOCAL, place, MIB)
     assert not isinstance(other, AbsentTier)
     assert not can_be_opened(absent)  # another process has it
-    other[0].close()
+    other.close()
 
 
 # --- which directory is made -------------------------------------------------------------------
