@@ -5,16 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ollama_tiering.system.directories import UnusableDirectory
+from ollama_tiering.system.directories import not_private
 from ollama_tiering.system.lacking import NO_MODES, NOT_SUPPORTED, OF_OTHERS, READ_ONLY
-
-
-class NotPrivate(UnusableDirectory):
-    """A directory on a file system where others may read every file."""
 
 
 def lacks(directory: Path, prefix: str) -> list[str]:
@@ -28,13 +23,7 @@ def lacks(directory: Path, prefix: str) -> list[str]:
     try:
         info = os.fstat(fd)
         if info.st_uid != os.geteuid() or info.st_mode & OF_OTHERS:
-            raise NotPrivate(
-                f"{directory}: its file system keeps no owners and modes, so others could read "
-                f"what is stored (a new file is {stat.filemode(info.st_mode)} of user "
-                f"{info.st_uid})",
-                hint="name a directory on another file system (ext4, xfs, btrfs), or mount this "
-                f"one with uid={os.geteuid()},umask=077",
-            )
+            raise not_private(directory, info)
         for what, call, known in (
             ("a file cannot be made read-only", lambda: os.fchmod(fd, READ_ONLY), NO_MODES),
             ("space cannot be allocated", lambda: os.posix_fallocate(fd, 0, 1), NOT_SUPPORTED),

@@ -10,13 +10,14 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.system.lacking import sync
+from ollama_tiering.system.lacking import OF_OTHERS, sync
 from ollama_tiering.system.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,6 +42,20 @@ class UnsafeDirectory(ServiceError):
 
 class UnusableDirectory(UnsafeDirectory):
     """A directory that cannot be used now, or not by this user; nobody has tampered with it."""
+
+
+class NotPrivate(UnusableDirectory):
+    """A directory on a file system where others may read every file."""
+
+
+def not_private(directory: Path, info: os.stat_result) -> NotPrivate:
+    """`info` is of a file that was made there for nobody else."""
+    return NotPrivate(
+        f"{directory}: its file system keeps no owners and modes, so others could read what is "
+        f"stored (a new file is {stat.filemode(info.st_mode)} of user {info.st_uid})",
+        hint="name a directory on another file system (ext4, xfs, btrfs), or mount this one with "
+        f"uid={os.geteuid()},umask=077",
+    )
 
 
 def secure_directory(path: Path) -> Path:
@@ -70,11 +85,27 @@ def secure_directory(path: Path) -> Path:
             hint="name another directory, or remove this one",
         )
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if (new := _mode_of_new(path)) is not None and new.st_mode & OF_OTHERS:
+            raise not_private(path, new)
         raise UnsafeDirectory(
             f"{path} is writable by others ({stat.filemode(info.st_mode)})",
             hint=f"chmod 700 {path}",
         )
     return path
+
+
+def _mode_of_new(directory: Path) -> os.stat_result | None:
+    """What becomes of a file that is made for nobody else; None if none can be made."""
+    path = directory / f".mode-{secrets.token_hex(4)}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+        path.unlink(missing_ok=True)
 
 
 def cure_of(error: OSError) -> str:

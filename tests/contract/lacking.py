@@ -41,6 +41,11 @@ class LackingFileSystem:
         self._answer(os, "chmod", None)
         self._modes(0o755)
 
+    def _no_writable(self) -> None:
+        """... and write, which the same mount allows to itself too."""
+        self._answer(os, "fchmod", None)
+        self._modes(0o777)
+
     def _no_owner(self) -> None:
         self._stat(lambda fields: fields.__setitem__(4, os.geteuid() + 1))
 

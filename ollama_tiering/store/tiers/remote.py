@@ -299,7 +299,8 @@ class RemoteTier:
             try:
                 opened = self._open_inner()
             except UnsafeDirectory as error:
-                raise PermissionError(errno.EACCES, error.message) from None
+                cure = f" ({error.hint})" if error.hint else ""
+                raise PermissionError(errno.EACCES, f"{error.message}{cure}") from None
             if self._inner is None:
                 self._inner = opened
             else:

@@ -16,8 +16,8 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import PROBE_PREFIX
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.system import lacking
-from ollama_tiering.system.abilities import NotPrivate, lacks
-from ollama_tiering.system.directories import UnusableDirectory
+from ollama_tiering.system.abilities import lacks
+from ollama_tiering.system.directories import NotPrivate, UnusableDirectory
 from tests.contract.lacking import LackingFileSystem
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench, disk_budget
 from tests.unit.store.test_assemble import config, kinds, opened
@@ -87,7 +87,7 @@ def test_every_block_reaches_such_a_disk_and_comes_back_from_it(
     assert list(place.root.rglob(f"{PROBE_PREFIX}*")) == []
 
 
-@pytest.mark.parametrize("what", ["chmod_and_no_modes", "modes", "owner"])
+@pytest.mark.parametrize("what", ["chmod_and_no_modes", "modes", "writable", "owner"])
 def test_a_disk_that_keeps_nothing_private_is_refused_in_a_line(
     place: LackingFileSystem, what: str
 ) -> None:
