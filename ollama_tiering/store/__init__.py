@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.serving.session import WriteSession as WriteSession
     from ollama_tiering.store.tiered import TieredStore as TieredStore
     from ollama_tiering.store.tiers import ram_place as ram_place
+    from ollama_tiering.store.tiers import stores_seen as stores_seen
     from ollama_tiering.store.tiers.contract import OpenBlock as OpenBlock
     from ollama_tiering.store.tiers.contract import Tier as Tier
     from ollama_tiering.store.tiers.contract import TierKind as TierKind
@@ -130,6 +131,7 @@ else:
         "tiers.ram_place": "ram_place",
         "tiers.remote": "RemoteTier",
         "tiers.shared": "SharedFsTier",
+        "tiers.stores_seen": "stores_seen",
     }
     _MODULE_OF: Final = {name: module for module, names in _FACE.items() for name in names.split()}
 

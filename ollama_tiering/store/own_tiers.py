@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config import default_local_dir, format_size, state_dir
+from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.tiers import stores_seen
@@ -28,8 +28,7 @@ def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> Tier | Abse
     it, ServiceError where another process uses it.
     """
     try:
-        if directory not in (default_local_dir(), state_dir() / "ram"):
-            stores_seen.require_place(directory)
+        stores_seen.require_place(directory)
         tier = FsTier(kind, directory)
     except (OSError, UnusableDirectory) as error:
         return absent(kind, directory, budget_bytes, error)

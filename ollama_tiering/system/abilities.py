@@ -9,15 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ollama_tiering.system.directories import not_private
-from ollama_tiering.system.lacking import NO_MODES, NOT_SUPPORTED, OF_OTHERS, READ_ONLY
+from ollama_tiering.system.lacking import (
+    NO_MODES,
+    NOT_SUPPORTED,
+    OF_OTHERS,
+    PROBE_PREFIX,
+    READ_ONLY,
+)
 
 
-def lacks(directory: Path, prefix: str) -> list[str]:
+def lacks(directory: Path) -> list[str]:
     """What the directory's file system cannot do, in words. NotPrivate where what is written there
-    could be read by others. OSError where nothing can be written now. `prefix` is that of the
-    names that the next start removes, should this process be killed.
+    could be read by others. OSError where nothing can be written now.
     """
-    path = directory / f"{prefix}{secrets.token_hex(4)}"
+    path = directory / f"{PROBE_PREFIX}{secrets.token_hex(4)}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found: list[str] = []
     try:

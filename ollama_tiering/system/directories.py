@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.system.lacking import OF_OTHERS, sync
+from ollama_tiering.system.lacking import OF_OTHERS, PROBE_PREFIX, sync
 from ollama_tiering.system.ownership import require_ours, why_not_ours
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -96,7 +96,7 @@ def secure_directory(path: Path) -> Path:
 
 def _mode_of_new(directory: Path) -> os.stat_result | None:
     """What becomes of a file that is made for nobody else; None if none can be made."""
-    path = directory / f".mode-{secrets.token_hex(4)}"
+    path = directory / f"{PROBE_PREFIX}{secrets.token_hex(4)}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:

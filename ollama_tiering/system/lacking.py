@@ -20,6 +20,7 @@ NO_MODES: Final = NOT_SUPPORTED | {errno.EPERM}
 OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _PART_BYTES: Final = 1 << 20
 READ_ONLY: Final = 0o400
+PROBE_PREFIX: Final = ".probe-"  # of files that the next start removes, should one be left
 
 
 def sync(fd: int) -> None:

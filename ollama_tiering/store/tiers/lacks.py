@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ollama_tiering.store.tiers.names import PROBE_PREFIX
 from ollama_tiering.system.abilities import lacks
 from ollama_tiering.system.filesystems import filesystem_type
 
@@ -17,7 +16,7 @@ def say_lacks(directory: Path, tier: str, *, changes: bool) -> None:
     if not changes:
         return
     try:
-        found = lacks(directory, PROBE_PREFIX)
+        found = lacks(directory)
     except OSError as error:
         log.info("file system not tried: tier=%s path=%s error=%s", tier, directory, error)
         return

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config import state_dir
+from ollama_tiering.config import default_local_dir, state_dir
 from ollama_tiering.store.tiers.names import VERSION_DIRECTORY
 from ollama_tiering.system.directories import UnsafeDirectory, UnusableDirectory, secure_directory
 from ollama_tiering.system.durable_file import bounded_content, replace_file
@@ -34,10 +34,12 @@ def record_file() -> Path:
 
 
 def require_place(directory: Path) -> None:
-    """NotMounted if making this directory, which a person named, would fill another disk than they
-    meant: only the last part of a path is made. A file system in memory is empty after each boot,
-    so there all of it is.
+    """NotMounted if making this directory would fill another disk than a person meant who named
+    it: only the last part of a path is made. A file system in memory is empty after each boot, so
+    there all of it is, and so are the default places.
     """
+    if directory in (default_local_dir(), state_dir() / "ram"):
+        return
     if directory.exists():
         _require_mounted(directory)
         return

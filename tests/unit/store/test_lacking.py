@@ -169,7 +169,7 @@ def test_weather_is_not_taken_for_what_is_lacking(
                 patch.setattr(os, name, failing)
                 with pytest.raises(OSError, match=os.strerror(error)):
                     call()
-                assert lacks(tmp_path, PROBE_PREFIX) == []
+                assert lacks(tmp_path) == []
     finally:
         os.close(fd)
 
