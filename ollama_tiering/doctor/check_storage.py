@@ -14,8 +14,10 @@ import psutil
 
 from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
 from ollama_tiering.doctor.check import Check, fail, ok, warn
-from ollama_tiering.store import ram_place
+from ollama_tiering.store import ram_place, stores_seen
+from ollama_tiering.system.abilities import lacks
 from ollama_tiering.system.deadline import DeadlineThreads
+from ollama_tiering.system.directories import NotPrivate, UnusableDirectory, cure_of
 from ollama_tiering.system.filesystems import is_memory, is_network
 
 _TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-..."  # the first start makes a name up
@@ -31,7 +33,13 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
         if not budget_bytes:
             yield ok(name, "off (budget 0)")
             continue
+        try:
+            stores_seen.require_place(directory)
+        except UnusableDirectory as error:
+            yield fail(f"{name} directory", error.message, error.hint or "")
+            continue
         yield permissions(f"{name} directory", directory)
+        yield from _abilities(f"{name} file system", directory)
         kind = file_system(directory)
         yield (_ram if name == "RAM tier" else _local)(name, directory, kind)
         yield _room(f"{name} budget", directory, budget_bytes)
@@ -39,6 +47,20 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
     if settings.ram_budget_bytes:
         yield _memory(settings, ram_dir)
     yield permissions("socket directory", settings.socket_path.parent)
+
+
+def _abilities(name: str, directory: Path) -> Iterator[Check]:
+    """What a small file in the directory shows, if it is there; the file is removed at once."""
+    try:
+        found = lacks(directory) if directory.is_dir() else []
+    except NotPrivate as error:
+        yield fail(name, error.message, error.hint or "")
+    except OSError as error:
+        yield warn(name, f"nothing can be written to {directory}: {error.strerror}", cure_of(error))
+    else:
+        if found:
+            cure = "nothing, if a power cut may cost what was stored lately; else another disk"
+            yield warn(name, f"{directory}: {'; '.join(found)}", cure)
 
 
 def _ram(name: str, directory: Path, kind: str) -> Check:
@@ -83,6 +105,7 @@ def _remote_checks(name: str, directory: Path, settings: SidecarConfig) -> Itera
         yield fail(f"{name} directory", f"{directory} is not there", cure)
         return
     yield permissions(f"{name} directory", directory)
+    yield from _abilities(f"{name} file system", directory)
     kind = file_system(directory)
     finding = f"{directory} on {kind or 'an unknown file system'}"
     if is_memory(kind):

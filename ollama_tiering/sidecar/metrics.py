@@ -42,7 +42,7 @@ _TIER_GAUGES: Final[tuple[tuple[str, str, _Getter], ...]] = (
     ("blocks", "Blocks the tier holds.", lambda t: t.blocks),
     (
         "suspended",
-        "1 while the tier rests after an I/O error, else 0.",
+        "1 while the tier rests after an I/O error or could not be opened, else 0.",
         lambda t: float(t.suspended),
     ),
     (

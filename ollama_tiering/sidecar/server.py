@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import resource
@@ -49,7 +50,15 @@ from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.standing import Standing, standing_pages
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
-from ollama_tiering.store import LeftOver, TieredStore, cut_budget, open_store, ram_place
+from ollama_tiering.store import (
+    LeftOver,
+    TieredStore,
+    TierKind,
+    can_be_opened,
+    cut_budget,
+    open_store,
+    ram_place,
+)
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.daemon_pool import DaemonPool
 from ollama_tiering.system.directories import secure_directory
@@ -64,6 +73,7 @@ _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 _PEER_SECONDS: Final = 1.0  # how often connections that never call are looked at
+_TRY_AGAIN_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # to open what was left out
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
@@ -81,23 +91,36 @@ def serve(
     share_one_arena()
     _allow_open_files()
     with hold_socket(config.socket_path):
-        config = ram_place.placed(asked := config)
-        book = RuleBook(config)
-        store = open_store(config, book.decide)
-        try:
-            with held(state_dir(), ledger := Ledger()) as file:
-                uses = ModelBook(ledger, config.models_dir)
-                again = _keeping_place(asked, config, reread)
-                asyncio.run(_serve(config, store, book, (uses, file), ready, again))
-        finally:
-            left = store.close(_DRAIN_SECONDS)
-            if left.blocks:
-                log.warning(
-                    "in RAM only, kept until a reboot: blocks=%d size=%s",
-                    left.blocks,
-                    format_size(left.left_bytes),
-                )
-        return left
+        while True:
+            left, again = _serve_once(config, ready, reread)
+            if not again:
+                return left
+            log.info("a tier that was left out can be had: the store is opened again")
+
+
+def _serve_once(
+    asked: SidecarConfig,
+    ready: Callable[[str], None] | None,
+    reread: Callable[[], SidecarConfig] | None,
+) -> tuple[LeftOver, bool]:
+    """Until the end, or until a tier that was left out can be had: then it is to be done again."""
+    config = ram_place.placed(asked)
+    book = RuleBook(config)
+    store = open_store(config, book.decide)
+    try:
+        with held(state_dir(), ledger := Ledger()) as file:
+            uses = ModelBook(ledger, config.models_dir)
+            reread = _keeping_place(asked, config, reread)
+            again = asyncio.run(_serve(config, store, book, (uses, file), ready, reread))
+    finally:
+        left = store.close(_DRAIN_SECONDS)
+        if left.blocks:
+            log.warning(
+                "in RAM only, kept until a reboot: blocks=%d size=%s",
+                left.blocks,
+                format_size(left.left_bytes),
+            )
+    return left, again
 
 
 def _keeping_place(
@@ -140,8 +163,9 @@ async def _serve(
     counts: tuple[ModelBook, LedgerFile],
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
-) -> None:
-    stopping = asyncio.Event()
+) -> bool:
+    """Returns whether it ended because a tier that was left out can be had."""
+    stopping, back = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -179,7 +203,15 @@ async def _serve(
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
         counting = (uses.keep_up(pool), ledger_file.keep(pool))
-        chores = (Alive(store).run(), reloader.run(pool), _watch_peers(guard), watching, *counting)
+        returning = _watch_left_out(store, pool, back, stopping)
+        chores = (
+            Alive(store).run(),
+            reloader.run(pool),
+            _watch_peers(guard),
+            watching,
+            returning,
+            *counting,
+        )
         tasks = [asyncio.create_task(chore) for chore in chores]
         standing.phase = "serving"
         notify("READY=1")
@@ -188,12 +220,14 @@ async def _serve(
         await stopping.wait()
         log.info("stopping")
         standing.phase = "stopping"
-        notify("STOPPING=1")
+        if not back.is_set():
+            notify("STOPPING=1")
         for task in tasks:
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
         await ledger_file.end(pool)
+    return back.is_set()
 
 
 @contextlib.contextmanager
@@ -238,6 +272,23 @@ async def _watch_peers(guard: PeerGuard) -> None:
     while True:
         await asyncio.sleep(_PEER_SECONDS)
         guard.trim()
+
+
+async def _watch_left_out(
+    store: TieredStore, pool: Executor, back: asyncio.Event, stopping: asyncio.Event
+) -> None:
+    """Ends the serving, for a moment, once a tier that could not be opened can be."""
+    loop = asyncio.get_running_loop()
+    own = [one for one in store.left_out if one.kind is not TierKind.REMOTE]
+    for seconds in itertools.chain(_TRY_AGAIN_SECONDS, itertools.repeat(_TRY_AGAIN_SECONDS[-1])):
+        if not own:
+            return
+        await asyncio.sleep(seconds)
+        for one in own:
+            if await loop.run_in_executor(pool, can_be_opened, one):
+                back.set()
+                stopping.set()
+                return
 
 
 async def _watch_names(book: RuleBook, store: TieredStore, pool: Executor) -> None:

@@ -5,7 +5,7 @@ tools see) or from `tools` (what a person asks of a store), and from nowhere dee
 loaded when it is first used, so that a program which needs only keys does not load SQLite.
 
     tools     what a person asks: lists, removals, archives, also without a sidecar
-    assemble  from the settings to a TieredStore
+    assemble  from the settings to a TieredStore, with what own_tiers could open
     tiered    the store itself, with the threads of background, over
     serving   what a client's call does
     upkeep    what the store does by itself
@@ -23,7 +23,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.assemble import cut_budget as cut_budget
     from ollama_tiering.store.assemble import open_store as open_store
     from ollama_tiering.store.block import planes as planes
     from ollama_tiering.store.block import q8_0 as q8_0
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.segments import SegmentShape as SegmentShape
     from ollama_tiering.store.block.segments import align as align
     from ollama_tiering.store.books.matching import MAX_ATTACHED as MAX_ATTACHED
+    from ollama_tiering.store.books.report import AbsentTier as AbsentTier
     from ollama_tiering.store.books.report import AttachedBlock as AttachedBlock
     from ollama_tiering.store.books.report import LeasedBlock as LeasedBlock
     from ollama_tiering.store.books.report import LeftOver as LeftOver
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from ollama_tiering.store.books.terms import Decide as Decide
     from ollama_tiering.store.books.terms import Terms as Terms
     from ollama_tiering.store.books.tree import BlockRecord as BlockRecord
+    from ollama_tiering.store.own_tiers import can_be_opened as can_be_opened
+    from ollama_tiering.store.own_tiers import cut_budget as cut_budget
     from ollama_tiering.store.serving.leasing import Awaited as Awaited
     from ollama_tiering.store.serving.leasing import Leasing as Leasing
     from ollama_tiering.store.serving.lookup import PIECE_BLOCKS as PIECE_BLOCKS
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.serving.session import WriteSession as WriteSession
     from ollama_tiering.store.tiered import TieredStore as TieredStore
     from ollama_tiering.store.tiers import ram_place as ram_place
+    from ollama_tiering.store.tiers import stores_seen as stores_seen
     from ollama_tiering.store.tiers.contract import OpenBlock as OpenBlock
     from ollama_tiering.store.tiers.contract import Tier as Tier
     from ollama_tiering.store.tiers.contract import TierKind as TierKind
@@ -92,7 +95,7 @@ if TYPE_CHECKING:
 else:
     # The same names by the module they are in; a module of that name is meant as a whole.
     _FACE: Final = {
-        "assemble": "cut_budget open_store",
+        "assemble": "open_store",
         "block.blockfile": (
             "BlockMeta BlockPlan MAX_ROWS buffer_reader check_header damaged encode_block "
             "plan_block read_header read_meta verify_buffer"
@@ -112,13 +115,15 @@ else:
         "block.segments": "SegmentShape align",
         "books.matching": "MAX_ATTACHED",
         "books.report": (
-            "AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport TierReport"
+            "AbsentTier AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport "
+            "TierReport"
         ),
         "books.terms": "Decide Terms",
         "books.tree": "BlockRecord",
         "serving.leasing": "Awaited Leasing",
         "serving.lookup": "PIECE_BLOCKS",
         "serving.session": "BlockOffer CommitResult Outcome Reserved WriteSession",
+        "own_tiers": "can_be_opened cut_budget",
         "tiered": "TieredStore",
         "tiers.contract": "OpenBlock Tier TierKind",
         "tiers.directory": "FsTier",
@@ -126,6 +131,7 @@ else:
         "tiers.ram_place": "ram_place",
         "tiers.remote": "RemoteTier",
         "tiers.shared": "SharedFsTier",
+        "tiers.stores_seen": "stores_seen",
     }
     _MODULE_OF: Final = {name: module for module, names in _FACE.items() for name in names.split()}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,66 +12,133 @@ from ollama_tiering.errors import ConfigError
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
+from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.books.terms import Decide
+from ollama_tiering.store.own_tiers import absent, filesystem_bytes, not_opened, open_tier
+from ollama_tiering.store.own_tiers import cut_budget as cut_budget
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers import stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
-from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
 from ollama_tiering.store.tiers.shared import SharedFsTier
 from ollama_tiering.store.upkeep.index import remove_index
-from ollama_tiering.system.directories import secure_directory
+from ollama_tiering.system.directories import UnusableDirectory
 from ollama_tiering.system.filesystems import in_memory
 
 log = logging.getLogger(__name__)
 
-_FILESYSTEM_SHARE: Final = 0.95
 _LEAST_TMPFS_BYTES: Final = 128 * MIB  # a container's 64 MB hold nine blocks of a small model
 _LEAST_INDEXED_BYTES: Final = 64 * MIB  # less is scanned at once, and the index would take a part
 
 
-def open_store(config: SidecarConfig, decide: Decide, *, background: bool = True) -> TieredStore:
-    """A store with the tiers of the settings. A budget of 0 means no such tier. `decide` knows the
-    rules for models.
+def open_store(
+    config: SidecarConfig, decide: Decide, *, background: bool = True, whole: bool = False
+) -> TieredStore:
+    """A store with the tiers of the settings. A budget of 0 means no such tier. One that cannot be
+    had now is left out, unless it is the last, or `whole` asks for all. `decide` knows the rules
+    for models.
     """
     _refuse_unsupported(config)
-    wanted = (
-        (TierKind.RAM, config.ram_dir, ram_budget(config)),
-        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
-    )
-    tiers: list[tuple[Tier, int]] = []
-    try:
-        for kind, directory, budget_bytes in wanted:
-            if budget_bytes and directory is not None:
-                opened = FsTier(kind, directory)
-                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
+    left_out: list[AbsentTier] = []
+    tiers = _own_tiers(config, left_out)
+    while True:
+        if left_out and (whole or not tiers):
+            _close(tiers)
+            raise not_opened(left_out, "not every tier" if tiers else "no tier")
         if not tiers:
             raise ConfigError(
                 "there is neither a RAM tier nor a local tier",
                 hint="give one of them a budget: sidecar.ram_budget, sidecar.local_budget",
             )
-        if remote := _remote_tier(config):
-            tiers.append((remote, config.remote_budget_bytes))
-        return TieredStore(
-            tiers,
-            index_path=index_path(tiers),
-            high_watermark=config.high_watermark,
-            low_watermark=config.low_watermark,
-            lease_seconds=config.lease_seconds,
-            reserve_seconds=config.reserve_seconds,
-            pin_share=config.pin_share,
-            background=background,
-            policy=store_policy(config, tiers),
-            staging_seconds=config.remote_deadline_seconds,
-            rescan_seconds=config.remote_rescan_seconds,
-            encodings=_encodings(config, {tier.kind for tier, _ in tiers}),
-            decide=decide,
-        )
+        try:
+            return _store(config, decide, tiers, left_out, background=background)
+        except (OSError, UnusableDirectory) as error:
+            # Of the lists that lie beside the blocks of the lowest tier: without them what a person
+            # removed could come back, or what they pinned go.
+            _close(tiers)
+            tier, budget_bytes = tiers.pop()
+            assert tier.directory is not None
+            _leave_out(absent(tier.kind, tier.directory, budget_bytes, error), left_out)
+            tiers = _own_tiers(config, left_out)
+        except BaseException:
+            _close(tiers)
+            raise
+
+
+def _own_tiers(config: SidecarConfig, left_out: list[AbsentTier]) -> list[tuple[Tier, int]]:
+    """Those that can be had and are not left out already; what cannot be had is added there."""
+    wanted = (
+        (TierKind.RAM, config.ram_dir, config.ram_budget_bytes),
+        (TierKind.LOCAL, config.local_dir, config.local_budget_bytes),
+    )
+    tiers: list[tuple[Tier, int]] = []
+    try:
+        for kind, directory, budget_bytes in wanted:
+            if any(one.kind is kind for one in left_out) or not budget_bytes:
+                continue
+            if directory is None:
+                log.warning("no RAM tier: no memory file system here takes it")
+                continue
+            opened = open_tier(kind, directory, budget_bytes)
+            if isinstance(opened, AbsentTier):
+                _leave_out(opened, left_out)
+            elif kind is TierKind.RAM and not _is_worth_it(config, directory):
+                opened.close()
+            else:
+                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
     except BaseException:
-        for tier, _ in tiers:
-            tier.close()
+        _close(tiers)
         raise
+    return tiers
+
+
+def _leave_out(one: AbsentTier, left_out: list[AbsentTier]) -> None:
+    log.error("tier left out: tier=%s path=%s reason=%s", one.kind.label, one.directory, one)
+    left_out.append(one)
+
+
+def _store(
+    config: SidecarConfig,
+    decide: Decide,
+    own: Sequence[tuple[Tier, int]],
+    left_out: Sequence[AbsentTier],
+    *,
+    background: bool,
+) -> TieredStore:
+    tiers, missing = list(own), list(left_out)
+    remote = _remote_tier(config)
+    lists_known = all(one.kind is not TierKind.LOCAL for one in left_out)
+    if remote is not None and lists_known:
+        tiers.append((remote, config.remote_budget_bytes))
+    elif config.remote_dir is not None and remote is not None:
+        why = f"{config.remote_dir}: the local tier's directory says what was removed from it"
+        budget_bytes = config.remote_budget_bytes
+        cure = "it comes back with the local tier"
+        missing.append(AbsentTier(TierKind.REMOTE, config.remote_dir, budget_bytes, why, cure))
+    store = TieredStore(
+        tiers,
+        index_path=index_path(tiers) if lists_known else None,
+        high_watermark=config.high_watermark,
+        low_watermark=config.low_watermark,
+        lease_seconds=config.lease_seconds,
+        reserve_seconds=config.reserve_seconds,
+        pin_share=config.pin_share,
+        background=background,
+        policy=store_policy(config, tiers),
+        staging_seconds=config.remote_deadline_seconds,
+        rescan_seconds=config.remote_rescan_seconds,
+        encodings=_encodings(config, {tier.kind for tier, _ in tiers}),
+        decide=decide,
+    )
+    store.left_out = tuple(missing)
+    return store
+
+
+def _close(tiers: Iterable[tuple[Tier, int]]) -> None:
+    for tier, _ in tiers:
+        tier.close()
 
 
 def _encodings(config: SidecarConfig, kinds: set[TierKind]) -> TierEncodings:
@@ -91,43 +157,33 @@ def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
         return None
     return RemoteTier(
         directory,
-        lambda: SharedFsTier(directory),
+        lambda: _open_shared(directory),
         deadline_seconds=config.remote_deadline_seconds,
         authenticity=remote_authenticity(config.remote_key_file, mac=config.remote_mac, make=True),
     )
 
 
-def ram_budget(config: SidecarConfig) -> int:
-    """0 if no memory file system is large enough: the store then works without a RAM tier."""
-    if config.ram_dir is None:
-        if config.ram_budget_bytes:
-            log.warning("no RAM tier: no memory file system here takes it")
-        return 0
-    if not config.ram_budget_bytes or not config.local_budget_bytes:
-        return config.ram_budget_bytes
-    directory = secure_directory(config.ram_dir)
+def _open_shared(directory: Path) -> SharedFsTier:
+    """In a thread of the tier's."""
+    if directory.exists():  # else the tier itself says so
+        stores_seen.require_place(directory)
+    tier = SharedFsTier(directory)
+    stores_seen.remember(directory)
+    return tier
+
+
+def _is_worth_it(config: SidecarConfig, directory: Path) -> bool:
+    """Whether the RAM tier is any better than the local one alone."""
+    if not config.local_budget_bytes:
+        return True
     if not in_memory(directory):
         log.warning("RAM tier is no faster than the local tier: path=%s is on a disk", directory)
-        return config.ram_budget_bytes
-    has_bytes = _filesystem_bytes(directory)
+        return True
+    has_bytes = filesystem_bytes(directory)
     if has_bytes < min(_LEAST_TMPFS_BYTES, config.ram_budget_bytes):
         log.warning("no RAM tier: path=%s has only %s", directory, format_size(has_bytes))
-        return 0
-    return config.ram_budget_bytes
-
-
-def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
-    """The budget, but never more than the size of the file system."""
-    most = int(_filesystem_bytes(directory) * _FILESYSTEM_SHARE)
-    if budget_bytes <= most:
-        return budget_bytes
-    log.warning(
-        "budget cut to the file system: tier=%s wanted=%s has=%s",
-        kind.label,
-        format_size(budget_bytes),
-        format_size(most),
-    )
-    return most
+        return False
+    return True
 
 
 def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
@@ -174,8 +230,3 @@ def _refuse_unsupported(config: SidecarConfig) -> None:
             f"sidecar.remote_encoding = {config.remote_encoding} needs a remote tier",
             hint="set sidecar.remote_dir, or remote_encoding to none",
         )
-
-
-def _filesystem_bytes(directory: Path) -> int:
-    info = os.statvfs(directory)
-    return info.f_blocks * info.f_frsize

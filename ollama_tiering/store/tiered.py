@@ -22,6 +22,7 @@ from ollama_tiering.store.books import shared_work
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
+    AbsentTier,
     Leased,
     LeasedBlock,
     LeftOver,
@@ -134,6 +135,7 @@ class TieredStore:
             high_watermark=high_watermark,
             low_watermark=low_watermark,
         )
+        self.left_out: tuple[AbsentTier, ...] = ()  # of the settings, but not to be had now
         self._measure = measure
         self._flushed = 0.0
         if not background:
@@ -270,7 +272,7 @@ class TieredStore:
     # --- the rest ------------------------------------------------------------------------------
 
     def report(self) -> StoreReport:
-        return report_of(self._state, self._daily)
+        return report_of(self._state, self._daily, self.left_out)
 
     def mover_silent_seconds(self) -> float:
         """Seconds since the background thread last began a piece of work; 0 if

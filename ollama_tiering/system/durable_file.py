@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from ollama_tiering.system.files import naming
+from ollama_tiering.system.lacking import sync
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -18,14 +19,14 @@ def replace_file(path: Path, text: str) -> None:
         with naming(path), os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(fd)
+            sync(fd)
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        sync(directory)
     finally:
         os.close(directory)
 

@@ -51,3 +51,11 @@ def filesystem_type(path: Path) -> str:
         if left.split()[2] == number:
             return right.split()[0]
     return ""
+
+
+def mount_point(path: Path) -> Path:
+    """The directory at which the file system of `path`, which exists, is mounted."""
+    at = path.absolute()
+    while not os.path.ismount(at):
+        at = at.parent
+    return at

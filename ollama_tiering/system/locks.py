@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.system.directories import UnsafeDirectory
+from ollama_tiering.system.directories import UnsafeDirectory, UnusableDirectory
 
+_HELD: Final = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -42,7 +43,8 @@ def open_to_lock(path: Path) -> int:
 
 def lock_file(path: Path, purpose: str) -> int:
     """Holds an exclusive lock on `path` as long as the descriptor lives. ServiceError if another
-    process has it; UnsafeDirectory if it is no regular file.
+    process has it; UnsafeDirectory if it is no regular file, UnusableDirectory if nothing can be
+    locked there.
     """
     try:
         fd = os.open(path, _LOCK, 0o600)
@@ -57,13 +59,21 @@ def lock_file(path: Path, purpose: str) -> int:
     for_owner_only(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _HELD:
+            os.close(fd)
+            raise UnusableDirectory(
+                f"{path} cannot be locked: {error.strerror}",
+                hint="name a directory on another file system",
+            ) from None
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise ServiceError(
             f"{purpose} is in use by process {owner or 'unknown'}",
             hint="stop that sidecar, or give this one another directory and socket",
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    said = f"{os.getpid()}\n".encode()
+    with contextlib.suppress(OSError):  # a full disk: what counts is the lock
+        os.pwrite(fd, said, 0)
+        os.ftruncate(fd, len(said))
     return fd

@@ -161,9 +161,9 @@ class FaultyTier:
 
     peek = open
 
-    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+    def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
         self.faults.before("exists")
-        return self.inner.exists(namespace, key)
+        return self.inner.exists(namespace, key, file_bytes)
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return self.inner.path(namespace, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import statistics
@@ -67,7 +68,9 @@ class HangingBench(RemoteBench):
         )
         self.threads = tier._threads
         self.tiers[-1] = (tier, self.tiers[-1][1])
-        self.options["staging_seconds"] = 3 * DEADLINE
+        self.options["staging_seconds"] = (
+            SLOW_MACHINE_SECONDS  # the tier's own deadline comes first
+        )
         super().open()
 
 
@@ -193,6 +196,28 @@ def test_a_slow_remote_gives_what_is_ready_in_time(bench: HangingBench) -> None:
     assert [block.key for block in leased.blocks] == [block.key for block in blocks[:2]]
     assert bench.store.report().counters.misses["not staged in time"] == 1
     go_on.set()
+
+
+@pytest.mark.parametrize("operation", ["open", "read_at"])
+def test_a_share_that_answers_but_cannot_be_read_is_not_back(
+    bench: HangingBench, operation: str
+) -> None:
+    blocks = demoted(bench, range(4 * 4))
+    bench.faults.fail(errno.EIO, operation)
+    assert bench.store.lease(NAMESPACE, [block.key for block in blocks]).blocks == []
+    rests = []
+    for _ in range(4):
+        bench.tick(1000)
+        bench.store.run_pending()
+        rests.append(bench.store.report().tiers[2].resting_seconds)
+    assert rests == sorted(set(rests))
+    # No client's call is to find that out, and nothing more is entrusted to it:
+    bench.faults.calls.clear()
+    assert bench.store.lease(NAMESPACE, [block.key for block in blocks]).blocks == []
+    assert bench.faults.calls == []
+    bench.heal()
+    settle(bench)
+    assert len(bench.store.lease(NAMESPACE, [block.key for block in blocks]).blocks) == 4
 
 
 def test_the_circuit_opens_rests_longer_each_time_and_closes(bench: HangingBench) -> None:
@@ -362,3 +387,31 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
     assert hanging <= 2 * quiet + 1e-3, (hanging, quiet)
     running.faults.heal()
     store.close()
+
+
+def test_a_removal_that_hangs_does_not_take_what_is_stored_since(bench: HangingBench) -> None:
+    (block,) = demoted(bench, range(4))
+    settle(bench)
+    tier = bench.tiers[2][0]
+    assert tier.exists(NAMESPACE, block.key)
+    bench.hang("remove")
+    with pytest.raises(TimeoutError):
+        tier.remove(NAMESPACE, block.key)
+    stored = False
+    with contextlib.suppress(TimeoutError):
+        _store_there(tier, block)
+        stored = True
+    bench.heal()
+    assert tier.exists(NAMESPACE, block.key) == stored
+    _store_there(tier, block)
+    assert tier.exists(NAMESPACE, block.key)
+
+
+def _store_there(tier: Tier, block: samples.SampleBlock) -> None:
+    temp = tier.create(NAMESPACE, block.key, len(block.data))
+    temp.write_at(0, block.data)
+    try:
+        tier.publish(temp)
+    except TimeoutError:
+        tier.discard(temp)
+        raise

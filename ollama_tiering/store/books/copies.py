@@ -85,6 +85,12 @@ def gone(state: StoreState, doomed: Doomed, *, unlinked: bool) -> None:
         state.count_overhead(doomed.level)
 
 
+def is_leaving(state: StoreState, level: Level, key: BlockKey) -> bool:
+    """Whether a copy there is out of the books, and its file not yet unlinked."""
+    with state.lock:
+        return state.is_leaving(level, key)
+
+
 def left_to_its_thread(state: StoreState, doomed: Doomed) -> bool:
     """A shared tier's own thread removes the file: nobody else may wait for it. False: it is to be
     removed by the caller.

@@ -20,28 +20,29 @@ class OfferAnswer(enum.Enum):
 
     WANTED = enum.auto()  # it is the writer's to fill, until `entered` or `given_up`
     PRESENT = enum.auto()  # stored, or another writer fills it
-    LEAVING = enum.auto()  # its file is just being unlinked
+    LEAVING = enum.auto()  # a file of its name is just being unlinked, or copied up
 
 
 def begin(
     state: StoreState, key: BlockKey, parent: bytes, open_of_writer: int
 ) -> OfferAnswer | str:
     """Whether the block is wanted, or why the writer may not have more open. What comes before it
-    is held meanwhile.
+    is held meanwhile, and so is the block: nobody begins to unlink what the writer names.
     """
     with state.lock:
         record = state.tree.get(key)
         # What only a tier out of reach holds is stored anew: for now it is not there.
-        there = record is not None and state.reachable(record) is not None
+        there = record is not None and _there(state, record)
         if there or key in state.writing:
             if record is not None:
                 state.touch(state.tree.ancestors(key))
             return OfferAnswer.PRESENT
-        if key in state.leaving:
+        if key in state.staging or any(state.is_leaving(level, key) for level in state.levels):
             return OfferAnswer.LEAVING
         if full := state.admission.reservations_full(open_of_writer):
             return full
         state.writing.add(key)
+        state.hold(key)
         state.hold(BlockKey(parent))
         return OfferAnswer.WANTED
 
@@ -49,8 +50,7 @@ def begin(
 def end(state: StoreState, key: BlockKey, parent: bytes) -> None:
     """The block was wanted, and is not filled after all."""
     with state.lock:
-        state.writing.discard(key)
-        state.let_go(BlockKey(parent))
+        _let_go(state, key, parent)
 
 
 def given_up(
@@ -65,8 +65,7 @@ def given_up(
     """
     with state.lock:
         reservation.release()
-        state.writing.discard(key)
-        state.let_go(BlockKey(parent))
+        _let_go(state, key, parent)
         doomed = state.drop_early(key)
         state.count_overhead(level)
         return doomed
@@ -105,11 +104,10 @@ def entered(
         reservation.commit(record.key, stored_bytes)
         parent = record.parent
         record = state.add_copy(record, level, stored_bytes)  # a survey may have been first
-        state.writing.discard(record.key)
+        _let_go(state, record.key, parent)
         state.early.pop(record.key, None)
         if record.parent in state.writing:
             state.early.setdefault(record.parent, []).append(record.key)
-        state.let_go(BlockKey(parent))
         doomed = take_covered(state, record, level.index)
         # A window moves on with its conversation: like a tail it is soon replaced by another.
         state.admission.committed(record, level, tail=tail or record.window)
@@ -131,3 +129,17 @@ def used(state: StoreState, ends: Iterable[BlockKey]) -> None:
 def _rooted(state: StoreState, record: BlockRecord) -> bool:
     parent = record.parent
     return parent == record.namespace or parent in state.tree or parent in state.writing
+
+
+def _there(state: StoreState, record: BlockRecord) -> bool:
+    """Not what may be lost on a shared tier: nobody waits for its thread to look."""
+    if record.key in state.suspects:
+        return any(state.levels[index].shared is None for index in record.levels)
+    return state.reachable(record) is not None
+
+
+def _let_go(state: StoreState, key: BlockKey, parent: bytes) -> None:
+    """What `begin` held."""
+    state.writing.discard(key)
+    state.let_go(key)
+    state.let_go(BlockKey(parent))

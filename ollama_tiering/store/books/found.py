@@ -25,7 +25,7 @@ def compare(state: StoreState, level: Level, stored: StoredBlock, seen: set[Bloc
         if stored.key not in seen and _known(state, level, stored):
             seen.add(stored.key)
             return FileIs.KNOWN
-        return FileIs.LEAVING if stored.key in state.leaving else FileIs.UNKNOWN
+        return FileIs.LEAVING if state.is_leaving(level, stored.key) else FileIs.UNKNOWN
 
 
 def all_counted(
@@ -52,7 +52,7 @@ def enter(
         if record is not None:
             known = state.tree.get(record.key)
             there = known is not None and level.index in known.levels
-            if not there and record.key not in state.leaving:
+            if not there and not state.is_leaving(level, record.key):
                 state.add_copy(record, level, stored.stored_bytes, oldest=True)
         state.count_overhead(level)
 

@@ -93,8 +93,12 @@ def can_be_staged(state: StoreState, record: BlockRecord) -> bool:
 
 
 def ways_to_stage(state: StoreState, record: BlockRecord) -> tuple[list[Level], list[Level]]:
-    """Where from, the soonest first; where to, so that a client can read it as it is."""
+    """Where from, the soonest first; where to, so that a client can read it as it is. Nowhere while
+    a writer fills it.
+    """
     with state.lock:
+        if record.key in state.writing:
+            return [], []
         sources = [state.levels[index] for index in state.soonest_first(record)]
         targets = [
             level

@@ -59,6 +59,20 @@ class LeftOver:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsentTier:
+    """A tier of the settings that was not opened."""
+
+    kind: TierKind
+    directory: Path
+    budget_bytes: int
+    why: str  # names the path
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.cure})"
+
+
+@dataclass(frozen=True, slots=True)
 class TierReport:
     kind: TierKind
     directory: Path | None
@@ -80,9 +94,12 @@ class TierReport:
     overhead_bytes: int = 0  # of used_bytes: files that are no blocks, e.g. quarantined ones
     resting_seconds: float = 0.0  # until it is tried again
     shared: SharedBooks | None = None
+    absent: str = ""  # why it could not be opened, and the cure
 
     @property
     def state(self) -> str:
+        if self.absent:
+            return f"left out: {self.absent}"
         if self.suspended:
             return "resting"
         if self.shared is not None and not self.shared.scanned:

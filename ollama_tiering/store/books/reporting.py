@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from ollama_tiering.store.books import model_shares
-from ollama_tiering.store.books.report import REPORTED_NAMESPACES, StoreReport, TierReport
+from ollama_tiering.store.books.report import (
+    REPORTED_NAMESPACES,
+    AbsentTier,
+    StoreReport,
+    TierReport,
+)
 from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.tiers.contract import TierStats
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 
 
-def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
+def report_of(
+    state: StoreState, daily: DailyWrites, left_out: Sequence[AbsentTier] = ()
+) -> StoreReport:
     """Takes the store's lock."""
     with state.lock:
         state.expire()
@@ -43,8 +52,9 @@ def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
         counters = copy.deepcopy(state.counters)
         if refused := sum(level.tier.refused_files for level in state.levels):
             counters.misses["not ours"] = refused
+        tiers += map(_absent, left_out)
         return StoreReport(
-            tiers,
+            sorted(tiers, key=lambda tier: tier.kind),
             counters,
             len(state.leases),
             len(state.unsaved),
@@ -56,3 +66,26 @@ def report_of(state: StoreState, daily: DailyWrites) -> StoreReport:
             oldest_lease_seconds=state.leases.oldest_seconds(),
             models=model_shares.models(state),
         )
+
+
+def _absent(tier: AbsentTier) -> TierReport:
+    return TierReport(
+        kind=tier.kind,
+        directory=tier.directory,
+        budget_bytes=tier.budget_bytes,
+        used_bytes=0,
+        reserved_bytes=0,
+        blocks=0,
+        stats=TierStats(),
+        read_bytes_per_second=0.0,
+        write_bytes_per_second=0.0,
+        suspended=True,
+        written_today_bytes=0,
+        daily_write_bytes=0,
+        disk_full=False,
+        surveyed=True,
+        encoding="none",
+        raw_bytes=0,
+        stored_bytes=0,
+        absent=str(tier),
+    )

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.admission import Admission
@@ -26,12 +27,15 @@ from ollama_tiering.store.books.pins import PinTable
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.sharing import SharedBooks
 from ollama_tiering.store.books.speed import SpeedMeter
+from ollama_tiering.store.books.suspects import Suspects
 from ollama_tiering.store.books.terms import Decide, Terms, TermsTable
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree
 from ollama_tiering.store.books.write_queue import WriteQueue
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 from ollama_tiering.store.tiers.space import FreeSpace
+
+K = TypeVar("K")
 
 _PROMOTABLE_BLOCKS = 1024
 PROMOTE_AFTER_SECONDS = 10.0
@@ -80,13 +84,15 @@ class StoreState:
         self.pins = PinTable()
         self.counters = Counters()
         self.writing: set[BlockKey] = set()  # reserved, not committed
-        self.leaving: set[BlockKey] = set()  # out of the books, file not yet unlinked
+        # Out of the books of a level, its file not yet unlinked: index of the level, and key.
+        self.leaving: dict[tuple[int, BlockKey], int] = {}
         self.leaving_children: dict[bytes, int] = {}  # copies being unlinked, by parent
         self.early: dict[bytes, list[BlockKey]] = {}  # children committed before their parent
         self.unsaved = WriteQueue()  # to be written down a level
         self.promotable: OrderedDict[BlockKey, float] = OrderedDict()  # from this time on
         self.staging: dict[BlockKey, threading.Event] = {}  # being copied for a client now
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
+        self.suspects = Suspects()  # perhaps lost, as blocks before them are
         self.index_changed: set[BlockKey] = set()
         self.work = threading.Event()  # something for the background
 
@@ -129,9 +135,9 @@ class StoreState:
         level.leaving_bytes += doomed.reservation.reserved_bytes
         count = self.leaving_children.get(record.parent, 0)
         self.leaving_children[record.parent] = count + 1
+        self.leaving[level.index, key] = self.leaving.get((level.index, key), 0) + 1
         if not record.levels:
             self._forget(record)
-            self.leaving.add(key)
             if level.index:
                 self.admission.trim(self.levels[0])
         elif level.index == 0:
@@ -139,16 +145,18 @@ class StoreState:
         self.index_changed.add(key)
         return doomed
 
+    def is_leaving(self, level: Level, key: BlockKey) -> bool:
+        """Whether a file of that name is about to be unlinked: a new one would go in its place."""
+        return (level.index, key) in self.leaving
+
     def gone(self, doomed: Doomed, *, unlinked: bool) -> None:
         doomed.reservation.release()
         doomed.level.leaving_bytes -= doomed.reservation.reserved_bytes
         if not unlinked:  # the file is still there: its bytes stay counted until the next start
             doomed.level.kept_bytes += doomed.reservation.reserved_bytes
             self.count_overhead(doomed.level)
-        self.leaving.discard(doomed.key)
-        left = self.leaving_children.pop(doomed.parent, 0) - 1
-        if left > 0:
-            self.leaving_children[doomed.parent] = left
+        _count_down(self.leaving, (doomed.level.index, doomed.key))
+        _count_down(self.leaving_children, doomed.parent)
 
     def count_overhead(self, level: Level) -> None:
         """To be called whenever files that are no blocks came or went."""
@@ -378,3 +386,9 @@ class StoreState:
     def worked(self, level: Level) -> None:
         level.consecutive_failures = 0
         level.suspended_until = 0.0
+
+
+def _count_down(counts: dict[K, int], key: K) -> None:
+    left = counts.pop(key, 0) - 1
+    if left > 0:
+        counts[key] = left

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import copies, lending, weather
+from ollama_tiering.store.books import lending, weather
 from ollama_tiering.store.books.report import Leased, LeasedBlock
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.serving.lookup import PIECE_BLOCKS
 from ollama_tiering.store.serving.staging import Copy, Stager, readable_by_client
+from ollama_tiering.store.upkeep import chain_check
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class Leaser:
             if not readable_by_client(level, record):
                 continue
             try:
-                if level.tier.exists(record.namespace, record.key):
+                if chain_check.whole(state, level, record) and readable_by_client(level, record):
                     return LeasedBlock(
                         record.key,
                         record.namespace,
@@ -142,7 +143,7 @@ class Leaser:
             except OSError as error:
                 weather.failed(state, level, error, "lookup", miss="i/o error")
                 continue
-            copies.forget(state, level, record.key, miss="file gone")
+            weather.missed(state, "file gone")
         return None
 
     def close(self) -> None:

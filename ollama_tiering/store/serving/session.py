@@ -37,7 +37,7 @@ from ollama_tiering.store.serving.offers import (
     check_offer,
 )
 from ollama_tiering.store.tiers.contract import TempBlock, TierKind
-from ollama_tiering.store.upkeep import making_room, shares, transcode, unlinking
+from ollama_tiering.store.upkeep import chain_check, making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.quiet_log import QuietLog
@@ -47,6 +47,7 @@ __all__ = ["BlockOffer", "CommitResult", "Outcome", "Reserved", "WriteSession"]
 seldom = QuietLog(logging.getLogger(__name__))
 
 _HEAD_LIMIT_BYTES: Final = PREAMBLE_BYTES + MAX_HEADER_BYTES
+_ASK_AGAIN_SECONDS: Final = 0.005  # whether a name is free
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class WriteSession(Closing):
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}  # under the lock: what is too old is taken away
         self._inline: _Inline | None = None
+        self._until = 0.0  # (monotonic) what is offered may be waited for
 
     def reserve(self, offers: Sequence[BlockOffer]) -> list[Reserved]:
         """One answer per offer. After the first that is not taken none of the rest is either."""
@@ -99,6 +101,7 @@ class WriteSession(Closing):
         if refusal := self._state.terms.of(self.namespace).refusal:
             return [Reserved(Outcome.REFUSED, reason=refusal)] * len(offers)
         answers: list[Reserved] = []
+        self._begin_offers()
         for offer in offers:
             if answers and answers[-1].outcome in (Outcome.NO_ROOM, Outcome.REFUSED):
                 answers.append(Reserved(answers[-1].outcome))
@@ -134,6 +137,7 @@ class WriteSession(Closing):
         if inline is None:
             deadline = self._state.clock() + self._reserve_seconds
             inline = self._inline = _Inline(key, bytearray(), deadline)
+            self._begin_offers()
         try:
             if inline.deadline <= self._state.clock():
                 raise InvalidBlock("the block was not complete in time")
@@ -177,7 +181,14 @@ class WriteSession(Closing):
             self._drop(pending)
 
     def _begin(self, offer: BlockOffer) -> _Pending | Outcome:
-        answer = entering.begin(self._state, offer.key, offer.parent, len(self._pending))
+        state = self._state
+        open_of_writer = len(self._pending)
+        answer = entering.begin(state, offer.key, offer.parent, open_of_writer)
+        if answer is OfferAnswer.PRESENT and not self._is_there(offer.key):
+            answer = entering.begin(state, offer.key, offer.parent, open_of_writer)
+        while answer is OfferAnswer.LEAVING and time.monotonic() < self._until:
+            time.sleep(_ASK_AGAIN_SECONDS)
+            answer = entering.begin(state, offer.key, offer.parent, open_of_writer)
         if isinstance(answer, str):
             seldom.warning("reservations", "reservation refused: %s", answer)
             return Outcome.NO_ROOM
@@ -190,6 +201,15 @@ class WriteSession(Closing):
             if isinstance(pending, Outcome):
                 entering.end(self._state, offer.key, offer.parent)
         return pending
+
+    def _begin_offers(self) -> None:
+        """To be called before blocks are begun: for so long one may wait for what is true of it."""
+        chain_check.expand_all(self._state)
+        self._until = time.monotonic() + chain_check.OFFER_SECONDS
+
+    def _is_there(self, key: BlockKey) -> bool:
+        """Whether the books are right about a block that is offered."""
+        return chain_check.is_there(self._state, key, self._until)
 
     def _find_room(self, offer: BlockOffer) -> _Pending | Outcome:
         """In the first tier that has room. A client cannot fill a file on a remote one."""
@@ -281,7 +301,7 @@ class WriteSession(Closing):
             inline.pending.temp.write_at(inline.written_bytes, part)
             inline.written_bytes += len(part)
             return False
-        if entering.is_stored(self._state, inline.key):
+        if entering.is_stored(self._state, inline.key) and self._is_there(inline.key):
             return True
         inline.head += part
         file_bytes = declared_file_bytes(inline.head)

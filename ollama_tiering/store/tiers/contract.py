@@ -175,7 +175,9 @@ class Tier(Protocol):
         """As `open`, but without checking a MAC: to see what a file says it is."""
         ...
 
-    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool: ...
+    def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
+        """Whether there is a file of the block, and of so many bytes, if that is asked."""
+        ...
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         """Where a client on this host may read it; None if there is no such place."""

@@ -23,6 +23,7 @@ from typing import Final
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.names import WRITTEN_NAME
 from ollama_tiering.system.directories import sync_directory
+from ollama_tiering.system.lacking import sync
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class DailyWrites:
             with os.fdopen(fd, "w", encoding="ascii") as file:
                 json.dump({"day": self._day, "written_bytes": written_bytes}, file)
                 file.flush()
-                os.fsync(fd)
+                sync(fd)
             temporary.rename(self._path)
             sync_directory(self._path.parent)
         except OSError as error:

@@ -13,6 +13,7 @@ from ollama_tiering.store.block.description import Fields, checked_fields
 from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.tiers.names import DESCRIPTION_NAME, TMP_SUFFIX, VERSION_DIRECTORY
 from ollama_tiering.system.directories import open_below
+from ollama_tiering.system.lacking import sync
 
 _MAX_BYTES: Final = 1 << 20
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,12 +55,12 @@ def write_description(
                     file.write(text)
                     file.flush()
                     if durable:
-                        os.fsync(fd)
+                        sync(fd)
                 os.rename(name, DESCRIPTION_NAME, src_dir_fd=below, dst_dir_fd=below)
             except BaseException:
                 os.unlink(name, dir_fd=below)
                 raise
             if durable:
-                os.fsync(below)
+                sync(below)
             return True
     return False

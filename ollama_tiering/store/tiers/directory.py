@@ -25,6 +25,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TempBlock, TierKind
 from ollama_tiering.store.tiers.description_file import write_description
 from ollama_tiering.store.tiers.files import READ, WRITE, FsOpenBlock, FsTempBlock
+from ollama_tiering.store.tiers.lacks import say_lacks
 from ollama_tiering.store.tiers.names import (
     BAD_SUFFIX,
     BLOCK_SUFFIX,
@@ -48,6 +49,7 @@ from ollama_tiering.system.directories import (
     walk_below,
 )
 from ollama_tiering.system.filesystems import in_memory
+from ollama_tiering.system.lacking import allocate, make_read_only, sync
 from ollama_tiering.system.locks import lock_file
 from ollama_tiering.system.ownership import Refused
 from ollama_tiering.system.pagecache import forget
@@ -64,6 +66,7 @@ class FsTier:
     """One directory. With `exclusive`, a second user of it on this host gets a ServiceError."""
 
     shared = False
+    changes = True  # whether opening it may write there
 
     def __init__(self, kind: TierKind, directory: Path, *, exclusive: bool = True) -> None:
         self.kind = kind
@@ -79,6 +82,7 @@ class FsTier:
         self._exclusive = exclusive
         self._lock = lock_file(directory / LOCK_NAME, f"{directory}") if exclusive else -1
         try:
+            say_lacks(directory, kind.label, changes=self.changes)
             secure_directory(directory / VERSION_DIRECTORY)
         except BaseException:
             self.close()
@@ -133,7 +137,7 @@ class FsTier:
             try:
                 # Real space, not a hole: a client that fills the file through a mapping would be
                 # killed by SIGBUS where the file system has no page left for it.
-                os.posix_fallocate(fd, 0, file_bytes)
+                allocate(fd, file_bytes)
             except OSError:
                 os.unlink(name, dir_fd=below)
                 raise
@@ -163,9 +167,9 @@ class FsTier:
 
     def _seal(self, temp: FsTempBlock, below: int) -> None:
         with temp.file(below, READ) as fd:
-            os.fchmod(fd, 0o400)
+            make_read_only(fd)
             if not self.in_memory:
-                os.fsync(fd)
+                sync(fd)
                 forget(fd)  # a reader in the near future reads it from RAM
             temp.stored_bytes = physical_bytes(os.fstat(fd))
 
@@ -177,7 +181,7 @@ class FsTier:
                 self._seal(temp, below)
             os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
             if not self.in_memory and durable:
-                os.fsync(below)
+                sync(below)
         temp.let_go()
         if durable:
             self._names.sync([place[:length] for length in range(len(place))])
@@ -208,11 +212,13 @@ class FsTier:
 
     peek = open
 
-    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
+    def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
         path = self._block_path(namespace, key)
         try:
             info = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
+            return False
+        if file_bytes is not None and info.st_size != file_bytes:
             return False
         return stat.S_ISREG(info.st_mode) and not self.refused.is_not_ours(path, info)
 

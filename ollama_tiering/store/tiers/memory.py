@@ -111,8 +111,9 @@ class MemoryTier:
             raise FileNotFoundError(errno.ENOENT, "no such block", key.hex()) from None
         yield MemoryOpenBlock(data)
 
-    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
-        return (namespace, key) in self.blocks
+    def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
+        data = self.blocks.get((namespace, key))
+        return data is not None and file_bytes in (None, len(data))
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
         return None

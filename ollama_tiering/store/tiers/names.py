@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.system.lacking import PROBE_PREFIX as PROBE_PREFIX
 
 VERSION_DIRECTORY: Final = "v1"
 BLOCK_SUFFIX: Final = ".kvb"
@@ -17,7 +18,6 @@ PINS_NAME: Final = "pins.json"
 TOMBSTONES_NAME: Final = "tombstones.json"
 WRITTEN_NAME: Final = "written-today.json"  # bytes written to this disk today
 ANNOUNCEMENT_PREFIX: Final = ".sidecar-"  # of one sidecar to others that share the directory
-PROBE_PREFIX: Final = ".probe-"  # written and read back to measure the disk
 
 
 def file_name(key: BlockKey) -> str:

@@ -140,6 +140,7 @@ class RemoteTier:
         self.growth_bytes = ALIGNMENT if self._authenticity.required else 0
         self._open_inner = open_inner
         self._inner: SharedTier | None = None
+        self._leaving: set[tuple[NamespaceId, BlockKey]] = set()  # by a call that has not returned
         self._threads = DeadlineThreads(
             "remote-tier", limit=max_threads, deadline_seconds=deadline_seconds
         )
@@ -203,6 +204,8 @@ class RemoteTier:
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         """After a TimeoutError the block may still become visible; the next scan then finds it."""
         assert isinstance(temp, RemoteTempBlock)
+        if (temp.namespace, temp.key) in self._leaving:
+            raise TimeoutError(errno.ETIMEDOUT, "a call hangs that would take the new file away")
         temp.complete(self._authenticity)
         try:
             return self._call(lambda tier: tier.publish(temp.temp))
@@ -228,14 +231,16 @@ class RemoteTier:
         with _opened(self._threads, lambda: self._opened().open(namespace, key)) as block:
             yield self._authenticity.peeked(block)
 
-    def exists(self, namespace: NamespaceId, key: BlockKey) -> bool:
-        return self._call(lambda tier: tier.exists(namespace, key))
+    def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
+        if file_bytes is not None:
+            file_bytes += self._authenticity.trailer_bytes
+        return self._call(lambda tier: tier.exists(namespace, key, file_bytes))
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:
-        self._call(lambda tier: tier.remove(namespace, key))
+        self._take_away(namespace, key, lambda tier: tier.remove(namespace, key))
 
     def quarantine(self, namespace: NamespaceId, key: BlockKey) -> None:
-        self._call(lambda tier: tier.quarantine(namespace, key))
+        self._take_away(namespace, key, lambda tier: tier.quarantine(namespace, key))
 
     def remove_quarantined(self, namespace: NamespaceId, key: BlockKey) -> None:
         self._call(lambda tier: tier.remove_quarantined(namespace, key))
@@ -274,13 +279,28 @@ class RemoteTier:
     ) -> T:
         return self._threads.call(lambda: work(self._opened()), late=late)
 
+    def _take_away(
+        self, namespace: NamespaceId, key: BlockKey, work: Callable[[SharedTier], None]
+    ) -> None:
+        """Notes the name for as long as the call lasts, past its deadline too."""
+
+        def noted(tier: SharedTier) -> None:
+            self._leaving.add((namespace, key))
+            try:
+                work(tier)
+            finally:
+                self._leaving.discard((namespace, key))
+
+        self._call(noted)
+
     def _opened(self) -> SharedTier:
         """Runs in a thread. If two calls open it at once, the first result stays."""
         if self._inner is None:
             try:
                 opened = self._open_inner()
             except UnsafeDirectory as error:
-                raise PermissionError(errno.EACCES, error.message) from None
+                cure = f" ({error.hint})" if error.hint else ""
+                raise PermissionError(errno.EACCES, f"{error.message}{cure}") from None
             if self._inner is None:
                 self._inner = opened
             else:

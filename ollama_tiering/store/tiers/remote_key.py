@@ -20,6 +20,7 @@ from typing import Final
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.store.tiers.authenticity import KEY_BYTES, Authenticity
 from ollama_tiering.system.directories import UnsafeDirectory, secure_directory
+from ollama_tiering.system.lacking import sync
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def _make_key(path: Path) -> bytes:
         temporary.unlink()
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(directory)
+            sync(directory)
         finally:
             os.close(directory)
     except (OSError, UnsafeDirectory) as error:
@@ -118,7 +119,7 @@ def _write_new(path: Path, content: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(fd)
+            sync(fd)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -33,6 +33,7 @@ from ollama_tiering.system.deadline import InUse
 from ollama_tiering.system.directories import open_below
 from ollama_tiering.system.files import write_all
 from ollama_tiering.system.filesystems import filesystem_type, is_network
+from ollama_tiering.system.lacking import allocate, make_read_only, sync
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -92,13 +93,13 @@ class SharedFsTier(FsTier):
         dead_seconds: float = DEAD_SECONDS,
     ) -> None:
         directory.stat()  # FileNotFoundError
+        self._owner = secrets.token_hex(8)
         super().__init__(TierKind.REMOTE, directory, exclusive=False)
         self.growth_bytes = 0  # directories are foreign bytes, counted by the scan
         self.stalled = 0
         self.foreign_bytes = 0
         self._filesystem = filesystem_type(directory)
         self.caches_names = is_network(self._filesystem)
-        self._owner = secrets.token_hex(8)
         self._unfinished_seconds = unfinished_seconds
         self._dead_seconds = dead_seconds
         self._now = 0.0  # of the file server, at the last announcement
@@ -123,7 +124,7 @@ class SharedFsTier(FsTier):
         with open_below(self.directory, shard(namespace, key), create=True) as below:
             fd = os.open(name, WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=below)
             try:
-                os.posix_fallocate(fd, 0, file_bytes)  # emulated if the protocol has no such call
+                allocate(fd, file_bytes)
             except OSError:
                 os.close(fd)
                 os.unlink(name, dir_fd=below)
@@ -136,13 +137,13 @@ class SharedFsTier(FsTier):
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         assert isinstance(temp, HeldTempBlock)
         with temp.in_use:
-            os.fchmod(temp.fd, 0o400)
-            os.fsync(temp.fd)
+            make_read_only(temp.fd)
+            sync(temp.fd)
             stored_bytes = physical_bytes(os.fstat(temp.fd))
         temp.in_use.close()
         with open_below(self.directory, shard(temp.namespace, temp.key)) as below:
             os.rename(temp.name, file_name(temp.key), src_dir_fd=below, dst_dir_fd=below)
-            os.fsync(below)
+            sync(below)
         return stored_bytes
 
     def overhead_bytes(self) -> int:
@@ -200,7 +201,7 @@ class SharedFsTier(FsTier):
         fd = os.open(temporary, flags, 0o600)
         try:
             os.write(fd, text.encode())
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
         temporary.rename(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 
 from ollama_tiering.system.daemon_pool import DaemonPool
 from ollama_tiering.system.directories import open_below
+from ollama_tiering.system.lacking import sync
 
 Place = tuple[str, ...]  # directories below the tier's
 
@@ -73,6 +73,6 @@ class UnsyncedNames:
     def _sync(self, place: Place) -> None:
         before = self._new.get(place)
         with contextlib.suppress(FileNotFoundError), open_below(self._directory, place) as below:
-            os.fsync(below)
+            sync(below)
         if self._new.get(place) == before:  # else a new name came meanwhile, and needs another sync
             self._new.pop(place, None)

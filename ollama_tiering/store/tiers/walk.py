@@ -29,6 +29,7 @@ from ollama_tiering.store.tiers.names import (
 )
 from ollama_tiering.store.tiers.other_bytes import physical_bytes
 from ollama_tiering.system.directories import entries, open_below, own_directory
+from ollama_tiering.system.lacking import sync
 from ollama_tiering.system.ownership import why_not_ours
 
 _SHARD: Final = re.compile(r"[0-9a-f]{2}")
@@ -148,7 +149,7 @@ def remove_file(directory: Path, found: FoundFile) -> None:
     """Removes a file that the walk found, for good. A file that is gone is no error."""
     with contextlib.suppress(FileNotFoundError), open_below(directory, found.parts) as below:
         os.unlink(found.name, dir_fd=below)
-        os.fsync(below)
+        sync(below)
 
 
 def _bytes_if_vacant(namespace: os.DirEntry[str]) -> int | None:

@@ -34,6 +34,7 @@ from ollama_tiering.store.tools.archive import (
 )
 from ollama_tiering.store.tools.chain_to_export import ChainToExport
 from ollama_tiering.system.directories import sync_directory
+from ollama_tiering.system.lacking import sync
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -123,7 +124,7 @@ class _Tar:
         self._write(b"\0" * (2 * TAR_BLOCK))
         self._file.seek(TAR_BLOCK)
         self._write(manifest)
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
         self._file.close()
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class _Directory:
     def _open(self, path: Path) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         file = self._file.enter_context(os.fdopen(fd, "wb"))
-        self._file.callback(os.fsync, fd)
+        self._file.callback(sync, fd)
         self._file.callback(file.flush)
         self._write = file.write
 

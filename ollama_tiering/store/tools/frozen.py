@@ -36,6 +36,7 @@ class FrozenTier(FsTier):
     """Nothing is stored, removed or renamed until it is thawed."""
 
     frozen = True
+    changes = False
 
     def thaw(self) -> None:
         """From now on it behaves like any other tier."""

@@ -46,7 +46,7 @@ def offline(config: SidecarConfig, decide: Decide, purpose: Purpose) -> Iterator
     rules for models.
     """
     if purpose is Purpose.STORE:
-        store = open_store(placed(config), decide, background=False)
+        store = open_store(placed(config), decide, background=False, whole=True)
         all_seen = config.remote_dir is None
     else:
         store, all_seen = _open_frozen(config, decide, thaw=purpose is Purpose.CHANGE)

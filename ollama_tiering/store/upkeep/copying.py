@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books import copies, reserving, weather
+from ollama_tiering.store.books import copies, reserving, suspects, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
@@ -87,7 +87,7 @@ class Copier:
     def reserve(self, record: BlockRecord, target: Level) -> Reservation[BlockKey] | Failure:
         """Room for the raw file, evicting what must go; encoded, it will take less."""
         state = self._state
-        if not target.surveyed:
+        if not target.surveyed or not unlinking.wait_for_name(state, target, record.key):
             return Failure.OTHER
         if not state.admission.charge(target, record.file_bytes):
             return Failure.NOT_TODAY
@@ -133,6 +133,7 @@ class Copier:
         except FileNotFoundError as error:
             self._abandon(target, temp, reservation)
             if (temp is None and at is source) or (watched is not None and watched.failed):
+                suspects.came_upon(state, record.key, damaged=False)
                 copies.forget(state, source, record.key)
             else:
                 weather.failed(state, target, error, "copy")

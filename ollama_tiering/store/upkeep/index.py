@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, MAX_ROWS
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.system.lacking import make_private
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ class BlockIndex:
         connection = sqlite3.connect(target, timeout=5, check_same_thread=False)
         try:
             if path is not None:
-                path.chmod(0o600)
+                make_private(path)
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA journal_mode = WAL")

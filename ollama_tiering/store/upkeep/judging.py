@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ollama_tiering.store.block.blockfile import BlockMeta
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import copies
+from ollama_tiering.store.books import copies, suspects
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
@@ -69,6 +69,8 @@ def judge(
     """Acts on what reading a copy has shown. `known`: the copy is in the books, and leaves them if
     it is of no use or gone. OSError where a damaged one cannot be put out of the way.
     """
+    if known and (isinstance(error, FileNotFoundError) or not isinstance(error, OSError)):
+        suspects.came_upon(state, key, damaged=not isinstance(error, OSError))
     if isinstance(error, UnsupportedFormat):
         unusable.say_unusable(state, level, key, error)
         if known:

@@ -19,7 +19,7 @@ from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.books.writing_down import Failure, Job
-from ollama_tiering.store.upkeep import making_room, shares, unlinking
+from ollama_tiering.store.upkeep import chain_check, making_room, shares, unlinking
 from ollama_tiering.store.upkeep.copying import Copier, Filled
 from ollama_tiering.store.upkeep.expiry import Expiry
 from ollama_tiering.store.upkeep.transcode import Seconds
@@ -65,6 +65,7 @@ class Mover:
             self.sample()
             or self.give_way()
             or self.trim()
+            or chain_check.step(self._state)
             or self.promote_one()
             or self.write_down()
         )

@@ -14,6 +14,7 @@ from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.tiers.names import PROBE_PREFIX
 from ollama_tiering.system import pagecache
+from ollama_tiering.system.lacking import sync
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def measure_directory(directory: Path, meter: SpeedMeter, *, in_memory: bool) ->
             if os.pwrite(fd, part, offset) != _PART_BYTES:
                 return
         if not in_memory:
-            os.fsync(fd)
+            sync(fd)
         meter.add_write(PROBE_BYTES, time.perf_counter() - start)
         if not in_memory:
             pagecache.forget(fd)

@@ -19,7 +19,7 @@ from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.tiers.contract import SharedTier, TierKind
-from ollama_tiering.store.upkeep import shares
+from ollama_tiering.store.upkeep import chain_check, shares
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.mover import Mover
@@ -31,6 +31,7 @@ _IDLE_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 1.0
 _PROBE_BYTES: Final = 8 << 20
 _PART_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 4096  # that shows whether a block can be read
 
 
 class RemoteMover(Mover):
@@ -86,10 +87,18 @@ class RemoteMover(Mover):
         return urgent
 
     def step(self) -> bool:
-        return self.recover() and (self.tidy() or self.look() or self.drop() or self.demote_one())
+        return self.recover() and (
+            self.tidy()
+            or chain_check.step_shared(self._state, self._level)
+            or self.look()
+            or self.drop()
+            or self.demote_one()
+        )
 
     def recover(self) -> bool:
-        """Whether the tier may be used. After a rest one cheap call finds out (half-open)."""
+        """Whether the tier may be used. After a rest a cheap call and a short read find out
+        (half-open): a share that answers but gives no bytes is not back.
+        """
         state, level = self._state, self._level
         if not level.consecutive_failures:
             return True
@@ -100,12 +109,25 @@ class RemoteMover(Mover):
             return False
         try:
             self._tier.probe()
+            self._read_a_little()
         except OSError as error:
             weather.failed(state, level, error, "probe")
             return False
         weather.worked(state, level)
         log.info("tier is back: tier=%s", level.tier.kind.label)
         return True
+
+    def _read_a_little(self) -> None:
+        """Of the oldest block, not from this machine's own memory."""
+        record = shared_work.oldest(self._state, self._level)
+        if record is None:
+            return
+        try:
+            self._tier.drop_pages(record.namespace, record.key)
+            with self._tier.peek(record.namespace, record.key) as block:
+                block.read_at(0, min(block.file_bytes, _HEAD_BYTES))
+        except (FileNotFoundError, NotAuthentic):
+            pass  # removed or replaced by another sidecar
 
     def tidy(self) -> bool:
         """Removes one block, or describes one namespace, that somebody asked for."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
+from typing import Final
 
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import copies, weather
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
 
 log = logging.getLogger(__name__)
+
+_WAIT_SECONDS: Final = 2.0
+_ASK_AGAIN_SECONDS: Final = 0.005
 
 
 def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
@@ -28,6 +34,19 @@ def unlink(state: StoreState, doomed: Sequence[Doomed]) -> list[Doomed]:
             log.warning("unlink failed: key=%s error=%s", one.key.hex(), error)
         copies.gone(state, one, unlinked=unlinked)
     return failed
+
+
+def wait_for_name(state: StoreState, level: Level, key: BlockKey) -> bool:
+    """Waits until no unlink is to come of a file that would have this name, for an unlink that was
+    decided on before would take the new file. False: it takes too long. The caller holds the block,
+    so that no further one is decided on.
+    """
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while copies.is_leaving(state, level, key):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_ASK_AGAIN_SECONDS)
+    return True
 
 
 def sync_removals(state: StoreState) -> None:

@@ -21,6 +21,8 @@ from ollama_tiering.launch.record import UpRecord, hold
 from ollama_tiering.patchset import gpu_libraries, stock, tools
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.store.tiers import stores_seen
+from tests.contract.lacking import LackingFileSystem
 from tests.unit.patchset import fake_stock
 
 
@@ -346,3 +348,28 @@ def test_a_tier_that_rests_is_warned_of() -> None:
     (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
     assert check.state is CheckState.WARN
     assert "/nfs failed (3 EIO)" in check.finding
+
+
+def test_a_disk_that_is_not_mounted_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores_seen, "in_memory", lambda path: False)
+    missing = replace(settings(place), local_dir=place / "mnt" / "usb" / "blocks")
+    found = {check.name: check for check in check_storage.checks(missing)}
+    assert found["local tier directory"].state is CheckState.FAIL
+    assert "is its disk mounted?" in found["local tier directory"].cure
+    assert not (place / "mnt").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "state"), [("directory_sync", CheckState.WARN), ("modes", CheckState.FAIL)]
+)
+def test_what_a_file_system_lacks_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, what: str, state: CheckState
+) -> None:
+    (place / "local").mkdir(mode=0o700)
+    assert "local tier file system" not in storage(place)
+    LackingFileSystem(place / "local", monkeypatch).lack(what)
+    check = storage(place)["local tier file system"]
+    assert check.state is state
+    assert str(place / "local") in check.finding
+    assert "another" in check.cure
+    assert list((place / "local").iterdir()) == []

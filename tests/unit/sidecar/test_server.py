@@ -20,6 +20,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
+from ollama_tiering.system.filesystems import in_memory
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()
@@ -114,13 +115,56 @@ def test_a_link_in_place_of_a_directory_is_refused(tmp_path: Path, name: str) ->
     refused(SidecarProcess(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["run", "ram", "local"])
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("names", [["run"], ["ram", "local"]], ids=["socket", "every tier"])
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, names: list[str]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o700)
+        os.chown(tmp_path / name, 65534, 65534)
+    said = refused(SidecarProcess(tmp_path))
+    for name in names:
+        assert f"{tmp_path / name} belongs to user 65534" in said
+
+
+@pytest.mark.parametrize("name", ["ram", "local"])
+def test_where_one_tier_is_of_another_user_the_other_serves(tmp_path: Path, name: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("giving a directory to another user needs root")
     (tmp_path / name).mkdir(mode=0o700)
     os.chown(tmp_path / name, 65534, 65534)
-    assert "belongs to user 65534" in refused(SidecarProcess(tmp_path))
+    with SidecarProcess(tmp_path) as daemon:
+        assert put(daemon, [1, 2, 3])
+        states = {pb.Tier.Name(tier.tier)[5:].lower(): tier.state for tier in daemon.stat().tiers}
+        assert f"{tmp_path / name} belongs to user 65534" in states.pop(name)
+        assert list(states.values()) == ["ok"]
+        assert daemon.log.count("tier left out") == 1
+
+
+def test_a_tier_that_was_left_out_comes_back_by_itself(tmp_path: Path) -> None:
+    if in_memory(tmp_path):
+        pytest.skip("in memory every directory of a path is made")
+    daemon = SidecarProcess(tmp_path)
+    daemon.local_dir = tmp_path / "mnt" / "usb"
+    with daemon:
+        before = {tier.tier: tier.state for tier in daemon.stat().tiers}
+        assert f"there is no {tmp_path / 'mnt'}" in before[pb.TIER_LOCAL]
+        assert "is its disk mounted?" in before[pb.TIER_LOCAL]
+        assert f"left out: {daemon.local_dir}" in daemon.log  # on the line that says it is ready
+        blocks = put(daemon, list(range(30)))
+        daemon.local_dir.parent.mkdir(mode=0o700)
+        end = time.monotonic() + 60
+        while not daemon.local_dir.is_dir() or daemon.log.count("sidecar ready") < 2:
+            assert time.monotonic() < end, daemon.log
+            time.sleep(0.1)
+        daemon.wait_written()
+        after = {tier.tier: tier.state for tier in daemon.stat().tiers}
+        assert after == {pb.TIER_RAM: "ok", pb.TIER_LOCAL: "ok"}
+        put(daemon, list(range(40)))
+        daemon.wait_written()
+        assert daemon.running
+    stored = {path.stem for path in daemon.local_dir.rglob("*.kvb")}
+    assert stored >= {block.key.hex() for block in blocks[:-1]}  # also those from before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -570,3 +570,56 @@ def test_a_disk_that_takes_no_tombstone_is_said(
     site.tick(120)
     assert site.store.graveyard.flush()
     assert len(json.loads((site.local / TOMBSTONES_NAME).read_text())["tiers"]) == 1
+
+
+# --- killed in between ----------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed_at_the_first_unlink(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the process had removed by then: nothing."""
+    reached: list[Any] = []
+
+    def killed(namespace: Any, key: Any) -> None:
+        reached.append(key)
+        raise Killed
+
+    monkeypatch.setattr(site.state.levels[0].tier, "remove", killed)
+    return reached
+
+
+def remove_chain(site: Site, blocks: list[samples.SampleBlock]) -> None:
+    site.rm(blocks)
+
+
+def remove_sequence(site: Site, blocks: list[samples.SampleBlock]) -> None:
+    """As an engine does."""
+    site.store.remove_seq(NAMESPACE, [block.key for block in blocks])
+
+
+@pytest.mark.parametrize("remove", [remove_chain, remove_sequence])
+@pytest.mark.parametrize("away", [False, True], ids=["there", "away"])
+def test_what_was_removed_stays_removed_if_the_process_is_killed_at_the_first_unlink(
+    site: Site, monkeypatch: pytest.MonkeyPatch, remove: Any, away: bool
+) -> None:
+    blocks = site.put(TOKENS)
+    site.demote_all()
+    if away:
+        site.away()
+    reached = killed_at_the_first_unlink(site, monkeypatch)
+    with pytest.raises(Killed):
+        remove(site, blocks)
+    assert len(reached) == 1
+    # On the disk already: each of them is known as removed before the first file goes.
+    assert {grave.key for grave in site.tombstones} == keys_of(blocks)
+    for file in site.local.rglob("*.kvb"):
+        file.unlink()  # those that the process came to
+    site.restart()
+    site.back()
+    site.look()
+    site.look()
+    assert site.rows(TOKENS) == 0
+    assert files(site.root / "remote") == set()
