@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ollama_tiering.store import block_store_pb2 as pb
 
 
+_ASK_SECONDS = 5.0
+
+
 @click.command()
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -49,11 +52,14 @@ def _ask(path: Path) -> pb.StatResponse:
             f"no sidecar runs: {path} is not there",
             hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
         )
-    from ollama_tiering.client import BlockClient  # gRPC is slow to import: not for --help
+    from ollama_tiering.client.admin_client import SidecarAdministration  # slow to import
+    from ollama_tiering.system.listener import Stranger
 
-    with BlockClient(path, lookup_seconds=5) as client:
+    with SidecarAdministration(path) as admin:
         try:
-            return client.stat()
+            return admin.stat(timeout_seconds=_ASK_SECONDS)
+        except Stranger:
+            raise
         except ServiceError as error:
             raise ServiceError(
                 f"no sidecar answers on {path} ({error.message})",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket as sockets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +34,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
-_CONNECT_SECONDS: Final = 2.0
 
 
 class Admin(Protocol):
@@ -213,12 +211,13 @@ def count(number: int, noun: str) -> str:
 
 
 def _listens(settings: SidecarConfig) -> bool:
-    if not settings.socket_path.is_socket():
+    """Stranger if another user's process does."""
+    from ollama_tiering.client.channel import service_uid
+    from ollama_tiering.system.listener import OwnListener
+
+    path = settings.socket_path
+    try:
+        OwnListener(path, also=service_uid(path)).close()
+    except OSError:
         return False
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_SECONDS)
-        try:
-            probe.connect(str(settings.socket_path))
-        except OSError:
-            return False
     return True

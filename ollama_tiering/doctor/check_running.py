@@ -21,7 +21,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:
-    answer = block_service.ask(settings.socket_path)
+    answer = block_service.ask(settings.socket_path, administers=True)
     yield _sidecar(settings.socket_path, answer)
     yield _port(address_of())
     if answer:
@@ -34,6 +34,10 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
 def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
     name = "sidecar"
     if answer is None:
+        try:
+            block_service.refuse_stranger(socket)
+        except ServiceError as error:
+            return fail(name, error.message, error.hint or "")
         if socket.exists():
             finding = f"{socket} exists, but no sidecar answers"
             return warn(name, finding, "start one (tiering up): it replaces a dead socket")

@@ -6,6 +6,7 @@ A sidecar that already answers on the socket is used and left running: we stop o
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import grpc
 
+from ollama_tiering.client.channel import SidecarChannel
+from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.listener import OwnListener
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0  # more than the sidecar's own drain takes
@@ -24,21 +27,24 @@ _GIVE_UP_SECONDS = 5.0
 _ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
 
-def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | None:
-    """What the sidecar on that socket says of itself; None if none answers."""
-    if not socket.is_socket():
-        return None
+def ask(
+    socket: Path, *, seconds: float = _ASK_SECONDS, administers: bool = False
+) -> pb.StatResponse | None:
+    """What the sidecar on that socket says of itself; None if none answers, or a stranger's."""
     # A channel of its own each time: a kept one waits up to two minutes before it tries a lost
     # socket again.
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+    with SidecarChannel(socket, administers=administers) as channel:
         try:
-            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(
-                pb.StatRequest(), timeout=seconds
-            )
-        except grpc.RpcError:
+            answer: pb.StatResponse = channel.stub().Stat(pb.StatRequest(), timeout=seconds)
+        except (grpc.RpcError, ServiceError):
             return None
     return answer
+
+
+def refuse_stranger(socket: Path) -> None:
+    """Stranger if another user's process listens there."""
+    with contextlib.suppress(OSError):
+        OwnListener(socket).close()
 
 
 def owner(socket: Path) -> int | None:
@@ -64,6 +70,7 @@ class BlockService:
         """Starts a sidecar unless one answers. ServiceError with its last words if it cannot be
         started.
         """
+        refuse_stranger(self.socket)
         if self.child is None and (found := ask(self.socket)):
             return found
         if self.child is None or not self.child.running:
@@ -89,6 +96,8 @@ class BlockService:
         if not cause and self.child and not self.child.running:
             cause = f"it {self.child.how_it_ended()}: {said[-1].strip() if said else ''}"
         hint = next((line.strip() for line in reversed(said) if _HINT in line), "")
+        if not cause and isinstance(error, TieringError):
+            hint = hint or error.hint or ""
         return f"{cause.removeprefix(_ERROR) or str(error).partition(chr(10))[0]}" + (
             f" ({hint.removeprefix(_HINT)})" if hint else ""
         )

@@ -34,6 +34,7 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
+from ollama_tiering.system.listener import grpc_address
 
 BLOCK_TOKENS: Final = 64
 CHAIN: Final = 64  # blocks of one conversation, and keys of one look-up
@@ -161,7 +162,7 @@ def _through_grpc(blocks: int) -> tuple[list[float], list[float]]:
         try:
             if not ready.wait(600):
                 raise RuntimeError("the server did not start")
-            with grpc.insecure_channel(f"unix:{socket}") as channel:
+            with grpc.insecure_channel(grpc_address(socket)) as channel:
                 stub = rpc.BlockStoreStub(channel)
 
                 def call(request: pb.HasRequest) -> None:
