@@ -131,6 +131,7 @@ def cli(debug: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point. Never returns."""
+    own_process.print_in_any_encoding()
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments or own_process.is_set("OLLAMA_TIERING_DEBUG")
     sys.exit(_run(arguments, debug))

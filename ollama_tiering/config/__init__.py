@@ -29,6 +29,7 @@ from ollama_tiering.config.places import (
     default_local_dir,
     default_socket_path,
     run_dir,
+    runtime_dir,
     state_dir,
 )
 from ollama_tiering.config.settings import (
@@ -89,5 +90,6 @@ __all__ = [
     "parse_size",
     "ruling",
     "run_dir",
+    "runtime_dir",
     "state_dir",
 ]

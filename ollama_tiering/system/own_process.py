@@ -1,7 +1,8 @@
-"""This process: its environment and its standard output."""
+"""This process: its environment, and what it prints."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -9,6 +10,15 @@ import sys
 def is_set(variable: str) -> bool:
     """Whether the variable has a value that is not empty."""
     return bool(os.environ.get(variable))
+
+
+def print_in_any_encoding() -> None:
+    """What the terminal's encoding lacks is printed as `\\u2026` from now on, instead of ending the
+    command: characters that Latin-1 has not, and bytes of a path that are not UTF-8.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def silence_stdout() -> None:

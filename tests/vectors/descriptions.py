@@ -29,8 +29,9 @@ def settings_document() -> dict[str, Any]:
     salted = {"OLLAMA_KV_TIER_SALT": SALT}
     return {
         "comment": "Made by tests/vectors/make.py. sockets: variables that are set, of those that "
-        "the place of the socket depends on, and the place. extras: settings of a runner, what "
-        "they add to `extra` of a namespace, and whether a sidecar rounds its rows to q8_0.",
+        "the place of the socket depends on, and the place; {own} stands for a directory of the "
+        "reader's own. extras: settings of a runner, what they add to `extra` of a namespace, and "
+        "whether a sidecar rounds its rows to q8_0.",
         "sockets": [
             {"name": name, "env": env, "socket": socket} for name, env, socket in _sockets()
         ],
@@ -135,7 +136,7 @@ def _descriptions() -> list[dict[str, Any]]:
 
 
 def _sockets() -> list[tuple[str, dict[str, str], str]]:
-    home, runtime, state = "/home/somebody", "/run/user/1000", "/var/lib/somebody"
+    home, runtime, state = "/home/somebody", "{own}", "/var/lib/somebody"
     below = "ollama-tiering/sidecar.sock"
     in_state = "ollama-tiering/run/sidecar.sock"
     at_home = f"{home}/.local/state/{in_state}"

@@ -22,7 +22,7 @@ import grpc.aio
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.server import bind, make_entrance
+from ollama_tiering.sidecar.server import make_entrance
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import (
     BlockKey,
@@ -142,7 +142,7 @@ def _serve(socket: str, blocks: int, ready: Any) -> None:
             service = BlockStoreService(_store_of(blocks), pool)
             rpc.add_BlockStoreServicer_to_server(service, entrance)
             server.add_generic_rpc_handlers((entrance,))
-            bind(server, Path(socket))
+            server.add_insecure_port(grpc_address(socket))
             await server.start()
             gc.freeze()
             ready.set()

@@ -72,10 +72,13 @@ def test_the_sidecar_listens_where_the_vector_says(
 ) -> None:
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "OLLAMA_KV_TIER_SOCKET"):
         monkeypatch.delenv(name, raising=False)
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
     for name, value in entry["env"].items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value.replace("{own}", str(own)))
     (tmp_path / "config.toml").touch()
-    assert str(load_sidecar(path=tmp_path / "config.toml").socket_path) == entry["socket"]
+    found = load_sidecar(path=tmp_path / "config.toml").socket_path
+    assert str(found) == entry["socket"].replace("{own}", str(own))
 
 
 @pytest.mark.parametrize("entry", SETTINGS["extras"], ids=lambda entry: entry["name"])
