@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from ollama_tiering.system.listener import OwnListener
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0  # more than the sidecar's own drain takes
 _ASK_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 2.0
+_MOST_UNANSWERED = 3
 _GIVE_UP_SECONDS = 5.0
 _ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
@@ -65,15 +68,20 @@ class BlockService:
     env: Mapping[str, str | None] | None = None
     leashed: bool = False
     child: Child | None = None
+    _ask_at: float = 0.0  # (monotonic)
+    _unanswered: int = 0  # in a row
 
     def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
         """Starts a sidecar unless one answers. ServiceError with its last words if it cannot be
-        started.
+        started. One of ours that lives, but cannot be reached, has a while to mend that.
         """
         refuse_stranger(self.socket)
-        if self.child is None and (found := ask(self.socket)):
+        self._unanswered = 0
+        lives = self.child is not None and self.child.running
+        if not lives and (found := ask(self.socket)):
+            self.child = None
             return found
-        if self.child is None or not self.child.running:
+        if not lives:
             self.child = start(
                 "the sidecar",
                 *(sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", self.socket),
@@ -83,7 +91,13 @@ class BlockService:
                 leashed=self.leashed,
             )
         ready = _Ready(self.socket)
-        wait_ready(self.child, ready, seconds=START_SECONDS, interrupted=interrupted)
+        assert self.child is not None
+        try:
+            wait_ready(self.child, ready, seconds=START_SECONDS, interrupted=interrupted)
+        except ServiceError:
+            if lives:
+                self.give_up()  # the next try starts another one
+            raise
         assert ready.answer is not None
         return ready.answer
 
@@ -104,8 +118,15 @@ class BlockService:
 
     @property
     def answers(self) -> bool:
-        """Cheap for our own process: it only has to be alive. Somebody else's is asked."""
-        return self.child.running if self.child else ask(self.socket) is not None
+        """Whether it can be reached: that its process lives is not enough. Cheap: it is asked now
+        and then, and one late answer is weather.
+        """
+        if (self.child and not self.child.running) or not self.socket.is_socket():
+            return False
+        if time.monotonic() >= self._ask_at:
+            self._unanswered = 0 if ask(self.socket) else self._unanswered + 1
+            self._ask_at = time.monotonic() + _ASK_AGAIN_SECONDS
+        return self._unanswered < _MOST_UNANSWERED
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> bool:
         """Ends the sidecar that we started, after it has written down what it has. False if it was
@@ -127,8 +148,12 @@ class BlockService:
         return lines if lines.startswith("sidecar stopped") else ""
 
     def obituary(self) -> str:
-        assert self.child is not None
-        return died(self.child).message
+        """Why it does not answer."""
+        if self.child and not self.child.running:
+            return died(self.child).message
+        lost = "does not answer" if self.socket.is_socket() else "is gone"
+        pid = f" (process {self.child.pid})" if self.child else ""
+        return f"nobody can reach the sidecar{pid}: {self.socket} {lost}"
 
 
 class _Ready:

@@ -1,9 +1,9 @@
 """Keeps two processes running: the server, and the sidecar that helps it.
 
-If the server ends, all ends; another may take its place before. If the sidecar dies, it is started
-again after a pause that grows each time, and the server goes on. Each cause is reported once. They
-are stopped in the order that loses nothing: first the server, which stores what its models hold,
-then the sidecar, which writes it down.
+If the server ends, all ends; another may take its place before. If the sidecar dies, or nobody can
+reach it, it is started again after a pause that grows each time, and the server goes on. Each cause
+is reported once. They are stopped in the order that loses nothing: first the server, which stores
+what its models hold, then the sidecar, which writes it down.
 """
 
 from __future__ import annotations
@@ -101,10 +101,9 @@ class Pair:
         if self._since and time.monotonic() - self._since >= self.settled_seconds:
             self._pause_seconds = self.first_pause_seconds
             self._said.clear()
-        ended = service.obituary() if service.child else "the sidecar does not answer"
         self._say_once(
-            f"{ended}\nserving goes on without it; starting it again in {self._pause_seconds:g} s, "
-            "then after longer pauses"
+            f"{service.obituary()}\nserving goes on without it; trying again in "
+            f"{self._pause_seconds:g} s, then after longer pauses"
         )
         self._since = 0.0
         if self._rest(self._pause_seconds):
