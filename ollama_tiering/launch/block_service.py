@@ -16,8 +16,9 @@ from pathlib import Path
 import grpc
 
 from ollama_tiering.client.channel import SidecarChannel
-from ollama_tiering.errors import ServiceError, TieringError
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.listener import OwnListener
 
@@ -110,8 +111,8 @@ class BlockService:
         if not cause and self.child and not self.child.running:
             cause = f"it {self.child.how_it_ended()}: {said[-1].strip() if said else ''}"
         hint = next((line.strip() for line in reversed(said) if _HINT in line), "")
-        if not cause and isinstance(error, TieringError):
-            hint = hint or error.hint or ""
+        if not cause and not said:
+            return in_one_line(error)
         return f"{cause.removeprefix(_ERROR) or str(error).partition(chr(10))[0]}" + (
             f" ({hint.removeprefix(_HINT)})" if hint else ""
         )

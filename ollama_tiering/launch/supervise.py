@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
-from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.ollama import STOP_SECONDS
 from ollama_tiering.launch.process import Child, died
+from ollama_tiering.launch.unharmed import unharmed
 
 TICK_SECONDS = 0.1
 ASK_EVERY_SECONDS = 2.0
@@ -88,7 +88,8 @@ class Pair:
                 continue
             if due:
                 ask_at = time.monotonic() + ASK_EVERY_SECONDS
-                self.look()
+                with unharmed(self._say_once, "not looked at"):
+                    self.look()
                 if other := self.successor():
                     self.server = other
                     self.changed()
@@ -113,7 +114,7 @@ class Pair:
             service.ensure(self._over)
         except KeyboardInterrupt:  # `ensure` was told that it is over
             return
-        except (TieringError, OSError) as error:
+        except Exception as error:  # whatever it is, the server goes on
             self._say_once(str(error))
             return
         self._since = time.monotonic()
