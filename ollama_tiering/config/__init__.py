@@ -20,6 +20,7 @@ from ollama_tiering.config.load import (
     load,
     load_sidecar,
 )
+from ollama_tiering.config.memory_limit import MemoryLimit, memory_limit
 from ollama_tiering.config.model_rules import ModelRule, Ruling, ruling
 from ollama_tiering.config.places import (
     APP_NAME,
@@ -74,6 +75,7 @@ __all__ = [
     "SETTINGS",
     "SOCKET_PATH_MAX_BYTES",
     "Config",
+    "MemoryLimit",
     "ModelRule",
     "PatchConfig",
     "Ruling",
@@ -87,6 +89,7 @@ __all__ = [
     "format_size",
     "load",
     "load_sidecar",
+    "memory_limit",
     "parse_size",
     "ruling",
     "run_dir",

@@ -170,6 +170,8 @@ def run(request: PlainRequest, report: Teller) -> int:
 
 def _start_sidecar(service: BlockService, request: PlainRequest, interrupts: Interrupts) -> str:
     """Why there is none; empty if there is."""
+    if why := config.memory_limit().why_no_sidecar():
+        return why
     try:
         service.ensure(interrupts.asked)
         if request.engine_socket is None or not request.engine_socket.is_socket():

@@ -195,6 +195,7 @@ def _start_sidecar(
     start.
     """
     why, cause = request.why_stock, "" if request.installed else "no sidecar, so "
+    why = why or config.memory_limit().why_no_sidecar()
     if not why:
         try:
             _retire_orphan(request.socket, left, report)

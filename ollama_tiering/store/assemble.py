@@ -17,6 +17,7 @@ from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.group_share import within_group
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
@@ -117,7 +118,9 @@ def ram_budget(config: SidecarConfig) -> int:
 
 
 def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
-    """The budget, but never more than the size of the file system."""
+    """The budget, but never more than the size of the file system, or than a memory group has."""
+    if kind is TierKind.RAM:
+        budget_bytes = within_group(directory, budget_bytes)
     most = int(_filesystem_bytes(directory) * _FILESYSTEM_SHARE)
     if budget_bytes <= most:
         return budget_bytes
