@@ -234,7 +234,7 @@ class PutStream:
         ids = []
         for block, reservation in zip(blocks, self.reserve(blocks), strict=True):
             if reservation.path:
-                Path(reservation.path).write_bytes(block.data)
+                Path(os.fsdecode(reservation.path)).write_bytes(block.data)
                 ids.append(reservation.id)
         return self.commit(ids)
 

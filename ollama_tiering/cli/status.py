@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "tiers": [
             {
                 "tier": _tier_name(tier),
-                "directory": tier.directory,
+                "directory": os.fsdecode(tier.directory),
                 "budget_bytes": tier.budget_bytes,
                 "used_bytes": tier.used_bytes,
                 "reserved_bytes": tier.reserved_bytes,
@@ -160,7 +161,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {tier.blocks} blocks"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
-            f"{_encoding(tier)}, {tier.directory}{_state(tier)}"
+            f"{_encoding(tier)}, {os.fsdecode(tier.directory)}{_state(tier)}"
         )
         yield from _disk_lines(tier)
     if answer.queued_demotions:

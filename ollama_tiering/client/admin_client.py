@@ -175,10 +175,10 @@ class _Lease:
         self._chain = chain
         self._ids: list[int] = []
         self._first = 0
-        self._paths: list[str] = []
+        self._paths: list[bytes] = []
         self._until = 0.0
 
-    def path(self, index: int) -> str:
+    def path(self, index: int) -> bytes:
         if time.monotonic() >= self._until:
             self._take(index)
         return self._paths[index - self._first]
@@ -231,12 +231,12 @@ class _FileBlock:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[OpenBlock]:
+def _opened(path: bytes) -> Iterator[OpenBlock]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
         yield _FileBlock(fd, info.st_size)
     finally:
         os.close(fd)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from ollama_tiering.client.restored import Block, BlockRef, Blocks, Match, check
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.protocol.limits import PART_BYTES
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import (
     TOKEN_BYTES,
@@ -281,7 +283,7 @@ class BlockClient(Closing):
         usable = 0
         for filling, reservation in zip(batch, answer.reserved.reservations, strict=True):
             if reservation.outcome == pb.Reservation.OUTCOME_RESERVED:
-                filling.write_to(Path(reservation.path))
+                filling.write_to(Path(os.fsdecode(reservation.path)))
                 ids.append(reservation.id)
             elif reservation.outcome != pb.Reservation.OUTCOME_PRESENT:
                 outcome = pb.Reservation.Outcome.Name(reservation.outcome)
@@ -323,7 +325,7 @@ class BlockClient(Closing):
     def _report_corrupt(self, ns: Namespace, key: BlockKey, detail: str) -> None:
         log.warning("block damaged: key=%s detail=%s", key.hex(), detail)
         self._count("corrupt")
-        request = pb.ReportCorruptRequest(namespace=ns.digest(), key=key, detail=detail)
+        request = pb.ReportCorruptRequest(namespace=ns.digest(), key=key, detail=printable(detail))
         with self._failing_open("report"):
             self._stub.ReportCorrupt(request, timeout=self._transfer_seconds)
 

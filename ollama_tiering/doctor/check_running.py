@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
         name = f"{tier_name(tier.tier)} tier in use"
         if tier.state == "resting":
             failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
-            finding = f"{tier.directory} failed ({failures}), tried again by itself"
+            finding = f"{os.fsdecode(tier.directory)} failed ({failures}), tried again by itself"
             yield warn(
                 name, finding, "check the mount or the disk; everything else goes on without it"
             )
