@@ -38,6 +38,7 @@ from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import BlockKey, align, as_namespace, crc32c, prefix_chain
 from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.listener import grpc_address
 
 ROW_BYTES = 16  # of each plane: what lies in the files does not matter here
 BLOCK_TOKENS = 64
@@ -134,7 +135,7 @@ def both(socket: str, layers: int) -> Iterator[tuple[EngineClient, Any]]:
     ]
     with (
         EngineClient(f"{socket}.engine", hello(layers), timeout_seconds=60) as engine,
-        grpc.insecure_channel(f"unix:{socket}", options=options) as channel,
+        grpc.insecure_channel(grpc_address(socket), options=options) as channel,
     ):
         yield engine, rpc.BlockStoreStub(channel)
 

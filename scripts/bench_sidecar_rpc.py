@@ -46,7 +46,7 @@ def has_response() -> pb.HasResponse:
 def put_response(request: pb.PutRequest) -> pb.PutResponse:
     if request.WhichOneof("op") == "reserve":
         reservation = pb.Reservation(
-            outcome=pb.Reservation.OUTCOME_RESERVED, id=1, path="/dev/shm/x" * 12
+            outcome=pb.Reservation.OUTCOME_RESERVED, id=1, path=b"/dev/shm/x" * 12
         )
         return pb.PutResponse(reserved=pb.PutReserved(reservations=[reservation]))
     return pb.PutResponse(committed=pb.PutCommitted(results=[pb.Committed(stored=True)]))

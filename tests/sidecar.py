@@ -24,6 +24,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import Namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
+from ollama_tiering.system.listener import grpc_address
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -175,7 +176,7 @@ class SidecarProcess:
             self.stop()
 
     def channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(f"unix:{self.socket}")
+        return grpc.insecure_channel(grpc_address(self.socket))
 
     def stat(self) -> pb.StatResponse:
         with self.channel() as channel:
@@ -233,7 +234,7 @@ class PutStream:
         ids = []
         for block, reservation in zip(blocks, self.reserve(blocks), strict=True):
             if reservation.path:
-                Path(reservation.path).write_bytes(block.data)
+                Path(os.fsdecode(reservation.path)).write_bytes(block.data)
                 ids.append(reservation.id)
         return self.commit(ids)
 

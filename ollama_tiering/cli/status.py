@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
     from ollama_tiering.store import block_store_pb2 as pb
+
+
+_ASK_SECONDS = 5.0
 
 
 @click.command()
@@ -56,11 +60,14 @@ def _ask(path: Path) -> pb.StatResponse:
             f"no sidecar runs: {path} is not there",
             hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
         )
-    from ollama_tiering.client import BlockClient  # gRPC is slow to import: not for --help
+    from ollama_tiering.client.admin_client import SidecarAdministration  # slow to import
+    from ollama_tiering.system.listener import Stranger
 
-    with BlockClient(path, lookup_seconds=5) as client:
+    with SidecarAdministration(path) as admin:
         try:
-            return client.stat()
+            return admin.stat(timeout_seconds=_ASK_SECONDS)
+        except Stranger:
+            raise
         except ServiceError as error:
             raise ServiceError(
                 f"no sidecar answers on {path} ({error.message})",
@@ -78,7 +85,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "tiers": [
             {
                 "tier": _tier_name(tier),
-                "directory": tier.directory,
+                "directory": os.fsdecode(tier.directory),
                 "budget_bytes": tier.budget_bytes,
                 "used_bytes": tier.used_bytes,
                 "reserved_bytes": tier.reserved_bytes,
@@ -161,7 +168,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {count(tier.blocks, 'block')}"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
-            f"{_encoding(tier)}, {tier.directory}{_state(tier)}"
+            f"{_encoding(tier)}, {os.fsdecode(tier.directory)}{_state(tier)}"
         )
         yield from _disk_lines(tier)
     if answer.queued_demotions:

@@ -95,6 +95,7 @@ def up(
     from ollama_tiering.launch.llama_up import program_for
     from ollama_tiering.launch.record import AlreadyUp, hold
     from ollama_tiering.launch.service_models import left_behind
+    from ollama_tiering.launch.unharmed import unharmed
     from ollama_tiering.patchset.binary import patched_binary
     from ollama_tiering.patchset.report import Report
 
@@ -115,8 +116,9 @@ def up(
                 request = replace(request, llama_server=True, installed=installed, why_stock=why)
             else:
                 binary = patched_binary(report, **build)
-            if models is None and (said := left_behind(request.models_dir)):
-                report.warn(said)
+            with unharmed(report.warn, "models of another place are not looked for"):
+                if models is None and (said := left_behind(request.models_dir)):
+                    report.warn(said)
             launching.run(
                 request, binary, held, report, lambda record: _ready(request, record, report)
             )

@@ -16,11 +16,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
+from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import admin_messages as messages
-from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
@@ -51,17 +50,20 @@ class SidecarAdministration(Closing):
     """
 
     def __init__(self, socket_path: Path) -> None:
-        self._channel = grpc.insecure_channel(
-            f"unix:{socket_path}",
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.enable_http_proxy", 0),
-            ],
-        )
-        self._stub = rpc.BlockStoreStub(self._channel)
+        self._channel = SidecarChannel(socket_path, administers=True)
 
     def close(self) -> None:
         self._channel.close()
+
+    @property
+    def _stub(self) -> Any:
+        return self._channel.stub()
+
+    def stat(self, *, timeout_seconds: float = _ANSWER_SECONDS) -> pb.StatResponse:
+        answer: pb.StatResponse = _call(
+            lambda: self._stub.Stat(pb.StatRequest(), timeout=timeout_seconds)
+        )
+        return answer
 
     def listing(
         self,
@@ -173,10 +175,10 @@ class _Lease:
         self._chain = chain
         self._ids: list[int] = []
         self._first = 0
-        self._paths: list[str] = []
+        self._paths: list[bytes] = []
         self._until = 0.0
 
-    def path(self, index: int) -> str:
+    def path(self, index: int) -> bytes:
         if time.monotonic() >= self._until:
             self._take(index)
         return self._paths[index - self._first]
@@ -229,12 +231,12 @@ class _FileBlock:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[OpenBlock]:
+def _opened(path: bytes) -> Iterator[OpenBlock]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
         yield _FileBlock(fd, info.st_size)
     finally:
         os.close(fd)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from ollama_tiering.client import saving
+from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.client.restored import Block, BlockRef, Blocks, Match, checked, load
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError, TieringError
-from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES, PART_BYTES
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.limits import PART_BYTES
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import (
     TOKEN_BYTES,
@@ -85,17 +87,18 @@ class BlockClient(Closing):
         self._lookup_seconds = lookup_seconds
         self._transfer_seconds = transfer_seconds
         self._lock = threading.Lock()
-        self._channel = grpc.insecure_channel(
-            f"unix:{socket_path}",
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.enable_http_proxy", 0),
+        self._channel = SidecarChannel(
+            Path(socket_path),
+            [
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )
-        self._stub = rpc.BlockStoreStub(self._channel)
+
+    @property
+    def _stub(self) -> Any:
+        return self._channel.stub()
 
     def close(self) -> None:
         self._channel.close()
@@ -280,7 +283,7 @@ class BlockClient(Closing):
         usable = 0
         for filling, reservation in zip(batch, answer.reserved.reservations, strict=True):
             if reservation.outcome == pb.Reservation.OUTCOME_RESERVED:
-                filling.write_to(Path(reservation.path))
+                filling.write_to(Path(os.fsdecode(reservation.path)))
                 ids.append(reservation.id)
             elif reservation.outcome != pb.Reservation.OUTCOME_PRESENT:
                 outcome = pb.Reservation.Outcome.Name(reservation.outcome)
@@ -316,13 +319,13 @@ class BlockClient(Closing):
         if lease:
             request = pb.ReleaseRequest(lease_id=lease.pop())
             # A lease ends by itself too: that it could not be given back is no failure.
-            with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: channel closed
+            with contextlib.suppress(grpc.RpcError, ServiceError, ValueError):  # ValueError: closed
                 self._stub.Release(request, timeout=self._lookup_seconds)
 
     def _report_corrupt(self, ns: Namespace, key: BlockKey, detail: str) -> None:
         log.warning("block damaged: key=%s detail=%s", key.hex(), detail)
         self._count("corrupt")
-        request = pb.ReportCorruptRequest(namespace=ns.digest(), key=key, detail=detail)
+        request = pb.ReportCorruptRequest(namespace=ns.digest(), key=key, detail=printable(detail))
         with self._failing_open("report"):
             self._stub.ReportCorrupt(request, timeout=self._transfer_seconds)
 

@@ -4,6 +4,7 @@ model of the one in C++. One connection, one request at a time; not thread-safe.
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, MAX_REPLY_BYTES, frame, frame_head
 from ollama_tiering.system.closing import Closing
+from ollama_tiering.system.listener import require_own_listener
 
 _HINT: Final = "is a sidecar running? `tiering sidecar`"
 
@@ -46,7 +48,8 @@ class EngineClient(Closing):
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(timeout_seconds)
         try:
-            self._socket.connect(str(path))
+            self._socket.connect(os.fspath(path))
+            require_own_listener(self._socket, path)
             self.welcome: m.Welcome | None = None
             if hello is None:
                 self._ask(Kind.HELLO, m.QUESTION, Kind.DONE)

@@ -137,19 +137,20 @@ def load(answer: pb.GetResponse) -> Buffer:
     checked.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(answer.path, flags)
+    path = os.fsdecode(answer.path)
+    fd = os.open(path, flags)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size != answer.file_bytes:
-            raise CorruptBlock(f"{answer.path} is not a file of {answer.file_bytes} bytes")
+            raise CorruptBlock(f"{path} is not a file of {answer.file_bytes} bytes")
         if answer.tier == pb.TIER_RAM:
             return read_whole(fd, info.st_size)
     except EOFError as error:
-        raise CorruptBlock(f"{answer.path}: {error}") from None
+        raise CorruptBlock(f"{path}: {error}") from None
     finally:
         os.close(fd)
     try:
-        return read_past(answer.path, answer.file_bytes, flags)
+        return read_past(path, answer.file_bytes, flags)
     except EOFError as error:
         raise CorruptBlock(str(error)) from None
 

@@ -4,7 +4,9 @@ named.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +64,12 @@ class Filling:
     payload: list[memoryview]
 
     def write_to(self, path: Path) -> None:
-        """Fills the file that a reservation named."""
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """Fills the file that a reservation named. OSError if it is not as a reserved one is."""
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_size != self.plan.file_bytes:
+                raise OSError(errno.EINVAL, "not a reserved file", str(path))
             for (offset, _), part in zip(self.plan.spans, self.payload, strict=True):
                 _write_all(fd, part, offset)
             _write_all(fd, memoryview(self._head()), 0)

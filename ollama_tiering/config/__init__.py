@@ -21,6 +21,7 @@ from ollama_tiering.config.load import (
     load,
     load_sidecar,
 )
+from ollama_tiering.config.memory_limit import MemoryLimit, memory_limit
 from ollama_tiering.config.model_rules import ModelRule, Ruling, ruling
 from ollama_tiering.config.places import (
     APP_NAME,
@@ -32,6 +33,7 @@ from ollama_tiering.config.places import (
     expanded,
     home,
     run_dir,
+    runtime_dir,
     state_dir,
 )
 from ollama_tiering.config.readable import readable
@@ -77,6 +79,7 @@ __all__ = [
     "SETTINGS",
     "SOCKET_PATH_MAX_BYTES",
     "Config",
+    "MemoryLimit",
     "ModelRule",
     "PatchConfig",
     "Ruling",
@@ -94,9 +97,11 @@ __all__ = [
     "home",
     "load",
     "load_sidecar",
+    "memory_limit",
     "parse_size",
     "readable",
     "ruling",
     "run_dir",
+    "runtime_dir",
     "state_dir",
 ]

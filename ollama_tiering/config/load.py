@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.config.environment import ENV_CONFIG
+from ollama_tiering.config.memory_limit import memory_limit
 from ollama_tiering.config.model_rules import SECTION as MODELS
 from ollama_tiering.config.model_rules import read_rules
 from ollama_tiering.config.places import (
@@ -90,7 +91,7 @@ def _sidecar_defaults() -> dict[str, Any]:
 
 
 def _total_ram_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_limit().shared_bytes
 
 
 _Found = tuple[Any, Callable[[Any], Any], str, str]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
+import socket
+import stat
 from pathlib import Path
+from typing import Final
 
 import platformdirs
 
@@ -11,6 +15,8 @@ from ollama_tiering.config.environment import ENV_CACHE, ENV_CONFIG
 from ollama_tiering.errors import ConfigError
 
 APP_NAME = "ollama-tiering"
+_LOGIND: Final = Path("/run/user")
+_LINGERING: Final = Path("/var/lib/systemd/linger")  # a file for each user that does
 
 
 def cache_dir() -> Path:
@@ -31,8 +37,34 @@ def data_dir() -> Path:
 
 def run_dir() -> Path:
     """Sockets and pid files; emptied by a reboot if the system has such a place."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / APP_NAME if runtime else state_dir() / "run"
+    runtime = runtime_dir()
+    return runtime / APP_NAME if runtime and _outlives_sessions(runtime) else state_dir() / "run"
+
+
+def runtime_dir() -> Path | None:
+    """$XDG_RUNTIME_DIR, if it is a directory of this user that nobody else may write to. `sudo -E`
+    and `su` hand on another user's: whoever listens there is a stranger.
+    """
+    named = os.environ.get("XDG_RUNTIME_DIR") or ""
+    try:
+        info = Path(named).stat()
+    except OSError:
+        return None
+    own = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+    closed = not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return Path(named) if Path(named).is_absolute() and own and closed else None
+
+
+def _outlives_sessions(runtime: Path) -> bool:
+    """logind removes its directory at the end of the user's last session, under a `tiering up` that
+    goes on in tmux; unless the user lingers.
+    """
+    if runtime != _LOGIND / str(os.geteuid()):
+        return True
+    try:
+        return (_LINGERING / pwd.getpwuid(os.geteuid()).pw_name).exists()
+    except (KeyError, OSError):
+        return False
 
 
 def config_file() -> Path:
@@ -41,7 +73,26 @@ def config_file() -> Path:
 
 
 def default_socket_path() -> Path:
-    return run_dir() / "sidecar.sock"
+    """In the run directory; or where a sidecar listens that has the other place that it can be, as
+    a user's service has, or one that was started before the user began to linger.
+    """
+    runtime = runtime_dir()
+    folders = [run_dir(), state_dir() / "run", *([runtime / APP_NAME] if runtime else [])]
+    first, *others = dict.fromkeys(folder / "sidecar.sock" for folder in folders)
+    if first.is_socket():
+        return first
+    return next((path for path in others if _is_listened_on(path)), first)
+
+
+def _is_listened_on(path: Path) -> bool:
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True
 
 
 def default_local_dir() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ollama_tiering.store import block_store_pb2 as pb
 
 
 def checks(settings: SidecarConfig) -> Iterator[Check]:
-    answer = block_service.ask(settings.socket_path)
+    answer = block_service.ask(settings.socket_path, administers=True)
     yield _sidecar(settings.socket_path, answer)
     yield _port(address_of())
     if answer:
@@ -37,6 +38,10 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
 def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
     name = "sidecar"
     if answer is None:
+        try:
+            block_service.refuse_stranger(socket)
+        except ServiceError as error:
+            return fail(name, error.message, error.hint or "")
         if socket.exists():
             finding = f"{socket} exists, but no sidecar answers"
             return warn(name, finding, "start one (tiering up): it replaces a dead socket")
@@ -72,7 +77,7 @@ def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
         name = f"{tier_name(tier.tier)} tier in use"
         if tier.state == "resting":
             failures = ", ".join(f"{n} {error}" for error, n in sorted(tier.failures.items()))
-            finding = f"{tier.directory} failed ({failures}), tried again by itself"
+            finding = f"{os.fsdecode(tier.directory)} failed ({failures}), tried again by itself"
             yield warn(
                 name, finding, "check the mount or the disk; everything else goes on without it"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from ollama_tiering.config import APP_NAME, SidecarConfig, format_size
+from ollama_tiering.config import APP_NAME, SidecarConfig, format_size, memory_limit
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.store import ram_place, stores_seen
 from ollama_tiering.system.abilities import lacks
@@ -136,8 +136,13 @@ def _room(name: str, directory: Path, budget_bytes: int) -> Check:
 
 
 def _memory(settings: SidecarConfig, ram_dir: Path) -> Check:
-    memory = psutil.virtual_memory()
+    memory, limit = psutil.virtual_memory(), memory_limit()
     finding = f"{format_size(memory.available)} of {format_size(memory.total)} available"
+    if limit.group:
+        finding += f", {format_size(limit.limit_bytes)} for this group ({limit.group})"
+        if settings.ram_budget_bytes > limit.shared_bytes // 2:
+            cure = f"the RAM tier gets {format_size(limit.shared_bytes // 2)}: give the group more"
+            return warn("memory", finding, f"{cure}, or set OLLAMA_KV_TIER_RAM_GB")
     if memory.available + stored_bytes(ram_dir) < settings.ram_budget_bytes:
         budget = format_size(settings.ram_budget_bytes)
         return warn(

@@ -6,39 +6,49 @@ A sidecar that already answers on the socket is used and left running: we stop o
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from ollama_tiering.client.channel import SidecarChannel
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.system.listener import OwnListener
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0  # more than the sidecar's own drain takes
 _ASK_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 2.0
+_MOST_UNANSWERED = 3
 _GIVE_UP_SECONDS = 5.0
 _ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
 
-def ask(socket: Path, *, seconds: float = _ASK_SECONDS) -> pb.StatResponse | None:
-    """What the sidecar on that socket says of itself; None if none answers."""
-    if not socket.is_socket():
-        return None
+def ask(
+    socket: Path, *, seconds: float = _ASK_SECONDS, administers: bool = False
+) -> pb.StatResponse | None:
+    """What the sidecar on that socket says of itself; None if none answers, or a stranger's."""
     # A channel of its own each time: a kept one waits up to two minutes before it tries a lost
     # socket again.
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+    with SidecarChannel(socket, administers=administers) as channel:
         try:
-            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(
-                pb.StatRequest(), timeout=seconds
-            )
-        except grpc.RpcError:
+            answer: pb.StatResponse = channel.stub().Stat(pb.StatRequest(), timeout=seconds)
+        except (grpc.RpcError, ServiceError):
             return None
     return answer
+
+
+def refuse_stranger(socket: Path) -> None:
+    """Stranger if another user's process listens there."""
+    with contextlib.suppress(OSError):
+        OwnListener(socket).close()
 
 
 def owner(socket: Path) -> int | None:
@@ -59,14 +69,20 @@ class BlockService:
     env: Mapping[str, str | None] | None = None
     leashed: bool = False
     child: Child | None = None
+    _ask_at: float = 0.0  # (monotonic)
+    _unanswered: int = 0  # in a row
 
     def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
         """Starts a sidecar unless one answers. ServiceError with its last words if it cannot be
-        started.
+        started. One of ours that lives, but cannot be reached, has a while to mend that.
         """
-        if self.child is None and (found := ask(self.socket)):
+        refuse_stranger(self.socket)
+        self._unanswered = 0
+        lives = self.child is not None and self.child.running
+        if not lives and (found := ask(self.socket)):
+            self.child = None
             return found
-        if self.child is None or not self.child.running:
+        if not lives:
             self.child = start(
                 "the sidecar",
                 *(sys.executable, "-m", "ollama_tiering", "sidecar", "--socket", self.socket),
@@ -76,7 +92,13 @@ class BlockService:
                 leashed=self.leashed,
             )
         ready = _Ready(self.socket)
-        wait_ready(self.child, ready, seconds=START_SECONDS, interrupted=interrupted)
+        assert self.child is not None
+        try:
+            wait_ready(self.child, ready, seconds=START_SECONDS, interrupted=interrupted)
+        except ServiceError:
+            if lives:
+                self.give_up()  # the next try starts another one
+            raise
         assert ready.answer is not None
         return ready.answer
 
@@ -89,14 +111,23 @@ class BlockService:
         if not cause and self.child and not self.child.running:
             cause = f"it {self.child.how_it_ended()}: {said[-1].strip() if said else ''}"
         hint = next((line.strip() for line in reversed(said) if _HINT in line), "")
+        if not cause and not said:
+            return in_one_line(error)
         return f"{cause.removeprefix(_ERROR) or str(error).partition(chr(10))[0]}" + (
             f" ({hint.removeprefix(_HINT)})" if hint else ""
         )
 
     @property
     def answers(self) -> bool:
-        """Cheap for our own process: it only has to be alive. Somebody else's is asked."""
-        return self.child.running if self.child else ask(self.socket) is not None
+        """Whether it can be reached: that its process lives is not enough. Cheap: it is asked now
+        and then, and one late answer is weather.
+        """
+        if (self.child and not self.child.running) or not self.socket.is_socket():
+            return False
+        if time.monotonic() >= self._ask_at:
+            self._unanswered = 0 if ask(self.socket) else self._unanswered + 1
+            self._ask_at = time.monotonic() + _ASK_AGAIN_SECONDS
+        return self._unanswered < _MOST_UNANSWERED
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> bool:
         """Ends the sidecar that we started, after it has written down what it has. False if it was
@@ -118,8 +149,12 @@ class BlockService:
         return lines if lines.startswith("sidecar stopped") else ""
 
     def obituary(self) -> str:
-        assert self.child is not None
-        return died(self.child).message
+        """Why it does not answer."""
+        if self.child and not self.child.running:
+            return died(self.child).message
+        lost = "does not answer" if self.socket.is_socket() else "is gone"
+        pid = f" (process {self.child.pid})" if self.child else ""
+        return f"nobody can reach the sidecar{pid}: {self.socket} {lost}"
 
 
 class _Ready:

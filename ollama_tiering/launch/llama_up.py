@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering import extras
-from ollama_tiering.errors import ResultDiffers, ServiceError, TieringError
+from ollama_tiering.errors import ResultDiffers, ServiceError
 from ollama_tiering.launch.llama_self_test import self_test
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.patchset.llama_server import built, tree_use
 from ollama_tiering.patchset.llama_server import installation as installed
 from ollama_tiering.patchset.llama_server.built import BuildRequest
@@ -82,7 +83,7 @@ def program_for(installation: InstalledOllama, report: Report, uses: ExitStack) 
         request = replace(made.request if made else BuildRequest(), patience=PATIENCE_SECONDS)
         return _held_tree(installation, request, report, uses).binary, ""
     except Exception as error:  # whatever it is, Ollama must start
-        why = _in_one_line(error)
+        why = in_one_line(error)
         older = None if isinstance(error, ResultDiffers) else tree
         if older and _still_serves(older, installation) and tree_use.hold(older.folder, uses):
             report.warn(f"{older.binary}, which an older `tiering` made, is served: {why}")
@@ -105,13 +106,6 @@ def _still_serves(tree: LinkTree, installation: InstalledOllama) -> bool:
     """Whether one that an older `tiering` made can be started, and speaks to today's sidecar."""
     made = _made(tree)
     return made is not None and made.protocol == VERSION and tree.fits(installation)
-
-
-def _in_one_line(error: Exception) -> str:
-    if isinstance(error, TieringError):
-        return f"{error.message} ({error.hint})" if error.hint else error.message
-    said = " ".join(str(error).split())
-    return said if isinstance(error, OSError) else f"{type(error).__name__}: {said}"
 
 
 def remove_trees(trees: Sequence[LinkTree], report: Report) -> None:

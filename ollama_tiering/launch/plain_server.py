@@ -142,7 +142,7 @@ def run(request: PlainRequest, report: Teller) -> int:
     it. If the sidecar does not start, it serves as stock.
     """
     interrupts = Interrupts()
-    service = BlockService(request.socket, rotate(request.sidecar_log))
+    service = BlockService(request.socket, rotate(request.sidecar_log, report.warn))
     with interrupts.listening():
         shared = ask(request.socket) is not None
         why = _start_sidecar(service, request, interrupts)
@@ -170,6 +170,8 @@ def run(request: PlainRequest, report: Teller) -> int:
 
 def _start_sidecar(service: BlockService, request: PlainRequest, interrupts: Interrupts) -> str:
     """Why there is none; empty if there is."""
+    if why := config.memory_limit().why_no_sidecar():
+        return why
     try:
         service.ensure(interrupts.asked)
         if request.engine_socket is None or not request.engine_socket.is_socket():
@@ -177,7 +179,7 @@ def _start_sidecar(service: BlockService, request: PlainRequest, interrupts: Int
                 f"the sidecar on {request.socket} has no engine socket",
                 hint="start it anew with a shorter path: sidecar.engine_socket",
             )
-    except (TieringError, OSError) as error:
+    except Exception as error:  # whatever it is, llama-server must start
         why = service.why_not(error)
         service.give_up()
         return why

@@ -15,9 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 from ollama_tiering.errors import MissingTool, ServiceError
 from ollama_tiering.launch import leash
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.system.filesystems import is_full
 
 POLL_SECONDS = 0.02
@@ -100,9 +102,7 @@ def start(
         raise MissingTool(f"{program[0]}: no such program", hint="build or install it again")
     if leashed:
         program = [sys.executable, "-IS", leash.__file__, *program]
-    for directory in (log.parent.parent, log.parent):  # private both, whatever the umask says
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("ab") as sink:
+    with _opened(log) as sink:
         process = subprocess.Popen(
             program,
             cwd=cwd,
@@ -158,11 +158,34 @@ def died(child: Child) -> ServiceError:
     )
 
 
-def rotate(log: Path) -> Path:
-    """Keeps the log of the last run as `<name>.1`."""
-    with contextlib.suppress(FileNotFoundError):
-        log.replace(log.with_name(log.name + ".1"))
+def rotate(log: Path, warn: Callable[[str], None] = lambda _: None) -> Path:
+    """Keeps the log of the last run as `<name>.1`. Where none can be written, what a program prints
+    is lost, and `warn` hears why.
+    """
+    try:
+        _make_private(log.parent)
+        with contextlib.suppress(FileNotFoundError):
+            log.replace(log.with_name(log.name + ".1"))
+        log.open("ab").close()  # whether one can be written
+        log.unlink()
+    except OSError as error:
+        warn(f"no log is written: {in_one_line(error)}")
+        return Path(os.devnull)
     return log
+
+
+def _make_private(folder: Path) -> None:
+    for directory in (folder.parent, folder):  # private both, whatever the umask says
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """Or the null device: a program runs without its log."""
+    try:
+        _make_private(log.parent)
+        return log.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> str:

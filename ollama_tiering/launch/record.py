@@ -18,8 +18,9 @@ from typing import Final
 import psutil
 
 from ollama_tiering import config
+from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.address import Address
-from ollama_tiering.system.files import naming
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.system.locks import open_to_lock
 
 
@@ -58,22 +59,24 @@ class HeldRecord:
     `models`.
     """
 
-    def __init__(self, handle: int, path: Path, left: UpRecord | None) -> None:
+    def __init__(self, handle: int, left: UpRecord | None, lacks: str = "") -> None:
         self._handle = handle
-        self._path = path
         self._models = ""
         self.left = left  # by one that was killed
+        self.lacks = lacks  # why others cannot see it
 
     def write(self, record: UpRecord) -> None:
+        """What others see is for their convenience: that it cannot be written ends nothing."""
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
-        with naming(self._path):
+        with contextlib.suppress(OSError):
             os.pwrite(self._handle, content, 0)
             os.ftruncate(self._handle, len(content))
 
     def close(self) -> None:
         """The models directory stays known, because names of stored models are read there."""
-        os.ftruncate(self._handle, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._handle, 0)
         if self._models:
             self.write(UpRecord(pid=0, url="", models=self._models))
 
@@ -89,24 +92,39 @@ def _second_path(address: Address) -> Path:
 
 @contextlib.contextmanager
 def hold(address: Address) -> Iterator[HeldRecord]:
-    """Holds the port against another `tiering up`; AlreadyUp if one has it."""
-    path = record_path(address)
+    """Holds the port against another `tiering up`; AlreadyUp if one has it. Where no record can be
+    written, only the port itself keeps them apart.
+    """
+    handle, lacks = _held(address)
     try:
-        handle = open_to_lock(path)
-    except OSError:  # somebody else's runtime directory, as after `su`
-        path = _second_path(address)
-        handle = open_to_lock(path)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyUp(_read(handle)) from None
         left = _read(handle)
-        held = HeldRecord(handle, path, left if left and left.pid else None)
+        held = HeldRecord(handle, left if left and left.pid else None, lacks)
         yield held
         held.close()
     finally:
         os.close(handle)
+
+
+def _held(address: Address) -> tuple[int, str]:
+    """A locked file, and what is wrong with it. AlreadyUp."""
+    why = ""
+    for place in (record_path, _second_path):  # the first may be somebody else's, as after `su`
+        handle = -1
+        try:
+            handle = open_to_lock(place(address))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle, ""
+        except BlockingIOError:
+            try:
+                raise AlreadyUp(_read(handle)) from None
+            finally:
+                os.close(handle)
+        except (OSError, TieringError) as error:
+            why = in_one_line(error)
+            if handle >= 0:
+                os.close(handle)
+    said = "a second `tiering up`, `tiering status` and `tiering logs` do not see this one"
+    return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), f"{said}: {why}"
 
 
 def running(address: Address) -> UpRecord | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ollama_tiering.launch import ollama
 from ollama_tiering.launch.outdated import Outdated, of_tree
 from ollama_tiering.launch.process import Child, rotate
+from ollama_tiering.launch.unharmed import unharmed
 
 if TYPE_CHECKING:
     from ollama_tiering.launch.supervise import Pair
@@ -40,7 +41,8 @@ class Servers:
             server.stop(seconds=ollama.STOP_SECONDS, hurry=self.interrupted)
             self.binary = installed.program
             return self._start(tiered=False)
-        self._outdated = of_tree(installed, self.binary, self.report.say)
+        with unharmed(self.report.warn, "an update of Ollama is not noticed"):
+            self._outdated = of_tree(installed, self.binary, self.report.say)
         return server
 
     def successor(self, pair: Pair) -> Child | None:
@@ -66,7 +68,7 @@ class Servers:
             return ollama.start_server(
                 self.binary,
                 self.request.address,
-                log=rotate(self.request.server_log),
+                log=rotate(self.request.server_log, self.report.warn),
                 env=self.request.environment(tiered=tiered),
                 interrupted=self.interrupted,
                 leashed=True,

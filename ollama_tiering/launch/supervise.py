@@ -1,9 +1,9 @@
 """Keeps two processes running: the server, and the sidecar that helps it.
 
-If the server ends, all ends; another may take its place before. If the sidecar dies, it is started
-again after a pause that grows each time, and the server goes on. Each cause is reported once. They
-are stopped in the order that loses nothing: first the server, which stores what its models hold,
-then the sidecar, which writes it down.
+If the server ends, all ends; another may take its place before. If the sidecar dies, or nobody can
+reach it, it is started again after a pause that grows each time, and the server goes on. Each cause
+is reported once. They are stopped in the order that loses nothing: first the server, which stores
+what its models hold, then the sidecar, which writes it down.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
-from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.ollama import STOP_SECONDS
 from ollama_tiering.launch.process import Child, died
+from ollama_tiering.launch.unharmed import unharmed
 
 TICK_SECONDS = 0.1
 ASK_EVERY_SECONDS = 2.0
@@ -88,7 +88,8 @@ class Pair:
                 continue
             if due:
                 ask_at = time.monotonic() + ASK_EVERY_SECONDS
-                self.look()
+                with unharmed(self._say_once, "not looked at"):
+                    self.look()
                 if other := self.successor():
                     self.server = other
                     self.changed()
@@ -101,10 +102,9 @@ class Pair:
         if self._since and time.monotonic() - self._since >= self.settled_seconds:
             self._pause_seconds = self.first_pause_seconds
             self._said.clear()
-        ended = service.obituary() if service.child else "the sidecar does not answer"
         self._say_once(
-            f"{ended}\nserving goes on without it; starting it again in {self._pause_seconds:g} s, "
-            "then after longer pauses"
+            f"{service.obituary()}\nserving goes on without it; trying again in "
+            f"{self._pause_seconds:g} s, then after longer pauses"
         )
         self._since = 0.0
         if self._rest(self._pause_seconds):
@@ -114,7 +114,7 @@ class Pair:
             service.ensure(self._over)
         except KeyboardInterrupt:  # `ensure` was told that it is over
             return
-        except (TieringError, OSError) as error:
+        except Exception as error:  # whatever it is, the server goes on
             self._say_once(str(error))
             return
         self._since = time.monotonic()

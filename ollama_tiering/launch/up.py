@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ollama_tiering import __version__, config
-from ollama_tiering.errors import ServiceError, TieringError
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service, engine_socket, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, beside, who_listens
 from ollama_tiering.launch.block_service import BlockService
@@ -22,6 +22,7 @@ from ollama_tiering.launch.record import HeldRecord, UpRecord, records
 from ollama_tiering.launch.servers import Servers
 from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
+from ollama_tiering.launch.unharmed import unharmed
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -114,7 +115,10 @@ def run(
     interrupts = Interrupts()
     # The same models directory as the server's: rules are for models by name.
     place = {config.ENV_MODELS: str(request.models)} if request.models else None
-    service = BlockService(request.socket, rotate(request.sidecar_log), env=place)
+    if held.lacks:
+        report.warn(held.lacks)
+    log = rotate(request.sidecar_log, report.warn)
+    service = BlockService(request.socket, log, env=place)
     record = replace(first_record(request), binary=str(binary), server_log=str(request.server_log))
 
     pair: Pair | None = None
@@ -151,7 +155,8 @@ def run(
         pair.successor = lambda: servers.successor(pair)
         note()
         with _stopping(pair, before):
-            ready(record)
+            with unharmed(report.warn, "Ollama serves, but not all is said of it"):
+                ready(record)
             pair.watch()
             stored = "stores what its models hold " if before else ""
             report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
@@ -190,9 +195,10 @@ def _start_sidecar(
     start.
     """
     why, cause = request.why_stock, "" if request.installed else "no sidecar, so "
+    why = why or config.memory_limit().why_no_sidecar()
     if not why:
-        _retire_orphan(request.socket, left, report)
         try:
+            _retire_orphan(request.socket, left, report)
             with report.stage("starting the sidecar"):
                 answer = service.ensure(interrupts.asked)
             if request.llama_server:
@@ -201,8 +207,8 @@ def _start_sidecar(
                 return answer
             cause = ""
             service.give_up()
-        except (TieringError, OSError) as error:
-            why, cause = f"{service.why_not(error)}; log: {request.sidecar_log}", "no sidecar, so "
+        except Exception as error:  # whatever it is, Ollama must start
+            why, cause = f"{service.why_not(error)}; log: {service.log}", "no sidecar, so "
             service.give_up()
         except BaseException:
             service.give_up()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -24,10 +24,10 @@ class Report:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            _print(text)
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        _print(f"warning: {text}")
 
     def command(self, line: str) -> None:
         if self.verbose:
@@ -64,6 +64,12 @@ class Report:
             with _ticking(line, started, every=SECONDS_BETWEEN_LINES) as detail:
                 yield detail
         self.say(f"{text}: done in {time.monotonic() - started:.1f} s")
+
+
+def _print(text: str) -> None:
+    """Nothing ends because a terminal has gone, or the disk behind stderr is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.store import BlockKey, Fields, NamespaceId, TierKind, as_namespace
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.values import (
@@ -32,9 +33,9 @@ _NAMES: Final[dict[type[Any], list[str]]] = {
 
 def selection_message(selection: Selection) -> pb.Selection:
     return pb.Selection(
-        ids=selection.ids,
-        model=selection.model,
-        models=selection.models,
+        ids=map(printable, selection.ids),
+        model=printable(selection.model),
+        models=map(printable, selection.models),
         older_than_seconds=selection.older_than_seconds,
         min_tokens=selection.min_tokens,
         min_bytes=selection.min_bytes,
@@ -186,11 +187,6 @@ def waste_message(waste: Sequence[Waste]) -> pb.CollectResponse:
 
 def waste_of(message: pb.CollectResponse) -> list[Waste]:
     return [Waste(w.kind, w.files, w.stored_bytes, dict(w.kept)) for w in message.waste]
-
-
-def printable(text: str) -> str:
-    """A file name may hold any bytes, but a message holds only text."""
-    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _line(line: ChainLine | BlockLine) -> dict[str, Any]:

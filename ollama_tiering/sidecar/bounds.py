@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from ollama_tiering.config import MIB, memory_limit
 from ollama_tiering.protocol.statuses import ClientTooSlow
 from ollama_tiering.store.errors import NoRoom
 
@@ -22,7 +23,7 @@ MAX_PUT_STREAMS: Final = 256
 MAX_GET_STREAMS: Final = 256
 # Each takes up to 6 MiB of memory while its client does not read: the part as it was read, as a
 # message, and as bytes on their way.
-MAX_INLINE_GETS: Final = 16
+MAX_INLINE_GETS: Final = max(1, min(16, memory_limit().limit_bytes // (128 * MIB)))
 MAX_TOOL_STREAMS: Final = 16  # a listing is as long as the store has blocks
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.protocol.plain_text import printable
+
 _MODEL_TYPE: Final = "application/vnd.ollama.image.model"
 _DEFAULTS: Final = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _MALFORMED: Final = (ValueError, TypeError, AttributeError, RecursionError)
@@ -122,16 +124,16 @@ def _blobs(path: Path, size_bytes: int) -> tuple[str, ...]:
     document = json.loads(path.read_bytes())
     layers = [dict(layer) for layer in document.get("layers") or []]
     models = (layer for layer in layers if layer.get("mediaType") == _MODEL_TYPE)
-    return tuple(str(layer.get("digest", "")).replace(":", "-") for layer in models)
+    return tuple(printable(str(layer.get("digest", ""))).replace(":", "-") for layer in models)
 
 
 def _name(path: Path) -> str:
     """`registry.ollama.ai/library/qwen3/0.6b` is `qwen3:0.6b`."""
     *place, model, tag = ("", *path.parts)[-5:]
     shown = [part for part in place if part and part not in ("registry.ollama.ai", "library")]
-    return "/".join([*shown, f"{model}:{tag}"])
+    return printable("/".join([*shown, f"{model}:{tag}"]))
 
 
 def _said(unread: Iterable[str]) -> str:
-    first, *more = [*unread, ""]
+    first, *more = [*map(printable, unread), ""]
     return f"{first} and {len(more) - 1} more" if len(more) > 1 else first

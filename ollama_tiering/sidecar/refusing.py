@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from ollama_tiering.errors import TieringError
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.statuses import HINT_KEY, status_of
 from ollama_tiering.system.quiet_log import QuietLog
 
@@ -36,6 +37,7 @@ async def abort(
     elif seldom is not None:
         said = "call refused: call=%s status=%s reason=%.200s"
         seldom.warning(f"{call} {code.name}", said, call, code.name, message)
+    message = printable(message)
     plain = hint.encode("ascii", "replace").decode()
     try:
         metadata = ((HINT_KEY, plain),) if hint else ()

@@ -13,22 +13,15 @@ import logging
 import os
 import resource
 import signal
-import socket
-import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
-import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, count, format_size, state_dir
-from ollama_tiering.errors import ServiceError
-from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
@@ -37,6 +30,8 @@ from ollama_tiering.sidecar.engine.connection import Engines
 from ollama_tiering.sidecar.engine.listener import EngineSocket, place
 from ollama_tiering.sidecar.engine.runner import EngineRunners
 from ollama_tiering.sidecar.entrance import Entrance
+from ollama_tiering.sidecar.grpc_socket import GrpcSocket
+from ollama_tiering.sidecar.held_socket import HeldSocket, hold_socket, keep_reachable
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
 from ollama_tiering.sidecar.memory import share_one_arena
@@ -61,8 +56,6 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.daemon_pool import DaemonPool
-from ollama_tiering.system.directories import secure_directory
-from ollama_tiering.system.locks import lock_file
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +83,10 @@ def serve(
     sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()
     _allow_open_files()
-    with hold_socket(config.socket_path):
+    os.umask(0o077)  # of all that is made here, sockets too
+    with hold_socket(config.socket_path) as held_socket:
         while True:
-            left, again = _serve_once(config, ready, reread)
+            left, again = _serve_once(config, held_socket, ready, reread)
             if not again:
                 return left
             log.info("a tier that was left out can be had: the store is opened again")
@@ -100,6 +94,7 @@ def serve(
 
 def _serve_once(
     asked: SidecarConfig,
+    held_socket: HeldSocket,
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
 ) -> tuple[LeftOver, bool]:
@@ -111,7 +106,9 @@ def _serve_once(
         with held(state_dir(), ledger := Ledger()) as file:
             uses = ModelBook(ledger, config.models_dir)
             reread = _keeping_place(asked, config, reread)
-            again = asyncio.run(_serve(config, store, book, (uses, file), ready, reread))
+            again = asyncio.run(
+                _serve(config, held_socket, store, book, (uses, file), ready, reread)
+            )
     finally:
         left = store.close(_DRAIN_SECONDS)
         if left.blocks:
@@ -132,23 +129,6 @@ def _keeping_place(
     return lambda: ram_place.kept(now, reread())
 
 
-@contextlib.contextmanager
-def hold_socket(path: Path) -> Iterator[None]:
-    """Reserves the socket's path; removes the socket of a dead sidecar, and fails if a live one has
-    it.
-    """
-    secure_directory(path.parent)
-    lock = lock_file(path.with_name(path.name + ".lock"), f"socket {path}")
-    try:
-        _remove_dead_socket(path)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-
-
 def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entrance:
     """What every call passes first; services are added to it."""
     counted = [counting.around] if counting is not None else []
@@ -158,6 +138,7 @@ def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entr
 
 async def _serve(
     config: SidecarConfig,
+    held_socket: HeldSocket,
     store: TieredStore,
     book: RuleBook,
     counts: tuple[ModelBook, LedgerFile],
@@ -174,19 +155,13 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     uses, ledger_file = counts
     registry = make_registry(store, uses, runners := RunnerTable())
-    guard = PeerGuard(config.socket_path)
+    guard = PeerGuard(config.socket_path, bound=held_socket.hidden)
     entrance = make_entrance(guard, CallMetrics(registry) if config.metrics_port else None)
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
+    server = GrpcSocket(held_socket, entrance)
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     engines = _engine_socket(config, store, uses, runners)
-    with _pool() as pool, Endpoint(pages, config.metrics_port), engines:
+    with _pool() as pool, Endpoint(pages, config.metrics_port), engines as engine:
         rpc.add_BlockStoreServicer_to_server(
             BlockStoreService(store, pool, uses, runners), entrance
         )
@@ -196,9 +171,7 @@ async def _serve(
         # `enable_server_reflection` takes the blocking one if the server is no grpc.aio.Server.
         described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, entrance)
-        server.add_generic_rpc_handlers((entrance,))
-        bind(server, config.socket_path)
-        await server.start()
+        await server.listen()
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
@@ -210,6 +183,7 @@ async def _serve(
             _watch_peers(guard),
             watching,
             returning,
+            keep_reachable({held_socket: server.listen, **engine}, pool),
             *counting,
         )
         tasks = [asyncio.create_task(chore) for chore in chores]
@@ -233,12 +207,12 @@ async def _serve(
 @contextlib.contextmanager
 def _engine_socket(
     config: SidecarConfig, store: TieredStore, uses: ModelBook, runners: RunnerTable
-) -> Iterator[None]:
+) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
     if path is None:
         log.warning("no engine socket: its path would be too long; name one: sidecar.engine_socket")
-        yield
+        yield {}
         return
 
     def report(message: pb.RunnerReport) -> None:
@@ -251,8 +225,8 @@ def _engine_socket(
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )
-    with hold_socket(path), EngineSocket(path, engines):
-        yield
+    with hold_socket(path) as held_path, EngineSocket(held_path, engines) as listener:
+        yield {held_path: listener.listen_again}
 
 
 @contextlib.contextmanager
@@ -309,43 +283,6 @@ def _allow_open_files() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def bind(server: Any, path: Path) -> None:
-    """The socket is never open to others, not even between bind and chmod."""
-    mask = os.umask(0o177)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise ServiceError(
-            f"cannot listen on {path}: {error}", hint="name another socket with --socket"
-        ) from None
-    finally:
-        os.umask(mask)
-    path.chmod(0o600)
-
-
-def _remove_dead_socket(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ServiceError(
-            f"{path} exists and is not a socket", hint="remove it, or name another with --socket"
-        )
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            log.info("dead socket removed: path=%s", path)
-            path.unlink(missing_ok=True)
-            return
-    raise ServiceError(
-        f"a process listens on {path} already",
-        hint="use it (`tiering status`), stop it, or name another socket with --socket",
-    )
 
 
 def _summary(store: TieredStore) -> str:

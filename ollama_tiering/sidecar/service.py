@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from ollama_tiering.protocol.limits import PART_BYTES
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
     MAX_GET_STREAMS,
@@ -233,7 +235,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
                 file_bytes=block.file_bytes,
             )
             if not request.inline:
-                response.path = block.path or ""
+                response.path = os.fsencode(block.path or "")
                 batch.append(response)
                 continue
             sent_bytes = 0
@@ -324,13 +326,13 @@ def _reservation(reserved: Reserved) -> pb.Reservation:
     return pb.Reservation(
         outcome=_OUTCOMES[reserved.outcome],
         id=reserved.reservation_id,
-        path=str(reserved.path or ""),
-        reason=reserved.reason,
+        path=os.fsencode(reserved.path or ""),
+        reason=printable(reserved.reason),
     )
 
 
 def _committed(result: CommitResult) -> pb.Committed:
-    return pb.Committed(stored=result.stored, reason=result.reason)
+    return pb.Committed(stored=result.stored, reason=printable(result.reason))
 
 
 def _keys(keys: Sequence[bytes]) -> list[BlockKey]:

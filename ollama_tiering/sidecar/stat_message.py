@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ollama_tiering import __version__
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.store import ModelReport, StoreReport, TierReport
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -44,9 +46,9 @@ def stat_message(
 def _model_terms(model: ModelReport) -> pb.ModelTerms:
     return pb.ModelTerms(
         model=model.model,
-        name=model.terms.name,
+        name=printable(model.terms.name),
         namespaces=model.namespaces,
-        refusal=model.terms.refusal,
+        refusal=printable(model.terms.refusal),
         ttl_seconds=model.terms.ttl_seconds,
         budget_bytes=model.terms.budget_bytes,
         local_bytes=model.local_bytes,
@@ -57,7 +59,7 @@ def _model_terms(model: ModelReport) -> pb.ModelTerms:
 def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
     return pb.TierStat(
         tier=tier.kind.value,  # type: ignore[arg-type]
-        directory=str(tier.directory or ""),
+        directory=os.fsencode(tier.directory or ""),
         budget_bytes=tier.budget_bytes,
         used_bytes=tier.used_bytes,
         reserved_bytes=tier.reserved_bytes,

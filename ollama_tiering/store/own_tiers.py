@@ -16,6 +16,7 @@ from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.tiers import stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.group_share import within_group
 from ollama_tiering.system.directories import UnusableDirectory, cure_of
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ def not_opened(left_out: Sequence[AbsentTier], what: str) -> ServiceError:
 
 
 def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
-    """The budget, but never more than the size of the file system."""
+    """The budget, but never more than the size of the file system, or than a memory group has."""
+    if kind is TierKind.RAM:
+        budget_bytes = within_group(directory, budget_bytes)
     most = int(filesystem_bytes(directory) * _FILESYSTEM_SHARE)
     if budget_bytes <= most:
         return budget_bytes

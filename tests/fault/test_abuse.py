@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -382,7 +383,7 @@ def test_no_key_leads_out_of_a_tiers_directory(patient: SidecarProcess, trick: b
         stream = PutStream(stub, NS)
         offer = pb.BlockOffer(key=trick, parent=trick[::-1], file_bytes=SMALLEST_BYTES)
         (reserved,) = stream.call(reserve=pb.PutReserve(offers=[offer])).reserved.reservations
-        path = Path(reserved.path)
+        path = Path(os.fsdecode(reserved.path))
         assert path.parent == patient.ram_dir / "v1" / NS.digest().hex() / trick.hex()[:2]
         stream.close()
         get = pb.GetRequest(namespace=trick, keys=[trick], inline=True)

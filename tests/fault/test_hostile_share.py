@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def served(daemon: SidecarProcess) -> list[bytes]:
     with daemon.channel() as channel:
         request = pb.GetRequest(namespace=NS.digest(), keys=keys)
         answers = list(rpc.BlockStoreStub(channel).Get(request, timeout=20))
-        return [Path(answer.path).read_bytes() for answer in answers if answer.found]
+        return [Path(os.fsdecode(answer.path)).read_bytes() for answer in answers if answer.found]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import threading
 import time
@@ -96,7 +97,7 @@ def test_many_clients_on_small_tiers_get_right_bytes_only(tmp_path: Path) -> Non
         assert all(tier.quarantined_blocks == 0 for tier in stat.tiers)
         assert stat.open_leases == 0
         for tier in stat.tiers:
-            files = [*Path(tier.directory).rglob("*.kvb")]
+            files = [*Path(os.fsdecode(tier.directory)).rglob("*.kvb")]
             assert len(files) == tier.blocks
             assert sum(file.stat().st_blocks * 512 for file in files) <= tier.budget_bytes
     assert "Traceback" not in daemon.log, daemon.log

@@ -98,7 +98,7 @@ def found(stub: Any, blocks: list[samples.SampleBlock]) -> int:
     request = pb.GetRequest(namespace=NS.digest(), keys=[block.key for block in blocks])
     answers = [answer for answer in stub.Get(request, timeout=30) if answer.found]
     for answer, block in zip(answers, blocks, strict=False):
-        assert Path(answer.path).read_bytes() == block.data
+        assert Path(os.fsdecode(answer.path)).read_bytes() == block.data
     if answers:
         stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=10)
     return len(answers)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ollama_tiering import config
-from ollama_tiering.config import GIB, format_size, load, parse_size
+from ollama_tiering.config import GIB, format_size, load, parse_size, places
 from ollama_tiering.errors import ConfigError
+from tests.places import short_directory
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +69,89 @@ def test_defaults_without_any_setting(own_world: Path) -> None:
     assert sidecar.ram_dir is None  # the sidecar chooses when it starts
 
 
-def test_the_runtime_directory_holds_the_socket_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """$XDG_RUNTIME_DIR, where logind makes it for this user."""
+    directory = tmp_path / "user" / str(os.geteuid())
+    directory.mkdir(parents=True, mode=0o700)
+    (tmp_path / "linger").mkdir()
+    monkeypatch.setattr(places, "_LOGIND", tmp_path / "user")
+    monkeypatch.setattr(places, "_LINGERING", tmp_path / "linger")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    return directory
+
+
+def _linger(root: Path) -> None:
+    (root / "linger" / pwd.getpwuid(os.geteuid()).pw_name).touch()
+
+
+def test_the_runtime_directory_of_who_lingers_holds_the_socket(
+    runtime: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert load().sidecar.socket_path == Path("/run/user/7/ollama-tiering/sidecar.sock")
+    _linger(tmp_path)
+    assert load().sidecar.socket_path == runtime / "ollama-tiering/sidecar.sock"
+
+
+def test_a_runtime_directory_that_goes_with_the_session_does_not(
+    runtime: Path, own_world: Path
+) -> None:
+    in_state = own_world / ".local/state/ollama-tiering/run/sidecar.sock"
+    assert load().sidecar.socket_path == in_state
+
+
+def test_a_runtime_directory_that_is_not_logind_s_stays(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_LOGIND", tmp_path / "elsewhere")
+    assert load().sidecar.socket_path == runtime / "ollama-tiering/sidecar.sock"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o720])
+def test_a_runtime_directory_that_others_may_write_to_is_not_used(
+    runtime: Path, tmp_path: Path, own_world: Path, mode: int
+) -> None:
+    _linger(tmp_path)
+    runtime.chmod(mode)
+    assert load().sidecar.socket_path.is_relative_to(own_world / ".local/state")
+
+
+def test_another_users_runtime_directory_is_not_used(
+    runtime: Path, tmp_path: Path, own_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _linger(tmp_path)
+    monkeypatch.setattr(places, "_LOGIND", tmp_path / "elsewhere")
+    assert config.runtime_dir() == runtime
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert config.runtime_dir() is None
+    assert load().sidecar.socket_path.is_relative_to(own_world / ".local/state")
+
+
+@pytest.mark.parametrize("name", ["", "user", "/nowhere/at/all"])
+def test_a_runtime_directory_that_is_none_is_not_used(
+    own_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "user").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+    assert load().sidecar.socket_path.is_relative_to(own_world / ".local/state")
+
+
+def test_a_sidecar_that_listens_in_the_other_place_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the one of a user's service, whose manager puts it into the runtime directory."""
+    with short_directory() as short:
+        runtime = short / str(os.geteuid())
+        (runtime / "ollama-tiering").mkdir(parents=True, mode=0o700)
+        monkeypatch.setattr(places, "_LOGIND", short)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        path = runtime / "ollama-tiering/sidecar.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            assert load().sidecar.socket_path != path  # a dead one
+            listener.listen()
+            assert load().sidecar.socket_path == path
 
 
 def test_flag_beats_variable_beats_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

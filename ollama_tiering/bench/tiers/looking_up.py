@@ -22,7 +22,7 @@ import grpc.aio
 from ollama_tiering.bench.tiers.results import Ratio, Section
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.server import bind, make_entrance
+from ollama_tiering.sidecar.server import make_entrance
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.store import (
     BlockKey,
@@ -34,6 +34,7 @@ from ollama_tiering.store import (
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
+from ollama_tiering.system.listener import grpc_address
 
 BLOCK_TOKENS: Final = 64
 CHAIN: Final = 64  # blocks of one conversation, and keys of one look-up
@@ -141,7 +142,7 @@ def _serve(socket: str, blocks: int, ready: Any) -> None:
             service = BlockStoreService(_store_of(blocks), pool)
             rpc.add_BlockStoreServicer_to_server(service, entrance)
             server.add_generic_rpc_handlers((entrance,))
-            bind(server, Path(socket))
+            server.add_insecure_port(grpc_address(socket))
             await server.start()
             gc.freeze()
             ready.set()
@@ -161,7 +162,7 @@ def _through_grpc(blocks: int) -> tuple[list[float], list[float]]:
         try:
             if not ready.wait(600):
                 raise RuntimeError("the server did not start")
-            with grpc.insecure_channel(f"unix:{socket}") as channel:
+            with grpc.insecure_channel(grpc_address(socket)) as channel:
                 stub = rpc.BlockStoreStub(channel)
 
                 def call(request: pb.HasRequest) -> None:

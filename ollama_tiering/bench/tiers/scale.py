@@ -35,6 +35,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import FsTier, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
+from ollama_tiering.system.listener import grpc_address
 
 _START_SECONDS: Final = 5.0
 _MEMORY_BYTES: Final = 300e6
@@ -148,13 +149,13 @@ def _settled(tier: pb.TierStat, blocks: int) -> bool:
 
 
 def _local(socket: str) -> pb.TierStat:
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    with grpc.insecure_channel(grpc_address(socket)) as channel:
         found: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=30)
         return found.tiers[0]
 
 
 def _look_up(socket: str, files: int) -> None:
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    with grpc.insecure_channel(grpc_address(socket)) as channel:
         stub = rpc.BlockStoreStub(channel)
         for keys, tokens in prompts(files, 500):
             stub.Has(has_request(keys, tokens), timeout=30)

@@ -28,6 +28,7 @@ from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import BlockOffer, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.files import write_all
+from ollama_tiering.system.listener import grpc_address
 
 REPEATS: Final = 3
 BATCH_BYTES: Final = 32 << 20  # reserved, filled and committed at a time, a block at least
@@ -85,7 +86,7 @@ def _once(
         options += ["--local", str(local_dir), "--local-gb", gigabytes]
         with (
             sidecar(options, _SETTINGS) as (_, process, socket),
-            grpc.insecure_channel(f"unix:{socket}") as channel,
+            grpc.insecure_channel(grpc_address(socket)) as channel,
         ):
             stub = rpc.BlockStoreStub(channel)
             _wait_until_measured(stub)

@@ -7,6 +7,7 @@ before anything is made of it.
 
 from __future__ import annotations
 
+import os
 import struct
 from enum import IntEnum
 from typing import Final
@@ -74,8 +75,8 @@ class Reader:
             raise Malformed(f"a text is not UTF-8: {error}") from None
 
     def path(self) -> str:
-        """A text of any bytes: UTF-8 where it is, and the rest as Python has it in paths."""
-        return self.take(self.u16()).decode(errors="surrogateescape")
+        """Any bytes, as Python has them in paths, whatever the locale."""
+        return os.fsdecode(self.take(self.u16()))
 
     def count(self, entry_bytes: int, most: int = 0xFFFFFFFF) -> int:
         """How many entries a list has, each of at least so many bytes."""
@@ -123,7 +124,7 @@ class Writer:
         return self._counted(value.encode())
 
     def path(self, value: str) -> Writer:
-        return self._counted(value.encode(errors="surrogateescape"))
+        return self._counted(os.fsencode(value))
 
     def _counted(self, data: bytes) -> Writer:
         if len(data) > 0xFFFF:

@@ -21,6 +21,7 @@ from typing import Final
 from ollama_tiering.config import SOCKET_PATH_MAX_BYTES, SidecarConfig
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.engine.connection import Connection, Engines
+from ollama_tiering.sidecar.held_socket import HeldSocket
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ def place(config: SidecarConfig) -> Path | None:
 class EngineSocket:
     """A context manager: listens within it. The caller holds the place (`hold_socket`)."""
 
-    def __init__(self, path: Path, engines: Engines) -> None:
-        self._path = path
+    def __init__(self, held: HeldSocket, engines: Engines) -> None:
+        self._held = held
         self._engines = engines
         self._allowed = {0, os.geteuid()}
         self._listening = socket.socket(socket.AF_UNIX)
@@ -55,10 +56,21 @@ class EngineSocket:
         self._thread = threading.Thread(target=self._accept_all, name="engines", daemon=True)
 
     def __enter__(self) -> EngineSocket:
-        bind_privately(self._listening, self._path)
+        bind_privately(self._listening, self._held)
         self._thread.start()
-        log.info("engine socket: path=%s", self._path)
+        log.info("engine socket: path=%s", self._held.path)
         return self
+
+    async def listen_again(self) -> None:
+        """On another socket of the same name. Engines that are connected stay so."""
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            bind_privately(listening, self._held)
+        except BaseException:
+            listening.close()
+            raise
+        before, self._listening = self._listening, listening
+        _shut(before)
 
     def __exit__(
         self,
@@ -80,11 +92,15 @@ class EngineSocket:
 
     def _accept_all(self) -> None:
         while not self._stopping.is_set():
+            listening = self._listening
             try:
-                client, _ = self._listening.accept()
+                client, _ = listening.accept()
             except OSError as error:
                 if self._stopping.is_set():
                     return
+                if listening is not self._listening:  # it was lost
+                    listening.close()
+                    continue
                 seldom.warning("accept", "no engine accepted: error=%s", error)
                 self._stopping.wait(_NO_DESCRIPTORS_SECONDS)
                 continue
@@ -132,16 +148,19 @@ class EngineSocket:
             client.close()
 
 
-def bind_privately(listening: socket.socket, path: Path) -> None:
+def bind_privately(listening: socket.socket, held: HeldSocket) -> None:
     """Never open to others: nobody can connect before it listens. ServiceError."""
     try:
-        listening.bind(str(path))
+        held.hidden.unlink(missing_ok=True)
+        listening.bind(os.fspath(held.hidden))
+        held.hidden.chmod(0o600)
+        listening.listen(MAX_CONNECTIONS)
+        held.show()
     except OSError as error:
         raise ServiceError(
-            f"cannot listen on {path}: {error}", hint="name another socket: sidecar.engine_socket"
+            f"cannot listen on {held.path}: {error}",
+            hint="name another socket: sidecar.engine_socket",
         ) from None
-    path.chmod(0o600)
-    listening.listen(MAX_CONNECTIONS)
 
 
 def _shut(client: socket.socket) -> None:

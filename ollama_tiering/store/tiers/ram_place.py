@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config import APP_NAME, MIB, SidecarConfig, state_dir
+from ollama_tiering.config import APP_NAME, MIB, SidecarConfig, runtime_dir, state_dir
 from ollama_tiering.errors import TieringError
 from ollama_tiering.store.tiers.names import LOCK_NAME
 from ollama_tiering.store.tiers.ram_record import read_record, write_record
@@ -96,7 +96,7 @@ def _choose(budget_bytes: int) -> Path | None:
 
 
 def _below_runtime(budget_bytes: int) -> Path | None:
-    runtime = _runtime()
+    runtime = runtime_dir()
     if runtime is None or not is_ours(runtime):
         return None
     try:
@@ -135,7 +135,7 @@ def _prefix() -> str:
 
 def _expected(place: Path) -> bool:
     """Whether it is a place that this module would choose: a record must not lead anywhere else."""
-    runtime = _runtime()
+    runtime = runtime_dir()
     if runtime is not None and place == runtime / APP_NAME / "ram":
         return True
     name = re.escape(_prefix()) + "[0-9a-f]{32}"
@@ -163,11 +163,6 @@ def _remove(directory: Path) -> None:
         log.info("older RAM tier removed: path=%s", directory)
     finally:
         os.close(lock)
-
-
-def _runtime() -> Path | None:
-    named = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(named) if named else None
 
 
 def _record_file() -> Path:

@@ -43,7 +43,7 @@ def read_record(file: Path) -> Path | None:
     finally:
         os.close(fd)
     text = os.fsdecode(content).removesuffix("\n")
-    return Path(text) if text.startswith("/") and text.isprintable() else None
+    return Path(text) if text.startswith("/") and "\0" not in text else None
 
 
 def write_record(file: Path, place: Path) -> None:

@@ -120,7 +120,7 @@ class FrozenIndex(BlockIndex):
         pass
 
     def _open(self) -> sqlite3.Connection:
-        uri = f"file:{quote(str(self.path))}?mode=ro&immutable=1"
+        uri = f"file:{quote(os.fsencode(self.path))}?mode=ro&immutable=1"
         with contextlib.suppress(sqlite3.Error):
             refuse_odd_files(self.path)
             connection = sqlite3.connect(uri, uri=True, check_same_thread=False)

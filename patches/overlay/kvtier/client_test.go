@@ -60,7 +60,7 @@ func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
 			if err := l.Seal(file, ns, key, parent, first, tokens, nil, "f16"); err != nil {
 				t.Fatal(err)
 			}
-			if err := WriteFile(r[0].Path, file); err != nil {
+			if err := WriteFile(string(r[0].Path), file); err != nil {
 				t.Fatal(err)
 			}
 			done, err := session.Commit([]uint64{r[0].Id})
@@ -101,7 +101,7 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 		if r.Tier == tierpb.Tier_TIER_RAM {
 			open = OpenFile
 		}
-		file, err := open(r.Path, int(r.FileBytes))
+		file, err := open(string(r.Path), int(r.FileBytes))
 		if err != nil {
 			return err
 		}

@@ -111,8 +111,8 @@ def test_the_page_names_the_places_as_they_are(
         assert place() == (state / "run" if name == "runtime" else Path(last).expanduser())
         for said in reversed(variables):  # the first one counts
             variable, _, below = said.removeprefix("$").partition("/")
-            monkeypatch.setenv(variable, "/somewhere")
-            assert place() == Path("/somewhere") / below
+            monkeypatch.setenv(variable, str(own_world))  # a runtime directory must be there
+            assert place() == own_world / below
 
 
 def test_paths_by_default_are_where_the_words_say(own_world: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_forbidden_model_is_refused_with_the_rule_and_leaves_nothing_on_the_di
             stream = PutStream(rpc.BlockStoreStub(channel), PRIVATE)
             for answer in stream.reserve(blocks):
                 assert answer.outcome == pb.Reservation.OUTCOME_REFUSED
-                assert (answer.reason, answer.path) == (RULE, "")
+                assert (answer.reason, answer.path) == (RULE, b"")
             stream.close()
         with BlockClient(daemon.socket) as client:
             result = client.put(PRIVATE, TOKENS, lambda _: rows_of(PRIVATE))

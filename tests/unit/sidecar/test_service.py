@@ -73,7 +73,7 @@ def test_get_names_files_that_hold_what_was_put(stub: Any) -> None:
     for answer, block in zip(answers, blocks, strict=True):
         assert answer.found
         assert answer.file_bytes == len(block.data)
-        assert Path(answer.path).read_bytes() == block.data
+        assert Path(os.fsdecode(answer.path)).read_bytes() == block.data
     stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=10)
 
 
@@ -161,7 +161,7 @@ def test_a_block_being_written_by_another_is_present(stub: Any) -> None:
 def test_reservations_die_with_their_stream(daemon: SidecarProcess, stub: Any) -> None:
     blocks = samples.sequence(NS, list(range(80, 90)))
     stream = PutStream(stub, NS)
-    paths = [Path(reservation.path) for reservation in stream.reserve(blocks)]
+    paths = [Path(os.fsdecode(reservation.path)) for reservation in stream.reserve(blocks)]
     assert all(path.exists() for path in paths)
     assert daemon.stat().tiers[0].reserved_bytes > 0
     stream.answers.cancel()
@@ -174,7 +174,7 @@ def test_a_file_of_another_block_is_not_committed(stub: Any) -> None:
     (other,) = samples.sequence(NS, [93, 94])
     stream = PutStream(stub, NS)
     (reservation,) = stream.reserve([wanted])
-    Path(reservation.path).write_bytes(other.data)
+    Path(os.fsdecode(reservation.path)).write_bytes(other.data)
     (result,) = stream.commit([reservation.id])
     assert not result.stored
     assert "another block" in result.reason

@@ -299,9 +299,9 @@ class Reservation(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     outcome: Reservation.Outcome
     id: int
-    path: str
+    path: bytes
     reason: str
-    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PutReserved(_message.Message):
     __slots__ = ("reservations",)
@@ -349,11 +349,11 @@ class GetResponse(_message.Message):
     lease_id: int
     found: bool
     tier: Tier
-    path: str
+    path: bytes
     file_bytes: int
     part: bytes
     more: _containers.RepeatedCompositeFieldContainer[GetResponse]
-    def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[str] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[GetResponse, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[GetResponse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -564,7 +564,7 @@ class TierStat(_message.Message):
     ENCODING_RATIO_FIELD_NUMBER: _ClassVar[int]
     DECODE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
-    directory: str
+    directory: bytes
     budget_bytes: int
     used_bytes: int
     reserved_bytes: int
@@ -586,7 +586,7 @@ class TierStat(_message.Message):
     encoding: str
     encoding_ratio: float
     decode_bytes_per_second: float
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., written_today_bytes: _Optional[int] = ..., daily_write_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., surveyed: _Optional[bool] = ..., expired_blocks: _Optional[int] = ..., state: _Optional[str] = ..., resting_seconds: _Optional[float] = ..., sidecars: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ..., encoding: _Optional[str] = ..., encoding_ratio: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ...) -> None: ...
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., directory: _Optional[bytes] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., written_today_bytes: _Optional[int] = ..., daily_write_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., surveyed: _Optional[bool] = ..., expired_blocks: _Optional[int] = ..., state: _Optional[str] = ..., resting_seconds: _Optional[float] = ..., sidecars: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ..., encoding: _Optional[str] = ..., encoding_ratio: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class ModelTerms(_message.Message):
     __slots__ = ("model", "name", "namespaces", "refusal", "ttl_seconds", "budget_bytes", "local_bytes", "remote_bytes")

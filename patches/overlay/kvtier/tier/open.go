@@ -62,7 +62,7 @@ func (t *Tier) openBlock(
 // openFile opens a block's file if it lies in memory, and reads it if it does not, or if too many are open.
 func (t *Tier) openFile(b *fetchedBlock, r *tierpb.GetResponse) (err error) {
 	if r.Tier == tierpb.Tier_TIER_RAM {
-		b.file, err = t.files.open(r.Path, int(r.FileBytes))
+		b.file, err = t.files.open(string(r.Path), int(r.FileBytes))
 		if !errors.Is(err, kvtier.ErrManyOpen) {
 			return err
 		}
@@ -72,6 +72,6 @@ func (t *Tier) openFile(b *fetchedBlock, r *tierpb.GetResponse) (err error) {
 		b.own = int(r.FileBytes)
 	}
 	b.private = true
-	b.file, err = t.files.read(r.Path, int(r.FileBytes))
+	b.file, err = t.files.read(string(r.Path), int(r.FileBytes))
 	return err
 }

@@ -181,7 +181,7 @@ func (s *sidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) 
 			return stream.Send(&tierpb.GetResponse{Key: key, LeaseId: 1})
 		}
 		answer := &tierpb.GetResponse{
-			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: s.blocks[i].path, FileBytes: uint64(s.blocks[i].size),
+			Key: key, LeaseId: 1, Found: true, Tier: s.read, Path: []byte(s.blocks[i].path), FileBytes: uint64(s.blocks[i].size),
 		}
 		if err := stream.Send(answer); err != nil {
 			return err
@@ -245,7 +245,7 @@ func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 				s.put = append(s.put, path)
 				s.mu.Unlock()
 				reserved.Reservations = append(reserved.Reservations, &tierpb.Reservation{
-					Outcome: tierpb.Reservation_OUTCOME_RESERVED, Id: uint64(len(reserved.Reservations)), Path: path,
+					Outcome: tierpb.Reservation_OUTCOME_RESERVED, Id: uint64(len(reserved.Reservations)), Path: []byte(path),
 				})
 			}
 			answer.Result = &tierpb.PutResponse_Reserved{Reserved: reserved}

@@ -122,7 +122,7 @@ reserved:
 		switch r.Outcome {
 		case tierpb.Reservation_OUTCOME_RESERVED:
 			t.refused.Store(false)
-			b.id, b.path = r.Id, r.Path
+			b.id, b.path = r.Id, string(r.Path)
 			fill = append(fill, b)
 		case tierpb.Reservation_OUTCOME_PRESENT:
 		default:

@@ -176,7 +176,7 @@ func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key
 			w.close()
 		}
 	}()
-	if w.file, err = t.files.read(r.Path, int(r.FileBytes)); err != nil {
+	if w.file, err = t.files.read(string(r.Path), int(r.FileBytes)); err != nil {
 		return w, err
 	}
 	if w.data, err = w.file.Block(); err != nil {

@@ -1,0 +1,128 @@
+"""How much memory this process may use: the machine's, or less where a memory group has a limit, as
+a container, a unit or a batch job has. Files on tmpfs count in the group of whoever writes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ollama_tiering.config.sizes import MIB, format_size
+
+_PROCESSES_BYTES: Final = 256 * MIB  # `tiering up`, the sidecar, and what a restore holds
+_LEAST_GROUP_BYTES: Final = 384 * MIB
+_FILES: Final = ("memory.max", "memory.high", "memory.limit_in_bytes")
+# Its limit is made from the RAM tier's budget (systemd/units.py), and not the other way round.
+_OWN_UNIT: Final = "ollama-tiering.service"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """`group` is the file that says so; None: the machine has no more."""
+
+    limit_bytes: int
+    group: Path | None = None
+
+    @property
+    def shared_bytes(self) -> int:
+        """What a model and the RAM tier have between them: in a group the processes of `tiering up`
+        take their part of it first.
+        """
+        return max(0, self.limit_bytes - _PROCESSES_BYTES) if self.group else self.limit_bytes
+
+    def why_no_sidecar(self) -> str:
+        """Cause and cure, where it would take from a model what stock has; else empty."""
+        if self.group is None or self.limit_bytes >= _LEAST_GROUP_BYTES:
+            return ""
+        return (
+            f"this memory group may have {format_size(self.limit_bytes)} ({self.group}), too "
+            "little for a model and a sidecar (give it "
+            f"{format_size(_LEAST_GROUP_BYTES)} or more)"
+        )
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit:
+    """The smallest of the machine's memory and the limits of all groups that this process is in."""
+    limits = [MemoryLimit(machine_memory_bytes())]
+    for folder in _group_folders(root):
+        for name in _FILES:
+            if (limit_bytes := _number(folder / name)) is not None:
+                limits.append(MemoryLimit(limit_bytes, folder / name))
+    return min(limits, key=lambda limit: limit.limit_bytes)
+
+
+def machine_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_folders(root: Path) -> Iterator[Path]:
+    """Of each group, and of those that it lies in: a limit holds for all below it."""
+    of_version_2, of_version_1 = _own_groups(root)
+    for mounted, at, kind, options in _mounts(root):
+        if kind == "cgroup2":
+            group = of_version_2
+        elif kind == "cgroup" and "memory" in options.split(","):
+            group = of_version_1
+        else:
+            continue
+        if group is None:
+            continue
+        top = root / at.lstrip("/")
+        # In a container the mount may begin at its own group, or the group's name may be the host's
+        below = group[len(mounted.rstrip("/")) :] if _is_in(group, mounted) else ""
+        folder = top / below.lstrip("/")
+        while folder != top:
+            if folder.name != _OWN_UNIT:
+                yield folder
+            folder = folder.parent
+        yield top
+
+
+def _own_groups(root: Path) -> tuple[str | None, str | None]:
+    """Of version 2 and of version 1 of memory groups; None where there is none."""
+    second = first = None
+    for line in _lines(root / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if (number, controllers) == ("0", ""):
+            second = group
+        elif "memory" in controllers.split(","):
+            first = group
+    return second, first
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, str, str, str]]:
+    """What of a file system is mounted, where, its type and its own options."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        fields, system = before.split(" "), after.split(" ")
+        if len(fields) > 4 and len(system) > 2:
+            yield _unescaped(fields[3]), _unescaped(fields[4]), system[0], system[2]
+
+
+def _is_in(group: str, mounted: str) -> bool:
+    within = group == mounted or group.startswith(mounted.rstrip("/") + "/")
+    return within and ".." not in group.split("/")
+
+
+def _unescaped(field: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return os.fsdecode(path.read_bytes()).splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # there is none, or it says `max`
+        return None

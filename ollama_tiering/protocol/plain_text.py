@@ -1,0 +1,11 @@
+"""Text of messages from what may hold any bytes, such as a name of a file."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """A file name may hold any bytes, but a message holds only text."""
+    try:
+        return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    except UnicodeEncodeError:  # half a character that stands for no byte
+        return text.encode(errors="backslashreplace").decode()
