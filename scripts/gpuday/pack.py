@@ -12,7 +12,6 @@ import lzma
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
