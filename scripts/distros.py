@@ -61,6 +61,8 @@ class Case:
 
 LATIN1 = {"LANG": "de_DE.ISO-8859-1", "LC_ALL": "de_DE.ISO-8859-1"}
 MAKE_LATIN1 = "localedef -i de_DE -f ISO-8859-1 de_DE.ISO-8859-1"
+# Who may not write a checkout can use it once its owner has set it up.
+AS_ITS_OWNER = "cd /opt/tiering; ./scripts/tiering --version; ./scripts/extra models"
 GCC12 = {"CC": "gcc-12", "CXX": "g++-12"}
 
 CASES = {
@@ -75,7 +77,10 @@ CASES = {
         "debian13", "a Latin-1 locale", more=("locales",), env=LATIN1, prepare=MAKE_LATIN1
     ),
     "debian13-readonly": Case(
-        "debian13", "a checkout that the user may not write", checkout="/opt/tiering"
+        "debian13",
+        "a checkout that the user may not write",
+        checkout="/opt/tiering",
+        prepare=AS_ITS_OWNER,
     ),
     "debian13-noexec": Case("debian13", "TMPDIR and /tmp are noexec", noexec=True),
     "debian13-tools": Case("debian13", "CMake and Go of the system", more=("cmake", "golang-go")),
