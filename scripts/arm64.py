@@ -24,18 +24,22 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
+from ollama_tiering.kernels import compile as compiling
 from ollama_tiering.patchset import apply, build, elf, gomod, identity, manifest, tools
 from ollama_tiering.patchset.binary import ENV_BINARY
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 
+REPO = Path(__file__).resolve().parent.parent
+CC, CXX = "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++"
+NEON = "src/isa_neon.cpp"
 HERE = config.cache_dir() / "arm64"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")  # where Debian's packages put what programs load
 KNOWN = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = {
-    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
-    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    CC: "gcc-aarch64-linux-gnu",
+    CXX: "g++-aarch64-linux-gnu",
     "qemu-aarch64-static": "qemu-user-static",
 }
 # An ELF file of AArch64, as Debian's qemu-user-static describes it. F: the emulator is opened now.
@@ -87,12 +91,7 @@ def cross_build(cpu: str, report: Report) -> Path:
             for name, value in patchset.go_ldflags.items()
         }
         ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in linked.items())])
-        target = {
-            "GOOS": "linux",
-            "GOARCH": "arm64",
-            "CC": "aarch64-linux-gnu-gcc",
-            "CXX": "aarch64-linux-gnu-g++",
-        }
+        target = {"GOOS": "linux", "GOARCH": "arm64", "CC": CC, "CXX": CXX}
         command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
         binary = HERE / f"ollama-{cpu}"
         environment = os.environ | build.go_environment() | target | flags(cpu)
@@ -103,6 +102,26 @@ def cross_build(cpu: str, report: Report) -> Path:
         if done.returncode:
             raise SystemExit(f"error: the build failed, see {log}")
     return binary
+
+
+def kernels_test(cpu: str) -> Path:
+    """A program that compares the kernels with docs/exact.md's own program, bit for bit. They are
+    compiled as in Ollama, which lets the compiler fuse products into sums; the rest is not.
+    """
+    folder, csrc = HERE / f"exact-{cpu}", REPO / "csrc"
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = [source.path for source in compiling.sources(csrc, "aarch64")]
+    tests = [f"tests/{name}.cpp" for name in ("exact_test", "exact_model", "problem", "testing")]
+    objects = []
+    for source in (*kernels, *tests):
+        target = folder / f"{source.replace('/', '-')}.o"
+        own = flags(cpu)["CGO_CXXFLAGS"] if source == NEON else "-O2 -ffp-contract=off"
+        command = [CXX, "-std=c++17", "-pthread", "-Iinclude", "-I.", *own.split()]
+        subprocess.run([*command, "-c", source, "-o", target], cwd=csrc, check=True)
+        objects.append(target)
+    program = folder / "exact_test"
+    subprocess.run([CXX, "-static", "-pthread", *objects, "-o", program], check=True)
+    return program
 
 
 def demonstrate(binary: Path, wrapped: Callable[..., list[str]]) -> int:
@@ -142,6 +161,9 @@ def main() -> int:
             "`update-binfmts --enable qemu-aarch64` as root, or Linux 6.7 and user namespaces"
         )
         return 0
+    print("exact attention against the scalar model:", flush=True)
+    if subprocess.run(wrapped(str(kernels_test(given.cpu))), check=False).returncode:
+        return 1
     return demonstrate(binary, wrapped)
 
 
