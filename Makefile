@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test test-all engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins
+.PHONY: default lint format test test-all engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
 default:
 	./scripts/test quick
 lint:
@@ -32,6 +32,10 @@ installed-ollama: llama-server # an Ollama v0.32.15 as if installed, for its tes
 	.venv/bin/python scripts/installed_ollama.py
 pins: # where the lines of llama-server fit: sources of llama.cpp, which are downloaded (75 MB each); 2 minutes
 	.venv/bin/python -m scripts.llama_server_pins
+arm64: # the patched Ollama cross-compiled for ARM64, and its demo in an emulator; installs nothing, says what is missing
+	./scripts/arm64
+distros: # README's commands on fresh Debian systems, as root: make distros CASES="debian13 debian13-clang"; 10 minutes each
+	./scripts/distros $(CASES)
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
 locks:

@@ -16,6 +16,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+# Of other machines compilers and wheels have other names.
+_SAME_EVERYWHERE = ("x86_64", "aarch64")
+
 
 class PagedAttention(BuildHookInterface[Any]):
     """Target `wheel` only; an editable install uses the sources beside it."""
@@ -38,8 +41,15 @@ class PagedAttention(BuildHookInterface[Any]):
             compiling.compile_library(csrc, compiler, library)
         build_data["force_include"][str(library)] = f"ollama_tiering/_lib/{compiling.LIBRARY}"
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"py3-none-{_platform(compiling.machine_of(compiler))}"
+
+
+def _platform(machine: str) -> str:
+    """As wheels name it: this one, unless the compiler compiles for another machine."""
+    name = sysconfig.get_platform()
+    if name.startswith("linux-") and machine in _SAME_EVERYWHERE:
+        name = f"linux-{machine}"
+    return name.replace("-", "_").replace(".", "_")
 
 
 def _load(path: Path) -> ModuleType:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import FetchError
+from ollama_tiering.patchset import pip as pips
 
 PROJECT = "llama-cpp-python"
 CACHE = config.cache_dir() / "llama-cpp"
@@ -88,10 +88,15 @@ def noted_newest(cache: Path) -> str | None:
 
 def pip(*arguments: str, **environment: str) -> str:
     """What pip prints. FetchError with its last word where it fails."""
-    command = [sys.executable, "-m", "pip", *arguments, *PATIENCE]
-    ran = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+    with pips.pip() as (command, needs):  # a checkout's .venv has none
+        paths = [found for e in (environment, needs, os.environ) if (found := e.get("PYTHONPATH"))]
+        ran = subprocess.run(
+            [*command, *arguments, *PATIENCE],
+            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if ran.returncode:
         broken = re.search(r"connection broken by '(\w+)", ran.stderr)
         lines = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]

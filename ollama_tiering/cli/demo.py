@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -135,10 +134,13 @@ def _driver(choice: Choice, scratch: Scratch) -> Driver:
     if choice.binary:
         from ollama_tiering.config import ENV_CPU_ATTENTION, load
         from ollama_tiering.engines.ollama_driver import OllamaDriver
+        from ollama_tiering.patchset import elf
 
         # What `up` serves with: against stock's attention the gain would be the kernels', too.
         attention = load().server.cpu_attention
-        one_answer = attention == "exact" and platform.machine() in ("x86_64", "AMD64")
+        # Not of this Python: an emulator may run what is for another processor.
+        is_x86 = elf.machine(choice.binary) == elf.MACHINES["x86_64"]
+        one_answer = attention == "exact" and is_x86
         env = {ENV_CPU_ATTENTION: attention}
         return OllamaDriver(choice.binary, scratch, env=env, one_answer=one_answer)
     from ollama_tiering.engines.reference_driver import ReferenceDriver

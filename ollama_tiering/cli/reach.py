@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import socket as sockets
 from pathlib import Path
-from typing import Final
 
 from ollama_tiering.errors import ServiceError
 
-_CONNECT_SECONDS: Final = 2.0
-
 
 def listens(path: Path) -> bool:
-    """ServiceError where this user may not ask."""
+    """ServiceError where this user may not ask, or another user's process listens (Stranger)."""
+    from ollama_tiering.client.channel import service_uid  # slow to import
+    from ollama_tiering.system.listener import OwnListener
+
     try:
         if not path.is_socket():
             return False
-        with sockets.socket(sockets.AF_UNIX) as probe:
-            probe.settimeout(_CONNECT_SECONDS)
-            probe.connect(str(path))
+        OwnListener(path, also=service_uid(path)).close()
     except PermissionError:
         raise ServiceError(
             f"{path}: this user may not use the sidecar there",

@@ -224,16 +224,3 @@ def age(unix_seconds: float) -> str:
         if seconds >= _UNITS[unit] * (1 if unit != "w" else 8):
             return f"{int(seconds / _UNITS[unit])}{unit}"
     return f"{int(seconds)}s"
-
-
-def _listens(settings: SidecarConfig) -> bool:
-    """Stranger if another user's process does."""
-    from ollama_tiering.client.channel import service_uid
-    from ollama_tiering.system.listener import OwnListener
-
-    path = settings.socket_path
-    try:
-        OwnListener(path, also=service_uid(path)).close()
-    except OSError:
-        return False
-    return True

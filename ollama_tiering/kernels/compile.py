@@ -53,10 +53,19 @@ def find_compiler() -> str | None:
     return None
 
 
-def sources(csrc: Path, machine: str | None = None) -> list[Source]:
-    """The files that make up the library on this machine, in link order."""
-    machine = (machine or platform.machine()).lower()
-    machine = MACHINES.get(machine, machine)
+def machine_of(compiler: str) -> str:
+    """The machine that it compiles for, which is another one if it is a cross compiler, or if the
+    system's programs have 32 bits on a kernel of 64; this one where it does not say.
+    """
+    done = subprocess.run([compiler, "-dumpmachine"], capture_output=True, check=False)
+    said = "" if done.returncode else done.stdout.decode(errors="replace").partition("-")[0].strip()
+    machine = (said or platform.machine()).lower()
+    return MACHINES.get(machine, machine)
+
+
+def sources(csrc: Path, machine: str) -> list[Source]:
+    """The files that make up the library on a machine, in link order."""
+    machine = MACHINES.get(machine.lower(), machine.lower())
     chosen = []
     for line in (csrc / SOURCES).read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
@@ -68,11 +77,12 @@ def sources(csrc: Path, machine: str | None = None) -> list[Source]:
 
 def fingerprint(csrc: Path, compiler: str) -> str:
     """Changes whenever compiling would give another library."""
-    state = hashlib.sha256(platform.machine().encode())
+    machine = machine_of(compiler)
+    state = hashlib.sha256(machine.encode())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     for part in (compiler.encode(), version, " ".join(FLAGS).encode()):
         state.update(len(part).to_bytes(8, "little") + part)
-    listed = {source.path for source in sources(csrc)} | {SOURCES}
+    listed = {source.path for source in sources(csrc, machine)} | {SOURCES}
     headers = {str(path.relative_to(csrc)) for path in csrc.rglob("*.h")}
     for name in sorted(listed | headers):
         content = (csrc / name).read_bytes()
@@ -85,7 +95,8 @@ def compile_library(csrc: Path, compiler: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as work:
         objects = [
-            (source, Path(work, source.path.replace("/", "-") + ".o")) for source in sources(csrc)
+            (source, Path(work, source.path.replace("/", "-") + ".o"))
+            for source in sources(csrc, machine_of(compiler))
         ]
         with ThreadPoolExecutor(min(MAX_JOBS, os.cpu_count() or 1)) as pool:
             for job in [

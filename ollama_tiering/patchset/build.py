@@ -69,7 +69,8 @@ def go_environment() -> dict[str, str]:
     environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
     flags = os.environ.get("GOFLAGS", "")
     environment["GOFLAGS"] = flags if "-modcacherw" in flags else f"{flags} -modcacherw".strip()
-    return environment | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
+    fixed = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
+    return environment | identity.compiler_names() | fixed
 
 
 def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:

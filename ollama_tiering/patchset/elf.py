@@ -47,6 +47,17 @@ def read(path: Path) -> Library:
             raise ValueError(f"cut off or damaged: {error}") from None
 
 
+def machine(path: Path) -> int:
+    """Which processor a program or library is for (e_machine); 0 if it is none. OSError where it
+    cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(b"\x7fELF"):
+        return 0
+    return int(_HEADER.unpack(head)[4])
+
+
 def build_id(path: Path) -> str:
     """The linker's name of what it was built from, in hex (NT_GNU_BUILD_ID); empty if it has none.
     OSError where it cannot be read.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ollama_tiering.errors import MissingTool
+from ollama_tiering.patchset import identity
 from ollama_tiering.patchset.run import run
 
 # None of them depends on a macro that a source file defines first, as <cassert> does on NDEBUG.
@@ -46,7 +47,8 @@ def precompiled(go: Path, flags: str, folder: Path) -> Iterator[str]:
 
 def _compile(go: Path, flags: str, header: Path) -> bool:
     """Uses Go's C++ compiler, with those of Go's options that a compiled header has to share."""
-    said = run(go, "env", "CXX", "GOGCCFLAGS", env={"GOTOOLCHAIN": "local"}).stdout.splitlines()
+    environment = {"GOTOOLCHAIN": "local"} | identity.compiler_names()
+    said = run(go, "env", "CXX", "GOGCCFLAGS", env=environment).stdout.splitlines()
     if len(said) != 2:
         return False
     compiler, options = map(shlex.split, said)

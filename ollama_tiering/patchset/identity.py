@@ -135,6 +135,15 @@ def _command(variable: str, names: tuple[str, ...]) -> list[str]:
     return given or [next((name for name in names if shutil.which(name)), names[0])]
 
 
+def compiler_names() -> dict[str, str]:
+    """CC and CXX where Go would not find a compiler by itself: it looks for gcc and g++ alone."""
+    return {
+        variable: _command(variable, names)[0]
+        for variable, _, _, names in _COMPILERS
+        if not os.environ.get(variable) and not shutil.which(names[0])
+    }
+
+
 def _macros(command: list[str], flags: list[str], language: str) -> str:
     """What the compiler predefines. gcc and clang list it; of another compiler
     the version must do.

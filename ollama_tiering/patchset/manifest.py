@@ -19,6 +19,8 @@ from ollama_tiering.patchset import condition, kernels
 from ollama_tiering.patchset.diff import Diff, parse
 
 FOR_TESTS = b"//go:build kvtier_"  # files of builds with a tag of ours; the tag is in their name
+LLAMA_SERVER_SINCE = (0, 30, 0)
+INSTALLED = "or patch the installed Ollama: tiering patch --ollama auto"
 IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
 
 
@@ -126,9 +128,11 @@ class Patchset:
         if pin is None:
             tags = list(self.pins)
             known = f"{tags[0]} … {tags[-1]}" if tags else "none"
+            try_it = "or try with --allow-untested"
             raise UnsupportedUpstream(
                 f"{tag} is not a supported version (supported: {known})",
-                hint="choose one of them with --tag, or try with --allow-untested",
+                hint="choose one of them with --tag, "
+                + (INSTALLED if runs_llama_server(tag) else try_it),
             )
         return pin
 
@@ -219,6 +223,11 @@ def version_key(tag: str) -> tuple[int, ...]:
     """Sorts v0.9.0 before v0.16.3. What is not a plain version comes first."""
     parts = tag.removeprefix("v").split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (-1,)
+
+
+def runs_llama_server(tag: str) -> bool:
+    """Whether that version has no Go engine any more, so that its source is not what is patched."""
+    return version_key(tag) >= LLAMA_SERVER_SINCE
 
 
 def _hooks(root: Path) -> tuple[Hook, ...]:

@@ -21,17 +21,26 @@ _OPTIONS = ("--disable-pip-version-check", "--no-input", "install", "--quiet")
 @contextmanager
 def pip_install() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
     """(start of an install command, environment that it needs): this Python's own pip, else uv's,
-    else the one that the standard library carries, unpacked as long as this lasts. MissingTool if
-    there is none.
+    else the standard library's. MissingTool if there is none.
     """
-    if importlib.util.find_spec("pip"):
-        yield (sys.executable, "-m", "pip", *_OPTIONS), {}
-    elif uv := shutil.which("uv"):
+    if not importlib.util.find_spec("pip") and (uv := shutil.which("uv")):
         yield (uv, "pip", "install", "--quiet", "--python", sys.executable), {}
-    else:
-        with tempfile.TemporaryDirectory(prefix="tiering-pip-") as scratch:
-            folder = _unpacked(Path(scratch))
-            yield (sys.executable, "-m", "pip", *_OPTIONS), {"PYTHONPATH": str(folder)}
+        return
+    with pip() as (command, environment):
+        yield (*command, *_OPTIONS), environment
+
+
+@contextmanager
+def pip() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """(start of any pip command, environment that it needs): this Python's own pip, else the one
+    that the standard library carries, unpacked as long as this lasts. MissingTool if there is none.
+    """
+    command = (sys.executable, "-m", "pip")
+    if importlib.util.find_spec("pip"):
+        yield command, {}
+        return
+    with tempfile.TemporaryDirectory(prefix="tiering-pip-") as scratch:
+        yield command, {"PYTHONPATH": str(_unpacked(Path(scratch)))}
 
 
 def _unpacked(root: Path) -> Path:

@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 from ollama_tiering import config
 from ollama_tiering.errors import FetchError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset.lock import locked
-from ollama_tiering.patchset.manifest import Patchset, TagPin, version_key
+from ollama_tiering.patchset.manifest import Patchset, TagPin, runs_llama_server, version_key
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import forget_git_environment
 from ollama_tiering.patchset.tree import disk_full
@@ -152,6 +152,11 @@ class SourceCache:
         try:
             if pin := patchset.pin(tag):
                 self.verify(tag, pin)
+            elif patchset.pins and runs_llama_server(tag):
+                report.say(
+                    f"{tag} runs llama-server: not its source is patched but the installed Ollama "
+                    "(tiering patch --ollama auto)"
+                )
             elif patchset.pins:
                 report.warn(
                     f"{tag} is not one of the pinned versions; patching it needs --allow-untested"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -85,22 +85,26 @@ def requirements(locks: Iterable[Path], leave_out: Iterable[str] = _THERE_ALREAD
 
 def download_wheels(target: Path, locks: Iterable[Path], say: Callable[[str], None]) -> None:
     """By pip, from its ordinary index. CalledProcessError with its words if that fails."""
+    from ollama_tiering.patchset.pip import pip  # where it is packed, the package is at hand
+
     target.mkdir(parents=True, exist_ok=True)
     wanted = target.with_name("requirements.txt")
     wanted.write_text(requirements(locks), encoding="utf-8")
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
     say(f"downloading wheels for Python {_PYTHON} into {target}")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", str(target)),
-            *("--python-version", _PYTHON, "--implementation", "cp"),
-            *(word for name in platforms for word in ("--platform", name)),
-            *("-r", str(wanted)),
-        ],
-        check=True,
-    )
+    with pip() as (command, needs):
+        subprocess.run(
+            [
+                *(*command, "download", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", str(target)),
+                *("--python-version", _PYTHON, "--implementation", "cp"),
+                *(word for name in platforms for word in ("--platform", name)),
+                *("-r", str(wanted)),
+            ],
+            env=os.environ | needs,
+            check=True,
+        )
 
 
 def make(

@@ -17,13 +17,13 @@ from typing import Final
 
 from ollama_tiering import config
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream, UsageError
-from ollama_tiering.patchset import identity
+from ollama_tiering.patchset import identity, manifest
 from ollama_tiering.patchset.run import Finished, run
 
 AUTO: Final = "auto"  # of --ollama: look for one
 SERVER: Final = "llama-server"
 IMPLEMENTATION: Final = "libllama-server-impl.so"  # all of llama.cpp's tools/server
-FIRST_VERSION: Final = (0, 30, 0)
+FIRST_VERSION: Final = manifest.LLAMA_SERVER_SINCE
 PROGRAM_MAGIC: Final = b"\x7fELF"
 
 _BELOW: Final = Path("lib/ollama")

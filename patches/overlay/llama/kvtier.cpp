@@ -190,6 +190,7 @@ const char * describe(llama_context * ctx, kvtier_context * info) {
     info->streams         = (int32_t) children[0]->get_n_stream();
     info->cells           = (int32_t) children[0]->get_size();
     info->flash_attention = cparams.flash_attn;
+    info->threads         = cparams.n_threads_batch;
     for (llama_kv_cache * child : children) {
         // A cache of the window only drops rows; Ollama's contexts keep all of them (swa_full).
         if (child->get_size() != children[0]->get_size() || child->get_n_stream() != children[0]->get_n_stream()) {

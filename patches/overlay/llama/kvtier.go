@@ -18,6 +18,7 @@ type KVTierContext struct {
 	Streams        int
 	FlashAttention bool
 	ExactShift     bool   // a shift of some rows leaves the bits of all others as they are
+	Threads        int    // that compute a prompt
 	RoPE           string // as resolved
 }
 
@@ -29,7 +30,8 @@ func (c *Context) KVTierDescribe() (KVTierContext, string) {
 	}
 	return KVTierContext{
 		Children: int(info.children), Cells: int(info.cells), Streams: int(info.streams),
-		FlashAttention: bool(info.flash_attention), ExactShift: bool(info.exact_shift), RoPE: C.GoString(&info.rope[0]),
+		FlashAttention: bool(info.flash_attention), ExactShift: bool(info.exact_shift), Threads: int(info.threads),
+		RoPE: C.GoString(&info.rope[0]),
 	}, ""
 }
 

@@ -23,6 +23,7 @@ struct kvtier_context {
     int32_t cells;       // of a stream
     bool    flash_attention;
     bool    exact_shift; // a shift of some rows leaves the bits of all others as they are
+    int32_t threads;     // that compute a prompt
     char    rope[256];   // as resolved, exact to the bit
 };
 

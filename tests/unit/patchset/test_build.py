@@ -12,7 +12,7 @@ from ollama_tiering.patchset import build, manifest
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.conftest import FAKE_GO, FakeTools
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
@@ -213,6 +213,31 @@ def test_an_unpinned_tag_needs_allow_untested(
     options = replace(NATIVE, tag="v0.18.0")
     with pytest.raises(UnsupportedUpstream):
         build.build(options, patchset, cache, report)
+
+
+@pytest.mark.parametrize("named", [None, "clang-15"])
+def test_go_is_told_of_the_compiler_that_is_there(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str | None,
+) -> None:
+    """By itself it looks for gcc and g++. What the person names counts before all."""
+    for name in ("gcc", "g++"):
+        fake_tools.remove(name)
+    for name in ("clang", "clang++", "clang-15"):
+        fake_tools.add(name, "")
+    if named:
+        monkeypatch.setenv("CC", named)
+    fake_tools.add("go", FAKE_GO.replace("built with", "$CC $CXX"))
+    binary = build.build(NATIVE, patchset, cache, report)
+    assert binary.read_text().split()[:2] == [named or "clang", "clang++"]
+
+
+def test_where_gcc_is_nothing_is_said_of_compilers(fake_tools: FakeTools) -> None:
+    assert not {"CC", "CXX"} & build.go_environment().keys()
 
 
 def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:

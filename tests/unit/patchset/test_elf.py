@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,17 @@ def test_something_else_is_no_library(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"."):
         elf.read(path)
+
+
+def test_the_processor_of_a_program_is_read(tmp_path: Path) -> None:
+    """Of a program, too, and of one for another processor."""
+    assert elf.machine(Path(sys.executable)) == MACHINE
+    program = tmp_path / "program"
+    library(program)
+    content = bytearray(program.read_bytes())
+    content[18:20] = elf.MACHINES["arm64"].to_bytes(2, "little")
+    program.write_bytes(content)
+    assert elf.machine(program) == elf.MACHINES["aarch64"] != elf.MACHINES["x86_64"]
+    for other in (b"", b"\x7fELF", b"#!/bin/sh" + bytes(100)):
+        program.write_bytes(other)
+        assert elf.machine(program) == 0

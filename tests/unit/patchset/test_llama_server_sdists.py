@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from ollama_tiering.errors import FetchError
 from scripts import llama_server_sdists as sdists
 
+REPO = Path(__file__).parents[3]
 BUILD = (
     '[build-system]\nrequires = ["scikit-build-core"]\nbuild-backend = "scikit_build_core.build"\n'
 )
@@ -54,6 +59,28 @@ def test_an_sdist_is_kept_as_it_is_published_without_a_build_system(
     assert list(cache.iterdir()) == [path]
     (index / path.name).unlink()
     assert sdists.sdist("9.8", cache) == path  # pip is not asked again
+
+
+@pytest.mark.slow
+def test_a_checkouts_python_has_no_pip_and_gets_one_anyway(index: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    ask = (
+        "import sys; from pathlib import Path; from scripts import llama_server_sdists as sdists; "
+        "print(sdists.newest(Path(sys.argv[1])), sdists.sdist('9.8', Path(sys.argv[1])))"
+    )
+    needed = tmp_path / "needed"  # of our own packages' needs
+    shutil.copytree(Path(platformdirs.__file__).parent, needed / "platformdirs")
+    environment = os.environ | {"PYTHONPATH": f"{REPO}{os.pathsep}{needed}"}
+    done = subprocess.run(
+        [bare / "bin/python", "-c", ask, tmp_path / "cache"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["9.8", str(tmp_path / "cache/llama_cpp_python-9.8.tar.gz")]
 
 
 def test_one_that_is_not_there_is_an_error_with_pips_reason(index: Path, tmp_path: Path) -> None:

@@ -101,3 +101,16 @@ def test_versions_sort_as_numbers() -> None:
         "v0.16.2",
         "v0.16.10",
     ]
+
+
+def test_an_unsupported_version_gets_the_advice_that_is_true_of_it(
+    patchset: manifest.Patchset,
+) -> None:
+    """From v0.30 on there is nothing to try untested: the installed Ollama is patched."""
+    with pytest.raises(UnsupportedUpstream) as older:
+        patchset.require_pin("v0.25.0")
+    assert "--allow-untested" in str(older.value.hint)
+    with pytest.raises(UnsupportedUpstream) as newer:
+        patchset.require_pin("v0.30.0")
+    assert "--allow-untested" not in str(newer.value.hint)
+    assert "--ollama auto" in str(newer.value.hint)

@@ -127,6 +127,18 @@ def test_an_unpinned_tag_is_fetched_with_a_warning(
     assert SourceCache().has("v0.18.0")
 
 
+def test_a_version_with_llama_server_is_fetched_and_its_own_way_named(
+    upstream_repo: Path, patchset: Patchset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its source is not patched at all, and may be tested: no warning, and no --allow-untested."""
+    git("tag", "v0.32.15", "v0.18.0", cwd=upstream_repo)
+    SourceCache().fetch(["v0.32.15"], str(upstream_repo), patchset, Report())
+    said = capsys.readouterr().err
+    assert "tiering patch --ollama auto" in said
+    assert "warning" not in said
+    assert "untested" not in said
+
+
 def test_a_partial_clone_serves_when_only_spare_files_are_absent(
     upstream_repo: Path, tmp_path: Path, patchset: Patchset, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,8 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		CacheDType:     dtype,
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
-		Extra:          tierComputing(layers) + tierSettings(layers, info) + cut + t.NamespaceExtra(),
+		Extra: tierComputing(layers) + kvtier.Threads(ggml.KVTierCPU(), info.Threads) + tierSettings(layers, info) + cut +
+			t.NamespaceExtra(),
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
 }
