@@ -5,6 +5,7 @@
 
 #include "kvt_cache.h"
 #include "kvt_checkpoints.h"
+#include "kvt_complete.h"
 #include "kvt_describe.h"
 #include "kvt_links.h"
 #include "kvt_own_cache.h"
@@ -44,6 +45,8 @@ public:
     void before_load(const common_params & params) {
         links_.close();
         seats_.clear();
+        complete_ = false;
+        incomplete_.clear();
         path_ = given_;
         mark_ = path_.empty() ? "" : file_mark(params.model.path);
     }
@@ -51,50 +54,13 @@ public:
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left
     // for the turn to do: all requests wait for their rows.
     bool step(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
-        if (path_.empty()) {
+        try {
+            refuse(slots);
+            return !path_.empty() && turn(slots, params, cache);
+        } catch (const std::exception & error) { // slots that wait go on in a later turn
+            SRV_WRN("kv tiering: %s\n", error.what());
             return false;
         }
-        own_cache_.turn(links_.look_up != nullptr && links_.look_up->up(), cache, params);
-        const auto until = steady_clock::now() + saving_step;
-        ++turn_; // each slot is the first in its turn, so that none waits for ever
-        for (size_t i = 0; i < slots.size(); ++i) {
-            auto & slot = slots[(turn_ + i) % slots.size()];
-            try {
-                ended(slot);
-                arrived(slot, params);
-                prepare(slots, slot, until);
-            } catch (const std::exception & error) { // for instance there is no memory
-                SLT_WRN(slot, "kv tiering: %s\n", error.what());
-                give_up(slot);
-            }
-        }
-        if (links_.saver == nullptr) {
-            return false;
-        }
-        slot_rows rows;
-        bool waits = false;
-        bool busy = false; // with what the main loop does itself
-        bool computes = false;
-        for (auto & slot : slots) {
-            rows.add(slot);
-            seat & own = seats_[slot.id];
-            waits    = waits || own.waits;
-            busy     = busy || (own.waits && !own.left);
-            computes = computes || (slot.is_processing() && slot.state != SLOT_STATE_WAIT_OTHER);
-            const bool prompt = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_PROCESSING_PROMPT;
-            if (own.open && !own.waits && !prompt) {
-                own.note_prefilled();
-            }
-        }
-        links_.saver->step(rows, until);
-        if (!waits || computes) {
-            return false;
-        }
-        if (!busy) {
-            links_.restorer->wait(idle_wait);
-        }
-        wake(); // for the next turn: this one ends here
-        return true;
     }
 
     // Before the server looks how much of the prompt its slot holds: what could be restored is in the slot.
@@ -102,11 +68,12 @@ public:
         if (links_.saver == nullptr) {
             return;
         }
-        seat & own = seats_[slot.id];
-        if (!own.open || own.task != slot.task->id) { // nothing is known of it
+        const auto found = seats_.find(slot.id);
+        if (found == seats_.end() || !found->second.open || found->second.task != slot.task->id) { // nothing is known of it
             lose_rows(slot);
             return;
         }
+        seat & own = found->second;
         own.begun = true;
         own.began = steady_clock::now();
     }
@@ -114,10 +81,11 @@ public:
     // Before the server's own cache of prompts takes the slot's rows away, and may give it others. It does so also to a slot
     // that waits, if a request names that slot: then nothing more comes in, and the request goes on from what is there.
     void before_swap(server_slot & slot) {
-        if (links_.saver == nullptr) {
+        const auto found = seats_.find(slot.id);
+        if (links_.saver == nullptr || found == seats_.end()) {
             return;
         }
-        seat & own = seats_[slot.id];
+        seat & own = found->second;
         if (!safely(slot, [&] {
                 ended(slot);
                 own.swapped = text_of(slot.prompt.tokens);
@@ -161,8 +129,8 @@ public:
         if (links_.saver == nullptr) {
             return;
         }
-        seat & own = seats_[slot.id];
         safely(slot, [&] {
+            seat & own = seats_[slot.id];
             if (own.open && own.begun) {
                 own.note_sound(slot);
                 store(slot, own);
@@ -172,6 +140,68 @@ public:
     }
 
 private:
+    bool turn(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
+        own_cache_.turn(links_.look_up != nullptr && (*links_.look_up)->up(), cache, params);
+        const auto until = steady_clock::now() + saving_step;
+        ++turn_; // each slot is the first in its turn, so that none waits for ever
+        for (size_t i = 0; i < slots.size(); ++i) {
+            auto & slot = slots[(turn_ + i) % slots.size()];
+            try {
+                ended(slot);
+                arrived(slot, params);
+                prepare(slots, slot, until);
+            } catch (const std::exception & error) { // for instance there is no memory
+                SLT_WRN(slot, "kv tiering: %s\n", error.what());
+                give_up(slot);
+            }
+        }
+        if (links_.saver == nullptr) {
+            return false;
+        }
+        slot_rows rows;
+        bool waits = false;
+        bool busy = false; // with what the main loop does itself
+        bool computes = false;
+        for (auto & slot : slots) {
+            rows.add(slot);
+            seat & own = seats_[slot.id];
+            waits    = waits || own.waits;
+            busy     = busy || (own.waits && !own.left);
+            computes = computes || (slot.is_processing() && slot.state != SLOT_STATE_WAIT_OTHER);
+            const bool prompt = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_PROCESSING_PROMPT;
+            if (own.open && !own.waits && !prompt) {
+                own.note_prefilled();
+            }
+        }
+        links_.saver->step(rows, until);
+        if (!waits || computes) {
+            return false;
+        }
+        if (!busy) {
+            links_.restorer->wait(idle_wait);
+        }
+        wake(); // for the next turn: this one ends here
+        return true;
+    }
+
+    // What was found out of the first answer: nothing is stored of this model, nor looked up.
+    void refuse(std::vector<server_slot> & slots) {
+        if (incomplete_.empty()) {
+            return;
+        }
+        for (auto & slot : slots) {
+            if (const auto found = seats_.find(slot.id); found != seats_.end() && found->second.waits) {
+                give_up(slot);
+            }
+        }
+        hello said = links_.said;
+        said.unsupported = std::exchange(incomplete_, "");
+        seats_.clear();
+        SRV_WRN("kv tiering is off: %s\n", said.unsupported.c_str());
+        links_.open(path_, said, false, {}); // the sidecar is told
+        path_.clear();
+    }
+
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
@@ -237,7 +267,7 @@ private:
     }
 
     void look_up(std::vector<server_slot> & slots, const server_slot & slot, seat & own) {
-        const uint32_t least = links_.look_up->greeting().min_tokens;
+        const uint32_t least = (*links_.look_up)->greeting().min_tokens;
         if (slot.task->params.n_cache_reuse > 0 && slot.prompt.tokens.size() > own.have) { // it moves rows, too, if there are others
             moves(slots, slot, own.have);
             own.report.reason = shortfall_not_looked_up;
@@ -332,7 +362,9 @@ private:
     // All of them, for others of which nothing is known.
     void lose_rows(const server_slot & slot) {
         safely(slot, [&] { leave(slot, 0); });
-        seats_[slot.id].forget_rows();
+        if (const auto found = seats_.find(slot.id); found != seats_.end()) {
+            found->second.forget_rows();
+        }
     }
 
     // Rows of the slot from `from` on get other positions.
@@ -341,7 +373,9 @@ private:
             if (!links_.exact || one.id == slot.id) { // else all rows of the cache are rounded anew
                 const uint32_t first = links_.exact ? from : 0;
                 safely(one, [&] { leave(one, first); });
-                seats_[one.id].note_moved(first);
+                if (const auto found = seats_.find(one.id); found != seats_.end()) {
+                    found->second.note_moved(first);
+                }
             }
         }
     }
@@ -361,7 +395,14 @@ private:
 
     void store(server_slot & slot, const seat & own) {
         forget(slot.prompt.checkpoints, own.others);
-        if (own.sound.size() <= links_.look_up->greeting().min_tokens || !links_.storing->stands()) {
+        if (own.sound.size() <= (*links_.look_up)->greeting().min_tokens || !(*links_.storing)->stands()) {
+            return;
+        }
+        if (!complete_) {
+            incomplete_ = why_incomplete(slot.ctx_tgt, slot.id);
+            complete_ = incomplete_.empty();
+        }
+        if (!complete_) {
             return;
         }
         std::vector<state> states;
@@ -391,6 +432,8 @@ private:
     std::string given_; // by the variable
     std::string path_;
     std::string mark_;  // of the model's file, before it was loaded
+    bool complete_ = false;  // what is stored of a sequence is all that there is
+    std::string incomplete_; // what it lacks
     own_cache own_cache_;
     size_t turn_ = 0;
     std::map<int, seat> seats_;
