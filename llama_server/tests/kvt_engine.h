@@ -9,8 +9,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,7 +21,13 @@ namespace made_up {
 using clock_type = std::chrono::steady_clock;
 
 const kvt::milliseconds patience { 20000 };
-constexpr size_t row_bytes = 8u << 10; // of each of the four planes: a block has 2 MiB, a batch 8 blocks
+inline size_t bytes_by(const char * variable, size_t usual) {
+    const char * value = std::getenv(variable);
+    return value != nullptr ? (size_t) std::stoul(value) : usual;
+}
+
+inline const size_t row_bytes = bytes_by("KVT_ROW_BYTES", 8u << 10); // of each of the four planes: a block has 2 MiB, a batch 8 blocks
+inline const size_t window_row_bytes = bytes_by("KVT_WINDOW_BYTES", 0); // 0: it has no windows
 constexpr size_t planes = 4;
 
 inline kvt::hello make_hello(bool states) {
@@ -29,12 +37,14 @@ inline kvt::hello make_hello(bool states) {
         kvt::layer one;
         one.index = i;
         one.kv_heads = 1;
-        one.k_head_dim = one.v_head_dim = row_bytes/2;
-        one.k_row_bytes = one.v_row_bytes = row_bytes;
+        one.k_head_dim = one.v_head_dim = (uint32_t) row_bytes/2;
+        one.k_row_bytes = one.v_row_bytes = (uint32_t) row_bytes;
         said.layers.push_back(one);
     }
     said.min_tokens = 1;
-    said.states = states;
+    said.states = states || window_row_bytes > 0;
+    said.window_row_bytes = (uint32_t) window_row_bytes;
+    said.window_least = said.window_most = window_row_bytes > 0 ? 128 : 0;
     return said;
 }
 
@@ -76,8 +86,9 @@ struct engine : kvt::row_source {
             return false;
         }
         for (uint32_t i = first; i < end; ++i) {
-            std::fill_n(out, row_bytes, (char) (mark_of(held[i], i, plane) + (i >= turned ? 1 : 0)));
-            out += row_bytes;
+            const size_t bytes = plane < planes ? row_bytes : window_row_bytes;
+            std::fill_n(out, bytes, (char) (mark_of(held[i], i, plane) + (i >= turned ? 1 : 0)));
+            out += bytes;
         }
         return true;
     }
@@ -136,10 +147,21 @@ struct cells : kvt::row_sink {
 
     void spoiled(uint32_t first) noexcept override { taken.erase(taken.lower_bound(first), taken.end()); }
 
-    bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<kvt::window> &) override {
+    bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<kvt::window> & windows) override {
         const std::vector<int32_t> before(prompt.begin(), prompt.begin() + n_tokens);
-        into.broken = into.broken || state != make_state(before, state.size() - kvt::state_head_bytes).bytes;
-        return into.tokens == before;
+        into.broken = into.broken || into.tokens != before; // without its rows a state is that of another prompt
+        if (!state.empty()) {
+            into.broken = into.broken || state != make_state(before, state.size() - kvt::state_head_bytes).bytes;
+            return !into.broken;
+        }
+        for (const auto & one : windows) {
+            const char * row = one.bytes.data();
+            for (uint32_t i = one.first; i < one.first + one.rows; ++i, row += window_row_bytes) { // as many as it says
+                const char mark = mark_of(i < prompt.size() ? prompt[i] : 0, i, planes);
+                into.broken = into.broken || (i < n_tokens && !std::all_of(row, row + window_row_bytes, [mark](char byte) { return byte == mark; }));
+            }
+        }
+        return !into.broken;
     }
 
     engine & own;

@@ -21,6 +21,9 @@
 //   direct N                  from now on, rows can be read into where they belong, but for each Nth block; 0: for all blocks
 //   reads                     "N direct": blocks that were
 //   hang CALL                 from now on, threads of the library wait in this call of the kernel's; "go on": they do
+//   has SLOT FIRST COUNT FROM "yes" or "no": the slot's last answer has a state behind COUNT tokens, of which those from FROM on
+//                             are other ones
+//   heal SLOT                 that its rows were wrong is forgotten
 //   room                      a turn of the main loop, then "N MiB": that may still be kept
 //   threads                   "N threads": of this process
 #include "../src/kvt_client.h"
@@ -238,6 +241,16 @@ int main(int argc, char ** argv) {
             hangs::in(what);
         } else if (what == "go") {
             hangs::in("");
+        } else if (what == "heal") {
+            one.rows.slots[number].broken = false;
+        } else if (what == "has") {
+            auto tokens = tokens_of(first, count);
+            size_t from = tokens.size();
+            in >> from;
+            for (; from < tokens.size(); ++from) {
+                tokens[from] += 1 << 20;
+            }
+            answer = one.saver.has_state(number, tokens, (uint32_t) count) ? "yes" : "no";
         } else if (what == "room") {
             if (one.woken.exchange(false)) {
                 one.saver.step(one.rows, clock_type::now() + kvt::saving_step);
