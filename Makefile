@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test test-all engines soak chaos power-cuts fuzz fuzz-csrc mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
+.PHONY: default lint format test test-all engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
 default:
 	./scripts/test quick
 lint:
@@ -20,6 +20,8 @@ power-cuts:
 	TIERING_POWER_CUTS=$${TIERING_POWER_CUTS:-20000} .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fault/test_power_cuts.py
 fuzz:
 	TIERING_FUZZ=1000000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz --ignore tests/fuzz/test_flips.py
+fuzz-lies: # a sidecar's lies to llama-server's library, under sanitizers: half an hour
+	TIERING_LIES=50000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_lies.py
 fuzz-csrc:
 	./scripts/test-csrc fuzz 1000000
 mutants-csrc: # each rule of the exact order broken in turn: a test has to fail; a few minutes

@@ -1,5 +1,6 @@
 #include "kvt_client.h"
 
+#include "kvt_answers.h"
 #include "kvt_socket.h"
 
 #include <algorithm>
@@ -12,7 +13,6 @@ namespace kvt {
 namespace {
 
 constexpr char magic[] = { 'K', 'V', 'T', 'E', 'N', 'G', '\r', '\n' };
-constexpr uint32_t version = 2;
 constexpr milliseconds probe_timeout { 1000 };
 constexpr milliseconds probe_least { 200 };
 constexpr milliseconds probe_most { 5000 };
@@ -21,7 +21,7 @@ constexpr uint16_t goes_on[] = { 4, 5 }; // failures after which the sidecar kee
 writer packed(const hello & said) {
     writer out;
     out.raw(magic, sizeof magic);
-    out.u32(version);
+    out.u32(protocol_version);
     out.u8(said.gate);
     out.u8(said.states ? 1 : 0);
     out.u32(said.min_tokens);
@@ -63,202 +63,191 @@ void pack_extras(writer & out, const std::vector<extra> & extras) {
     }
 }
 
-bool unpack(const std::string & body, welcome & answer) {
-    reader in(body.data(), body.size());
-    const uint32_t spoken = in.u32();
-    for (auto & byte : answer.name_space) {
-        byte = in.u8();
-    }
-    answer.block_tokens = in.u32();
-    answer.min_tokens = in.u32();
-    answer.lease_ms = in.u32();
-    answer.reserve_ms = in.u32();
-    return in.whole() && spoken == version;
-}
-
-bool unpack(reader & in, file_kind & kind) {
-    const uint8_t number = in.u8();
-    kind = (file_kind) number;
-    return number <= (uint8_t) file_kind::window;
-}
-
-bool unpack(const std::string & body, matched & answer) {
-    reader in(body.data(), body.size());
-    answer = {};
-    answer.rows = in.u32();
-    answer.lease_id = in.u64();
-    answer.pending = in.u8() != 0;
-    answer.expected_ms = in.u32();
-    answer.reason = in.u32();
-    answer.at = in.u32();
-    bool known = true;
-    answer.files.resize(in.count(36));
-    for (auto & one : answer.files) {
-        one.path = in.text();
-        one.file_bytes = in.u64();
-        one.payload_offset = in.u32();
-        one.first_position = in.u32();
-        one.rows = in.u32();
-        one.used = in.u64();
-        one.tier = in.u8();
-        one.crcs = in.numbers();
-        known = unpack(in, one.kind) && known;
-    }
-    return known && in.whole();
-}
-
-bool unpack(const std::string & body, planned & answer) {
-    reader in(body.data(), body.size());
-    answer = {};
-    answer.outcome = in.u8();
-    answer.reason = in.text();
-    bool known = true;
-    answer.files.resize(in.count(31));
-    for (auto & one : answer.files) {
-        one.id = in.u64();
-        one.path = in.text();
-        one.file_bytes = in.u64();
-        one.payload_offset = in.u32();
-        one.first_position = in.u32();
-        one.rows = in.u32();
-        known = unpack(in, one.kind) && known;
-    }
-    return known && in.whole();
-}
-
 } // namespace
 
-client::client(std::string path, hello said) : path_(std::move(path)), said_(std::move(said)) {
-    prober_ = std::thread([this] { keep_connected(); });
+connection::connection(std::string path, hello said) : path_(std::move(path)), said_(std::move(said)) {}
+
+std::shared_ptr<connection> connection::open(std::string path, hello said) {
+    auto made = std::make_shared<connection>(std::move(path), std::move(said));
+    made->prober_.start([made] { made->keep_connected(); });
+    return made;
 }
 
-client::~client() {
+connection::~connection() { close_socket(fd_); }
+
+void connection::end() {
     {
         std::lock_guard<std::mutex> lock(state_);
-        ending_ = true;
+        ending_.store(true);
     }
     changed_.notify_all();
-    prober_.join();
-    std::lock_guard<std::mutex> lock(io_);
-    lose();
+    prober_.leave(); // it may be on the way to a socket on a disk that hangs
+    lose_if_over();
 }
 
-void client::wait_first(milliseconds timeout) {
+// What was leased and reserved is given back at once, unless a call is under way: then that call does it.
+void connection::lose_if_over() {
+    if (ending_.load()) {
+        std::unique_lock<std::mutex> lock(io_, std::try_to_lock);
+        if (lock.owns_lock()) {
+            lose();
+        }
+    }
+}
+
+// Without memory nobody knows how far the call has come.
+template <typename Call> status connection::safely(const Call & call) {
+    status got = status::broken;
+    try {
+        got = call();
+    } catch (const std::exception &) {
+        failures_.fetch_add(1);
+        std::lock_guard<std::mutex> lock(io_);
+        lose();
+    }
+    lose_if_over();
+    return got;
+}
+
+void connection::wait_first(milliseconds timeout) {
     std::unique_lock<std::mutex> lock(state_);
     changed_.wait_for(lock, timeout, [this] { return tried_; });
 }
 
-void client::hang_up() {
+void connection::hang_up() {
     std::lock_guard<std::mutex> lock(io_);
     lose(up() ? line::again : line::down);
 }
 
-welcome client::greeting() const {
+welcome connection::greeting() const {
     std::lock_guard<std::mutex> lock(state_);
     return greeting_;
 }
 
-std::string client::last_error() const {
+std::string connection::last_error() const {
     std::lock_guard<std::mutex> lock(state_);
     return error_;
 }
 
-status client::match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
+status connection::match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
                      milliseconds timeout, matched & answer) {
-    writer out;
-    out.u32(have);
-    out.u32(start);
-    pack_tokens(out, tokens, count);
-    pack_extras(out, extras);
-    return ask_matched(frame_kind::match, out, timeout, answer);
+    return safely([&] {
+        writer out;
+        out.u32(have);
+        out.u32(start);
+        pack_tokens(out, tokens, count);
+        pack_extras(out, extras);
+        return ask_matched(frame_kind::match, out, timeout, answer);
+    });
 }
 
-status client::wait(uint64_t lease_id, milliseconds timeout, matched & answer) {
-    writer out;
-    out.u64(lease_id);
-    return ask_matched(frame_kind::wait, out, timeout, answer);
+status connection::wait(uint64_t lease_id, milliseconds timeout, matched & answer) {
+    return safely([&] {
+        writer out;
+        out.u64(lease_id);
+        return ask_matched(frame_kind::wait, out, timeout, answer);
+    });
 }
 
-status client::release(uint64_t lease_id, milliseconds timeout) {
-    writer out;
-    out.u64(lease_id);
-    std::string answer;
-    return ask(frame_kind::release, out, timeout, frame_kind::done, answer);
+status connection::renew(uint64_t lease_id, milliseconds timeout) {
+    return safely([&] {
+        writer out;
+        out.u64(lease_id);
+        std::string body;
+        uint64_t lasts = 0;
+        const status got = ask(frame_kind::wait, out, timeout, frame_kind::matched, body);
+        if (got != status::ok) {
+            return got;
+        }
+        return !unpack_lease(body, lasts) ? garbled() : lasts == lease_id ? status::ok : status::refused;
+    });
 }
 
-status client::plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
+status connection::release(uint64_t lease_id, milliseconds timeout) {
+    return safely([&] {
+        writer out;
+        out.u64(lease_id);
+        std::string answer;
+        return ask(frame_kind::release, out, timeout, frame_kind::done, answer);
+    });
+}
+
+status connection::plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
                     const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
                     const std::vector<uint32_t> & windows) {
-    writer out;
-    out.u32(most_files);
-    pack_tokens(out, tokens, count);
-    pack_extras(out, extras);
-    out.u32((uint32_t) states.size());
-    for (const auto & one : states) {
-        out.u32(one.n_tokens);
-        out.u64(one.bytes);
-    }
-    out.u32((uint32_t) windows.size());
-    for (uint32_t first : windows) {
-        out.u32(first);
-    }
-    std::string body;
-    const status got = ask(frame_kind::plan, out, timeout, frame_kind::planned, body);
-    return got == status::ok && !unpack(body, answer) ? garbled() : got;
-}
-
-status client::commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons) {
-    writer out;
-    out.u32((uint32_t) files.size());
-    for (const auto & one : files) {
-        out.u64(one.id);
-        out.u32((uint32_t) one.crcs.size());
-        for (uint32_t crc : one.crcs) {
-            out.u32(crc);
+    return safely([&] {
+        writer out;
+        out.u32(most_files);
+        pack_tokens(out, tokens, count);
+        pack_extras(out, extras);
+        out.u32((uint32_t) states.size());
+        for (const auto & one : states) {
+            out.u32(one.n_tokens);
+            out.u64(one.bytes);
         }
-    }
-    std::string body;
-    const status got = ask(frame_kind::commit, out, timeout, frame_kind::committed, body);
-    if (got != status::ok) {
-        return got;
-    }
-    reader in(body.data(), body.size());
-    reasons.assign(in.count(2), {});
-    for (auto & reason : reasons) {
-        reason = in.text();
-    }
-    return in.whole() && reasons.size() == files.size() ? status::ok : garbled();
+        out.u32((uint32_t) windows.size());
+        for (uint32_t first : windows) {
+            out.u32(first);
+        }
+        std::string body;
+        const status got = ask(frame_kind::plan, out, timeout, frame_kind::planned, body);
+        return got == status::ok && !unpack(body, answer) ? garbled() : got;
+    });
 }
 
-status client::damaged(uint64_t lease_id, uint32_t number, milliseconds timeout) {
-    writer out;
-    out.u64(lease_id);
-    out.u32(number);
-    std::string answer;
-    return ask(frame_kind::damaged, out, timeout, frame_kind::done, answer);
+status connection::commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons) {
+    return safely([&] {
+        writer out;
+        out.u32((uint32_t) files.size());
+        for (const auto & one : files) {
+            out.u64(one.id);
+            out.u32((uint32_t) one.crcs.size());
+            for (uint32_t crc : one.crcs) {
+                out.u32(crc);
+            }
+        }
+        std::string body;
+        const status got = ask(frame_kind::commit, out, timeout, frame_kind::committed, body);
+        if (got != status::ok) {
+            return got;
+        }
+        return unpack(body, reasons) && reasons.size() == files.size() ? status::ok : garbled();
+    });
 }
 
-status client::finish(const finished & request, milliseconds timeout) {
-    writer out;
-    for (uint32_t count : { request.prompt_tokens, request.memory_tokens, request.restored_tokens, request.reason, request.at,
-                            request.beside_tokens, failures() }) {
-        out.u32(count);
-    }
-    out.u64(request.restored_bytes);
-    for (double seconds : { request.prefill_seconds, request.lookup_seconds, request.fetch_seconds, request.copy_seconds }) {
-        out.f64(seconds);
-    }
-    std::string answer;
-    return ask(frame_kind::finished, out, timeout, frame_kind::done, answer);
+status connection::damaged(uint64_t lease_id, uint32_t number, milliseconds timeout) {
+    return safely([&] {
+        writer out;
+        out.u64(lease_id);
+        out.u32(number);
+        std::string answer;
+        return ask(frame_kind::damaged, out, timeout, frame_kind::done, answer);
+    });
 }
 
-status client::ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer) {
+status connection::finish(const finished & request, milliseconds timeout) {
+    return safely([&] {
+        writer out;
+        for (uint32_t count : { request.prompt_tokens, request.memory_tokens, request.restored_tokens, request.reason, request.at,
+                                request.beside_tokens, failures() }) {
+            out.u32(count);
+        }
+        out.u64(request.restored_bytes);
+        for (double seconds : { request.prefill_seconds, request.lookup_seconds, request.fetch_seconds, request.copy_seconds }) {
+            out.f64(seconds);
+        }
+        std::string answer;
+        return ask(frame_kind::finished, out, timeout, frame_kind::done, answer);
+    });
+}
+
+status connection::ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer) {
     std::string got_body;
     const status got = ask(request, body, timeout, frame_kind::matched, got_body);
     return got == status::ok && !unpack(got_body, answer) ? garbled() : got;
 }
 
-status client::ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer) {
+status connection::ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer) {
     if (!up()) {
         return status::down;
     }
@@ -277,7 +266,7 @@ status client::ask(frame_kind request, const writer & body, milliseconds timeout
     return got;
 }
 
-status client::garbled() {
+status connection::garbled() {
     std::lock_guard<std::mutex> lock(io_);
     say("an answer of the sidecar makes no sense");
     failures_.fetch_add(1);
@@ -287,7 +276,7 @@ status client::garbled() {
 
 // broken also where the sidecar refuses and closes the connection, and where there is no memory for its answer: then nobody
 // knows what comes next.
-status client::exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+status connection::exchange(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
                         std::string & answer) {
     try {
         return exchange_once(fd, request, body, until, wanted, answer);
@@ -296,7 +285,7 @@ status client::exchange(int fd, frame_kind request, const std::string & body, cl
     }
 }
 
-status client::exchange_once(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
+status connection::exchange_once(int fd, frame_kind request, const std::string & body, clock::time_point until, frame_kind wanted,
                              std::string & answer) {
     uint16_t got = 0;
     const transfer result = send_and_receive(fd, (uint16_t) request, body, until, got, answer);
@@ -318,7 +307,7 @@ status client::exchange_once(int fd, frame_kind request, const std::string & bod
     return std::find(std::begin(goes_on), std::end(goes_on), code) != std::end(goes_on) ? status::refused : status::broken;
 }
 
-void client::lose(line left) {
+void connection::lose(line left) {
     close_socket(fd_);
     fd_ = -1;
     line_.store(left);
@@ -328,7 +317,7 @@ void client::lose(line left) {
     changed_.notify_all();
 }
 
-void client::keep_connected() {
+void connection::keep_connected() {
     milliseconds pause = probe_least;
     for (;;) {
         bool connected = false;
@@ -341,29 +330,30 @@ void client::keep_connected() {
         changed_.notify_all();
         if (connected) {
             pause = probe_least;
-            changed_.wait(lock, [this] { return ending_ || !up(); });
+            changed_.wait(lock, [this] { return ending_.load() || !up(); });
         } else {
             line_.store(line::down);
         }
-        if (ending_ || told_) {
+        if (ending_.load() || told_) {
             return;
         }
         if (connected && stands()) {
             continue; // nothing is wrong with the sidecar
         }
-        changed_.wait_for(lock, pause, [this] { return ending_; });
-        if (ending_) {
+        changed_.wait_for(lock, pause, [this] { return ending_.load(); });
+        if (ending_.load()) {
             return;
         }
         pause = std::min(2*pause, probe_most);
     }
 }
 
-bool client::connect_once() {
+bool connection::connect_once() {
     const std::string own = packed(said_).body();
-    const int fd = connect_socket(path_);
+    std::string why;
+    const int fd = connect_socket(path_, why);
     if (fd < 0) {
-        say("no sidecar listens on " + path_);
+        say(why);
         return false;
     }
     const frame_kind wanted = said_.unsupported.empty() ? frame_kind::welcome : frame_kind::done;
@@ -386,7 +376,7 @@ bool client::connect_once() {
     return true;
 }
 
-void client::say(const std::string & error) {
+void connection::say(const std::string & error) {
     std::lock_guard<std::mutex> lock(state_);
     error_ = error;
 }

@@ -1,4 +1,5 @@
-// An engine's connection to the sidecar. No call takes longer than its timeout, and none throws.
+// An engine's connection to the sidecar. No call takes longer than its timeout, and none throws: what cannot be done for lack
+// of memory is `broken`.
 //
 // A call that fails closes the connection: what was leased and reserved over it is given back by the sidecar. From then
 // on every call fails at once, until a thread of the client has connected again. So a sidecar that is dead or hangs
@@ -9,15 +10,17 @@
 
 #include "kvt_messages.h"
 #include "kvt_wire.h"
+#include "kvt_worker.h"
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvt {
@@ -34,12 +37,15 @@ enum class status {
     refused, // the sidecar said why: last_error()
 };
 
-class client {
+class connection {
 public:
-    client(std::string path, hello said);
-    ~client();
-    client(const client &) = delete;
-    client & operator=(const client &) = delete;
+    connection(std::string path, hello said); // open() begins to connect
+    ~connection();
+    connection(const connection &) = delete;
+    connection & operator=(const connection &) = delete;
+
+    static std::shared_ptr<connection> open(std::string path, hello said);
+    void end(); // no call is made any more; waits for its thread, if nothing hangs
 
     bool up() const { return line_.load() == line::up; }
 
@@ -60,6 +66,7 @@ public:
     status match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
                  milliseconds timeout, matched & answer);
     status wait(uint64_t lease_id, milliseconds timeout, matched & answer);
+    status renew(uint64_t lease_id, milliseconds timeout); // of files that were named: ok while it lasts
     status release(uint64_t lease_id, milliseconds timeout);
     status plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
                 const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
@@ -73,6 +80,8 @@ private:
     using clock = std::chrono::steady_clock;
     enum class line : uint8_t { down, again, up }; // again: after hang_up(), until it was tried once
 
+    template <typename Call> status safely(const Call & call);
+    void lose_if_over();
     status ask(frame_kind request, const writer & body, milliseconds timeout, frame_kind wanted, std::string & answer);
     status ask_matched(frame_kind request, const writer & body, milliseconds timeout, matched & answer);
     status garbled(); // an answer that is none
@@ -100,8 +109,23 @@ private:
     std::string error_;
     bool tried_ = false;
     bool told_ = false; // the sidecar knows why the model is not tiered
-    bool ending_ = false;
-    std::thread prober_; // last: it uses all of the above
+    std::atomic<bool> ending_ { false };
+    worker prober_;
+};
+
+// Who opened the connection ends it. Threads that are left behind may still hold it: their calls fail.
+class client {
+public:
+    client(std::string path, hello said) : shared_(connection::open(std::move(path), std::move(said))) {}
+    ~client() { shared_->end(); }
+    client(const client &) = delete;
+    client & operator=(const client &) = delete;
+
+    connection * operator->() const { return shared_.get(); }
+    const std::shared_ptr<connection> & shared() const { return shared_; }
+
+private:
+    const std::shared_ptr<connection> shared_;
 };
 
 } // namespace kvt

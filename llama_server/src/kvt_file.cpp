@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,6 +14,9 @@
 namespace kvt {
 
 namespace {
+
+constexpr std::string_view unfinished = ".tmp"; // docs/engine-protocol.md
+constexpr uint32_t most_head_bytes = 2u << 20;
 
 // What the sidecar checks, too: between its look and this one somebody may have been there. A negative errno: `why`.
 int open_checked(const std::string & path, int flags, uint64_t bytes, std::string & why) {
@@ -61,6 +65,35 @@ int read_bytes(int fd, uint64_t offset, char * to, size_t bytes) {
     return 0;
 }
 
+// By its name alone what is named may be any file of this user's. One that waits for a block has a name of its own, and just the size
+// that the block has: nothing is written behind its end.
+bool is_reservation(const reserved & named, const std::vector<size_t> & segments) {
+    const std::string_view path = named.path;
+    const std::string_view name = path.substr(path.size() - std::min(path.size(), unfinished.size()));
+    uint64_t end = named.payload_offset;
+    for (const size_t bytes : segments) {
+        end += page_aligned(bytes);
+    }
+    return path.substr(0, 1) == "/" && name == unfinished && named.payload_offset >= page_bytes &&
+           named.payload_offset <= most_head_bytes && named.payload_offset % page_bytes == 0 && end == named.file_bytes;
+}
+
+// Nobody has written its head yet, and it has no other name: a file that holds anything begins with something else.
+bool is_new(int fd, size_t head_bytes) {
+    struct stat info {};
+    if (fstat(fd, &info) != 0 || info.st_nlink != 1) {
+        return false;
+    }
+    char page[page_bytes];
+    for (size_t at = 0; at < head_bytes; at += page_bytes) {
+        const auto is_zero = [](char byte) { return byte == 0; };
+        if (read_bytes(fd, at, page, page_bytes) != 0 || !std::all_of(page, page + page_bytes, is_zero)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 } // namespace
 
 size_t page_aligned(size_t bytes) { return (bytes + page_bytes - 1)/page_bytes*page_bytes; }
@@ -91,8 +124,18 @@ int open_for_reading(const file & named, std::string & why) {
     return open_checked(named.path, O_RDONLY, named.file_bytes, why);
 }
 
-int open_for_writing(const reserved & named, std::string & why) {
-    return open_checked(named.path, O_WRONLY, named.file_bytes, why);
+int open_for_writing(const reserved & named, const std::vector<size_t> & segments, std::string & why) {
+    if (!is_reservation(named, segments)) {
+        why = named.path + ": no place for a block of this size";
+        return -1;
+    }
+    const int fd = open_checked(named.path, O_RDWR, named.file_bytes, why);
+    if (fd >= 0 && !is_new(fd, named.payload_offset)) {
+        why = named.path + ": holds something already";
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why) {
@@ -149,7 +192,7 @@ bool write_segment(int fd, uint64_t offset, const void * data, size_t bytes, uin
 
 bool write_segments(const reserved & named, const char * data, const std::vector<size_t> & segments, filled & done) {
     std::string why;
-    const int fd = open_for_writing(named, why);
+    const int fd = open_for_writing(named, segments, why);
     if (fd < 0) {
         return false;
     }

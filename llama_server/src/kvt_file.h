@@ -35,7 +35,9 @@ private:
 
 // A descriptor, or -1 and why not: a link, no regular file, of another size or owner, or one that others may write.
 int open_for_reading(const file & named, std::string & why);
-int open_for_writing(const reserved & named, std::string & why);
+
+// The same for a block or state of these segments: also not, where they do not fill the file, or it is none that waits for one.
+int open_for_writing(const reserved & named, const std::vector<size_t> & segments, std::string & why);
 
 // Reads a segment into memory of the engine's own, and compares it there. False and why, if a byte is not as it was written.
 bool read_segment(int fd, uint64_t offset, void * data, size_t bytes, uint32_t crc, std::string & why);

@@ -1,6 +1,7 @@
 #include "kvt_lease.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvt {
 
@@ -12,9 +13,9 @@ constexpr milliseconds for_ever { 3600000 };
 
 } // namespace
 
-lease::lease(client & from, uint64_t lease_id)
-    : from_(from), id_(lease_id), third_(std::max(milliseconds(from.greeting().lease_ms/3), least_third)), over_(lease_id == 0),
-      next_(clock::now() + third_) {}
+lease::lease(std::shared_ptr<connection> from, uint64_t lease_id)
+    : from_(std::move(from)), id_(lease_id), third_(std::max(milliseconds(from_->greeting().lease_ms/3), least_third)),
+      over_(lease_id == 0), next_(clock::now() + third_) {}
 
 void lease::renew_in_time() {
     {
@@ -24,8 +25,7 @@ void lease::renew_in_time() {
         }
         next_ = clock::now() + third_; // no other thread asks meanwhile, nor waits for this one
     }
-    matched again;
-    const bool lasts = from_.wait(id_, lease_timeout, again) == status::ok && again.lease_id == id_;
+    const bool lasts = from_->renew(id_, lease_timeout) == status::ok;
     std::lock_guard<std::mutex> lock(mutex_);
     over_ = over_ || !lasts;
     next_ = clock::now() + third_;
@@ -36,11 +36,11 @@ milliseconds lease::until_then() const {
     return over_ ? for_ever : std::max(std::chrono::duration_cast<milliseconds>(next_ - clock::now()), milliseconds(1));
 }
 
-void lease::damaged(uint32_t number) { from_.damaged(id_, number, lease_timeout); }
+void lease::damaged(uint32_t number) { from_->damaged(id_, number, lease_timeout); }
 
 void lease::release() {
     if (id_ != 0) {
-        from_.release(id_, lease_timeout);
+        from_->release(id_, lease_timeout);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 namespace kvt {
@@ -13,7 +14,7 @@ namespace kvt {
 class lease {
 public:
     // `lease_id` as the client was answered just now; 0: there is none.
-    lease(client & from, uint64_t lease_id);
+    lease(std::shared_ptr<connection> from, uint64_t lease_id);
 
     // Between two parts of what is read, and while a thread waits. Asks once a third of the lease is over; one of the
     // threads does.
@@ -27,7 +28,7 @@ public:
 private:
     using clock = std::chrono::steady_clock;
 
-    client & from_;
+    const std::shared_ptr<connection> from_;
     const uint64_t id_;
     const milliseconds third_;
     mutable std::mutex mutex_; // of the next two

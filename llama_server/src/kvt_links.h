@@ -23,6 +23,7 @@ struct links {
 
     // False for a model that is not tiered, of which the sidecar is told only why. `wake` is the saver's.
     bool open(const std::string & path, const hello & description, bool shifts_exactly, std::function<void()> wake) {
+        close();
         said    = description;
         exact   = shifts_exactly;
         look_up = std::make_unique<client>(path, said);

@@ -9,6 +9,8 @@
 
 namespace kvt {
 
+constexpr uint32_t protocol_version = 2;
+
 // Kinds of frames: requests, then answers.
 enum class frame_kind : uint16_t {
     hello = 1,

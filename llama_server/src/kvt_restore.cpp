@@ -1,4 +1,4 @@
-#include "kvt_restore.h"
+#include "kvt_restoring.h"
 
 #include "kvt_blocks.h"
 
@@ -18,73 +18,108 @@ uint32_t reason_of(status got) {
 
 } // namespace
 
-restorer::restorer(client & look_up, client & waiting, hello said, size_t most_bytes, milliseconds stall)
-    : look_up_(look_up), waiting_(waiting), said_(std::move(said)), buffer_bytes_(std::max(room_bytes(said_, block_tokens), page_bytes)),
-      most_bytes_(most_bytes), most_stall_(stall) {}
+restorer::restorer(const client & look_up, const client & waiting, hello said, size_t most_bytes, milliseconds stall)
+    : own_(std::make_shared<restoring>(look_up.shared(), waiting.shared(), std::move(said), most_bytes, stall)) {}
 
-restorer::~restorer() {
-    while (!jobs_.empty()) {
-        retire(jobs_.begin()->first, true);
-    }
-    for (auto & one : retired_) {
-        one->thread.join();
-    }
-}
+restorer::~restorer() { own_->end(); }
 
 void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct) {
+    own_->begin(slot, std::move(tokens), have, held, direct);
+}
+
+bool restorer::busy(int slot) const { return own_->busy(slot); }
+
+bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
+    return own_->step(slot, sink, until, report);
+}
+
+void restorer::drop(int slot) noexcept { own_->drop(slot); }
+
+size_t restorer::ahead() const { return own_->ahead(); }
+
+void restorer::wait(milliseconds most) { own_->wait(most); }
+
+restoring::restoring(std::shared_ptr<connection> look_up, std::shared_ptr<connection> waiting, hello said, size_t most_bytes,
+                     milliseconds stall)
+    : look_up_(std::move(look_up)), waiting_(std::move(waiting)), said_(std::move(said)),
+      buffer_bytes_(std::max(room_bytes(said_, block_tokens), page_bytes)), most_bytes_(most_bytes), most_stall_(stall) {}
+
+void restoring::end() {
+    while (!jobs_.empty()) {
+        retire(jobs_.begin());
+    }
+    const auto until = steady_clock::now() + most_ending;
+    for (const auto & one : retired_) {
+        const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now());
+        one->thread.leave(std::max(left, milliseconds(0)));
+    }
+    retired_.clear();
+}
+
+void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct) {
     drop(slot);
-    reap();
-    auto one = std::make_unique<job>();
-    one->tokens = std::move(tokens);
-    one->have = have;
-    one->direct = direct;
-    one->written = one->held = one->end = held;
-    auto & place = jobs_[slot];
-    try {
-        one->thread = std::thread([this, at = one.get()] { run(*at); });
-    } catch (...) { // there are no more threads
-        jobs_.erase(slot);
-        throw;
+    jobs made;
+    made.push_back(std::make_shared<job>());
+    job & one = *made.back();
+    one.slot = slot;
+    one.tokens = std::move(tokens);
+    one.have = have;
+    one.direct = direct;
+    one.written = one.held = one.end = held;
+    if (hanging()) {
+        one.report.reason = shortfall_hanging;
+        one.read = one.ended = true;
+    } else {
+        one.thread.start([self = shared_from_this(), its = made.back()] { self->run(*its); });
     }
-    place = std::move(one);
+    jobs_.splice(jobs_.end(), made);
 }
 
-void restorer::drop(int slot) {
-    if (busy(slot)) {
-        retire(slot, true);
+restoring::jobs::const_iterator restoring::find(int slot) const {
+    return std::find_if(jobs_.begin(), jobs_.end(), [slot](const auto & one) { return one->slot == slot; });
+}
+
+void restoring::drop(int slot) noexcept {
+    const auto found = find(slot);
+    if (found != jobs_.end()) {
+        retire(found);
     }
 }
 
-size_t restorer::ahead() const {
+size_t restoring::ahead() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return ahead_;
 }
 
-void restorer::retire(int slot, bool dropped) {
-    auto found = jobs_.find(slot);
+void restoring::retire(jobs::const_iterator found) noexcept {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        found->second->dropped = found->second->dropped || dropped;
+        (*found)->dropped = true;
     }
     changed_.notify_all();
-    retired_.push_back(std::move(found->second));
-    jobs_.erase(found);
+    retired_.splice(retired_.end(), jobs_, found);
 }
 
-void restorer::reap() {
-    for (auto at = retired_.begin(); at != retired_.end();) {
+void restoring::reap() {
+    retired_.remove_if([this](const auto & one) {
         std::unique_lock<std::mutex> lock(mutex_);
-        const bool ended = (*at)->ended;
+        const bool ended = one->ended;
         lock.unlock();
-        if (ended) {
-            (*at)->thread.join();
-        }
-        at = ended ? retired_.erase(at) : std::next(at);
-    }
+        return ended && one->thread.leave();
+    });
 }
 
-bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
-    job & one = *jobs_.at(slot);
+// A thread of a prompt that nobody wants any more still reads, and has been for too long, or there are too many of them.
+bool restoring::hanging() {
+    reap();
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto since = steady_clock::now() - most_stall_;
+    return retired_.size() >= most_retired ||
+           std::any_of(retired_.begin(), retired_.end(), [since](const auto & one) { return one->stalled || one->moved < since; });
+}
+
+bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
+    job & one = **find(slot);
     std::unique_lock<std::mutex> lock(mutex_);
     bool written = true;
     for (bool any = false; written && has_next(one); any = true) {
@@ -114,13 +149,17 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
         }
     }
     const bool over = one.read || one.shown >= one.last;
-    const bool stalled = !over && steady_clock::now() - one.moved > most_stall_;
-    if (written && !over && !stalled) {
-        return false;
-    }
-    if (stalled) {
+    if (written && !over) {
+        lock.unlock();
+        const auto patience = hanging() ? std::min(most_stall_, stall_beside_one) : most_stall_;
+        lock.lock();
+        if (steady_clock::now() - one.moved <= patience) {
+            return false;
+        }
+        one.stalled = true;
         one.report.reason = shortfall_unreadable;
     }
+    const bool stalled = one.stalled;
     if (said_.states && stalled) {
         one.report.restored_bytes = 0; // rows alone are of no use, and the thread may yet write the rest
     } else if (said_.states) {
@@ -139,26 +178,23 @@ bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, f
     report.fetch_seconds   = one.report.fetch_seconds;
     report.copy_seconds    = one.report.copy_seconds;
     lock.unlock();
-    retire(slot, true);
+    drop(slot);
     return true;
 }
 
-void restorer::wait(milliseconds most) {
+void restoring::wait(milliseconds most) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait_for(lock, most, [this] {
-        return std::any_of(jobs_.begin(), jobs_.end(), [](const auto & each) { return each.second->read || has_next(*each.second); });
+        return std::any_of(jobs_.begin(), jobs_.end(), [](const auto & each) { return each->read || has_next(*each); });
     });
 }
 
 // Without memory, or whatever else is thrown, what has come so far is all.
-void restorer::run(job & one) noexcept {
+void restoring::run(job & one) noexcept {
     try {
         read(one);
     } catch (const std::exception &) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        one.state.clear();
-        one.windows.clear();
-        one.report.reason = shortfall_unreadable;
+        give_up(one);
     }
     std::unique_lock<std::mutex> lock(mutex_);
     one.read = true;
@@ -180,55 +216,66 @@ void restorer::run(job & one) noexcept {
     changed_.notify_all();
 }
 
-void restorer::read(job & one) {
-    look_up_.wait_first(lookup_timeout);
+// Files that are lent to the main loop are no longer kept: it gets no more of them.
+void restoring::give_up(job & one) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    one.state.clear();
+    one.windows.clear();
+    one.last = one.shown;
+    one.report.reason = shortfall_no_memory;
+    changed_.wait(lock, [&one] { return one.lent == 0; });
+}
+
+void restoring::read(job & one) {
+    look_up_->wait_first(lookup_timeout);
     const auto began = steady_clock::now();
-    matched found;
+    matched & found = one.found;
     status got = status::ok;
     // as the sidecar would say: a resident hit does not ask
-    if (one.tokens.size() < (size_t) one.have + 1 + look_up_.greeting().min_tokens) {
+    if (one.tokens.size() < (size_t) one.have + 1 + look_up_->greeting().min_tokens) {
         found.reason = shortfall_too_short;
     } else if (!dropped(one)) {
-        got = look_up_.match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
+        got = look_up_->match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
     }
     if (got == status::ok && found.pending) {
-        look_up_.release(found.lease_id, release_timeout);
+        look_up_->release(found.lease_id, release_timeout);
         fetched(one, began);
         return;
     }
-    answered(one, got, found, began);
+    answered(one, got, began);
     if (got == status::ok) {
-        read_named(one, look_up_, found);
+        read_named(one, look_up_);
     }
 }
 
 // Reads what has to be fetched first. Prompts take turns; one that nobody wants any more gives up its own.
-void restorer::fetched(job & one, steady_clock::time_point began) {
+void restoring::fetched(job & one, steady_clock::time_point began) {
     const turn mine(*this, one, began + milliseconds(most_wait_ms));
-    matched found;
+    matched & found = one.found;
+    found = {};
     status got = status::late;
     if (mine.has) {
-        waiting_.wait_first(lookup_timeout);
-        got = waiting_.match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
+        waiting_->wait_first(lookup_timeout);
+        got = waiting_->match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
         if (got == status::ok && found.pending) {
             const uint32_t most = std::min<uint32_t>(most_wait_ms, 200 + 2*std::min(found.expected_ms, most_wait_ms));
-            got = waiting_.wait(found.lease_id, milliseconds(most), found);
+            got = waiting_->wait(found.lease_id, milliseconds(most), found);
         }
     }
-    answered(one, got, found, began);
+    answered(one, got, began);
     if (got == status::ok) {
-        read_named(one, waiting_, found);
+        read_named(one, waiting_);
     }
 }
 
-restorer::turn::turn(restorer & its, job & one, steady_clock::time_point latest) : of(its) {
+restoring::turn::turn(restoring & its, job & one, steady_clock::time_point latest) : of(its) {
     std::unique_lock<std::mutex> lock(of.mutex_);
     of.changed_.wait_until(lock, latest, [&] { return one.dropped || !of.fetching_; });
     has = !one.dropped && !of.fetching_;
     of.fetching_ = of.fetching_ || has;
 }
 
-restorer::turn::~turn() {
+restoring::turn::~turn() {
     if (has) {
         std::lock_guard<std::mutex> lock(of.mutex_);
         of.fetching_ = false;
@@ -236,22 +283,22 @@ restorer::turn::~turn() {
     }
 }
 
-bool restorer::dropped(const job & one) const {
+bool restoring::dropped(const job & one) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return one.dropped;
 }
 
-void restorer::answered(job & one, status got, const matched & found, steady_clock::time_point began) {
+void restoring::answered(job & one, status got, steady_clock::time_point began) {
     std::lock_guard<std::mutex> lock(mutex_);
     one.report.lookup_seconds = seconds_since(began);
-    one.report.reason = got == status::ok ? found.reason : reason_of(got);
-    one.report.at = found.at;
+    one.report.reason = got == status::ok ? one.found.reason : reason_of(got);
+    one.report.at = one.found.at;
 }
 
-void restorer::read_named(job & one, client & from, const matched & found) {
-    lease held(from, found.lease_id);
-    if (read_end(one, held, found)) {
-        read_files(one, held, found);
+void restoring::read_named(job & one, const std::shared_ptr<connection> & from) {
+    lease held(from, one.found.lease_id);
+    if (read_end(one, held)) {
+        read_files(one, held);
     }
     held.release();
 }

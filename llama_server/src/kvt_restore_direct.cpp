@@ -1,6 +1,6 @@
 // The restorer's part in files that lie in memory: the main loop reads them into their cells, with threads beside it. To read
 // such a file is to copy it; by way of a buffer it would be copied twice.
-#include "kvt_restore.h"
+#include "kvt_restoring.h"
 
 #include "kvt_blocks.h"
 
@@ -105,27 +105,36 @@ private:
 } // namespace
 
 // In a reader. False if the next file is none of those: a part of a block that is not whole is cut out of a buffer.
-bool restorer::offer(job & one, const matched & found) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!one.direct || !wants_more(one, found)) {
-        return false;
+bool restoring::offer(job & one) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (one.direct && wants_more(one)) {
+        const size_t number = one.file;
+        const file & named = one.found.files[number];
+        const part wanted = wanted_part(named, one.next, one.end);
+        if (wanted.rows == 0 || wanted.rows != named.rows) {
+            return false;
+        }
+        lock.unlock();
+        const bool in_memory = lies_in_memory(named); // on a disk that hangs it would be asked for as long
+        lock.lock();
+        if (number != one.file) {
+            continue; // another reader has it
+        }
+        if (!in_memory) {
+            return false;
+        }
+        one.ready.emplace(one.taken, piece { wanted.first, wanted.rows, 0, named.rows, {}, &named, (uint32_t) number });
+        ++one.taken;
+        ++one.file;
+        one.next += wanted.rows;
+        changed_.notify_all();
+        return true;
     }
-    const file & named = found.files[one.file];
-    const part wanted = wanted_part(named, one.next, one.end);
-    if (wanted.rows == 0 || wanted.rows != named.rows || !lies_in_memory(named)) {
-        return false;
-    }
-    piece whole { wanted.first, wanted.rows, 0, named.rows, {}, &named, (uint32_t) one.file };
-    one.ready.emplace(one.taken, std::move(whole));
-    ++one.taken;
-    ++one.file;
-    one.next += wanted.rows;
-    changed_.notify_all();
-    return true;
+    return false;
 }
 
 // The files stay, and so does their lease, until the main loop has read them or wants them no more.
-void restorer::lend(job & one, lease & held) {
+void restoring::lend(job & one, lease & held) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto done = [&one] { return one.dropped || !one.direct || (one.lent == 0 && (one.shown >= one.taken || one.shown >= one.last)); };
     while (!changed_.wait_for(lock, held.until_then(), done)) {
@@ -142,7 +151,7 @@ void restorer::lend(job & one, lease & held) {
 
 // In the main loop, which holds the lock: as many of the pieces that come next as take until `until`, by how long the last
 // ones took. False if one of them cannot be had.
-bool restorer::read_round(job & one, row_sink & sink, steady_clock::time_point until, std::unique_lock<std::mutex> & lock) {
+bool restoring::read_round(job & one, row_sink & sink, steady_clock::time_point until, std::unique_lock<std::mutex> & lock) {
     const double left = std::chrono::duration<double>(until - steady_clock::now()).count();
     const size_t most = one.bytes_per_second > 0 ? (size_t) std::max(one.bytes_per_second*left, 0.0) : first_round_bytes;
     std::vector<piece> round;
@@ -155,33 +164,14 @@ bool restorer::read_round(job & one, row_sink & sink, steady_clock::time_point u
     one.lent = round.size();
     lock.unlock();
     const auto began = steady_clock::now();
-    block_round blocks;
-    for (const auto & each : round) {
-        const auto places = sink.places(each.first, each.rows);
-        if (places.empty()) { // for this one, and what comes behind it, there may be cells that lie apart
-            break;
-        }
-        blocks.add(*each.direct, segment_bytes(said_, each.rows), places);
-    }
-    blocks.read();
-    uint32_t lacking = shortfall_none;
     size_t had = 0;
-    for (; had < blocks.size() && (lacking = blocks.lacking(had)) == shortfall_none; ++had) {
-        sink.put(round[had].first, round[had].rows);
-    }
-    if (had < blocks.size()) {
-        sink.spoiled(round[had].first);
-    }
-    buffer block(had == blocks.size() && had < round.size() ? buffer_bytes_ : 0);
-    for (; lacking == shortfall_none && had < round.size(); ++had) {
-        const auto sizes = segment_bytes(said_, round[had].rows);
-        lacking = read_segments(*round[had].direct, sizes, places_in(block.data(), sizes), nullptr);
-        if (lacking == shortfall_none && !sink.write(round[had].first, round[had].rows, block.data(), round[had].rows, 0)) {
-            lacking = shortfall_no_cells;
-        }
-        if (lacking != shortfall_none) {
-            break;
-        }
+    uint32_t lacking = shortfall_none;
+    std::exception_ptr thrown;
+    try {
+        lacking = read_into(sink, round, had);
+    } catch (const std::exception &) {
+        thrown = std::current_exception();
+        lacking = shortfall_no_memory;
     }
     const double seconds = seconds_since(began);
     lock.lock();
@@ -192,14 +182,65 @@ bool restorer::read_round(job & one, row_sink & sink, steady_clock::time_point u
     one.report.copy_seconds += seconds;
     one.bytes_per_second = (double) bytes/std::max(seconds, 1e-6);
     one.moved = steady_clock::now();
-    one.lent = 0;
+    one.lent = 0; // whatever was thrown: the reader waits for it
     if (lacking != shortfall_none) {
         one.last = one.shown;
         one.report.reason = lacking;
         one.damaged = lacking == shortfall_damaged ? round[had].number : UINT32_MAX;
     }
     changed_.notify_all();
+    if (thrown != nullptr) {
+        std::rethrow_exception(thrown);
+    }
     return lacking == shortfall_none;
+}
+
+// `had`: of these pieces, those that are there; then why the next one is not. Bytes that were not compared with their checksums
+// stay in no cell, whatever is thrown.
+uint32_t restoring::read_into(row_sink & sink, const std::vector<piece> & round, size_t & had) const {
+    struct unread {
+        row_sink & sink;
+        const std::vector<piece> & round;
+        const size_t & had;
+        size_t placed = 0;
+        ~unread() {
+            if (had < placed) {
+                sink.spoiled(round[had].first);
+            }
+        }
+    };
+    {
+        unread rest { sink, round, had };
+        block_round blocks;
+        for (const auto & each : round) {
+            ++rest.placed; // also if it throws
+            const auto places = sink.places(each.first, each.rows);
+            if (places.empty()) { // for this one, and what comes behind it, there may be cells that lie apart
+                --rest.placed;
+                break;
+            }
+            blocks.add(*each.direct, segment_bytes(said_, each.rows), places);
+        }
+        blocks.read();
+        for (uint32_t lacking = shortfall_none; had < blocks.size(); ++had) {
+            lacking = blocks.lacking(had);
+            if (lacking != shortfall_none) {
+                return lacking;
+            }
+            sink.put(round[had].first, round[had].rows);
+        }
+    }
+    for (buffer block(had < round.size() ? buffer_bytes_ : 0); had < round.size(); ++had) {
+        const auto sizes = segment_bytes(said_, round[had].rows);
+        const uint32_t lacking = read_segments(*round[had].direct, sizes, places_in(block.data(), sizes), nullptr);
+        if (lacking != shortfall_none) {
+            return lacking;
+        }
+        if (!sink.write(round[had].first, round[had].rows, block.data(), round[had].rows, 0)) {
+            return shortfall_no_cells;
+        }
+    }
+    return shortfall_none;
 }
 
 } // namespace kvt

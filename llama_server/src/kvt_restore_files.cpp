@@ -1,5 +1,5 @@
 // The restorer's part in files of rows: several threads read and check them, and the main loop gets them in their order.
-#include "kvt_restore.h"
+#include "kvt_restoring.h"
 
 #include "kvt_blocks.h"
 
@@ -23,20 +23,20 @@ size_t readers_of(size_t files) {
 
 } // namespace
 
-void restorer::read_files(job & one, lease & held, const matched & found) {
+void restoring::read_files(job & one, lease & held) {
     one.next = one.held;
-    while (offer(one, found)) {
+    while (offer(one)) {
     }
     const size_t readers = readers_of(one.blocks - one.file);
     std::vector<std::thread> others;
     others.reserve(readers);
     try {
         while (others.size() + 1 < readers) {
-            others.emplace_back([&] { read_some(one, held, found); });
+            others.emplace_back([&] { read_some(one, held); });
         }
     } catch (const std::exception &) { // there are no more threads
     }
-    read_some(one, held, found);
+    read_some(one, held);
     for (auto & each : others) {
         each.join();
     }
@@ -48,10 +48,10 @@ void restorer::read_files(job & one, lease & held, const matched & found) {
 }
 
 // Without memory, or whatever else is thrown, what the main loop has had is all.
-void restorer::read_some(job & one, lease & held, const matched & found) noexcept {
+void restoring::read_some(job & one, lease & held) noexcept {
     double seconds = 0;
     try {
-        while (offer(one, found) || read_piece(one, held, found, seconds)) {
+        while (offer(one) || read_piece(one, held, seconds)) {
         }
     } catch (const std::exception &) {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -64,35 +64,35 @@ void restorer::read_some(job & one, lease & held, const matched & found) noexcep
 }
 
 // Whether the next file is to be read.
-bool restorer::wants_more(job & one, const matched & found) const {
-    while (said_.states && one.file < one.blocks && (uint64_t) found.files[one.file].first_position + found.files[one.file].used <= one.next) {
+bool restoring::wants_more(job & one) const {
+    while (said_.states && one.file < one.blocks && (uint64_t) one.found.files[one.file].first_position + one.found.files[one.file].used <= one.next) {
         ++one.file; // the slot holds these rows, and no state behind them
     }
     return !one.dropped && one.file < one.blocks && one.next < one.end && one.taken < one.last;
 }
 
 // False if there is nothing more to be read.
-bool restorer::read_piece(job & one, lease & held, const matched & found, double & seconds) {
+bool restoring::read_piece(job & one, lease & held, double & seconds) {
     buffer block;
     if (!get_buffer(one, held, block)) {
         return false;
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!wants_more(one, found)) {
+    if (!wants_more(one)) {
         one.spare.push_back(std::move(block));
         return false;
     }
     const size_t file = one.file++;
     const uint32_t number = one.taken++;
-    const part wanted = wanted_part(found.files[file], one.next, one.end);
+    const part wanted = wanted_part(one.found.files[file], one.next, one.end);
     one.next += wanted.rows;
     lock.unlock();
     const auto began = steady_clock::now();
-    const uint32_t lacking = wanted.rows > 0 ? read_checked(found, file, held, block.data()) : (uint32_t) shortfall_sidecar_error;
+    const uint32_t lacking = wanted.rows > 0 ? read_checked(one, file, held, block.data()) : (uint32_t) shortfall_sidecar_error;
     seconds += seconds_since(began);
     lock.lock();
     if (lacking == shortfall_none) {
-        one.ready.emplace(number, piece { wanted.first, wanted.rows, wanted.skip, found.files[file].rows, std::move(block) });
+        one.ready.emplace(number, piece { wanted.first, wanted.rows, wanted.skip, one.found.files[file].rows, std::move(block) });
         changed_.notify_all();
         return true;
     }
@@ -104,8 +104,8 @@ bool restorer::read_piece(job & one, lease & held, const matched & found, double
     return false;
 }
 
-uint32_t restorer::read_checked(const matched & found, size_t file, lease & held, char * block) const {
-    const uint32_t lacking = read_block(said_, found.files[file], held, block);
+uint32_t restoring::read_checked(const job & one, size_t file, lease & held, char * block) const {
+    const uint32_t lacking = read_block(said_, one.found.files[file], held, block);
     if (lacking == shortfall_damaged) {
         held.damaged((uint32_t) file);
     }
@@ -114,7 +114,7 @@ uint32_t restorer::read_checked(const matched & found, size_t file, lease & held
 
 // One that the main loop has done with, or a new one. Each job may have two, whatever the others hold. False if nobody
 // wants the rows any more.
-bool restorer::get_buffer(job & one, lease & held, buffer & to) {
+bool restoring::get_buffer(job & one, lease & held, buffer & to) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto there = [&] { return one.dropped || !one.spare.empty() || one.buffers < 2 || ahead_ + buffer_bytes_ <= most_bytes_; };
     while (!changed_.wait_for(lock, held.until_then(), there)) {

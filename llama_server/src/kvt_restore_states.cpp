@@ -1,5 +1,5 @@
 // The restorer's part in states and windows: what goes in behind the rows.
-#include "kvt_restore.h"
+#include "kvt_restoring.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 namespace kvt {
 
 // The thread has read all that it will, and nobody else knows of the job.
-void restorer::resume(job & one, row_sink & sink) {
+void restoring::resume(job & one, row_sink & sink) {
     if ((one.state.empty() && one.windows.empty()) || one.written < one.end) {
         one.report.restored_bytes = 0;
         return;
@@ -28,28 +28,28 @@ void restorer::resume(job & one, row_sink & sink) {
 }
 
 // How far rows are wanted; with states, what goes in behind them, without which they are of no use.
-bool restorer::read_end(job & one, lease & held, const matched & found) {
+bool restoring::read_end(job & one, lease & held) {
     // The last token is always computed: sampling needs its logits. The sidecar knows, and is not trusted with it.
     const uint32_t most = (uint32_t) std::max<size_t>(one.tokens.size(), 1) - 1;
     one.blocks = 0;
-    while (one.blocks < found.files.size() && found.files[one.blocks].kind == file_kind::rows) {
+    while (one.blocks < one.found.files.size() && one.found.files[one.blocks].kind == file_kind::rows) {
         ++one.blocks;
     }
-    if (!said_.states || found.files.empty()) {
-        one.end = std::min(found.rows, most);
+    if (!said_.states || one.found.files.empty()) {
+        one.end = std::min(one.found.rows, most);
         return !said_.states;
     }
     const auto began = steady_clock::now();
     std::vector<char> state;
     std::vector<window> windows;
-    const bool fits = one.blocks < found.files.size() && found.rows > one.have && found.rows <= most;
+    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most;
     uint32_t lacking = fits ? (uint32_t) shortfall_none : (uint32_t) shortfall_sidecar_error;
-    one.end = found.rows;
-    if (lacking == shortfall_none && !reserve(one, held, found)) {
+    one.end = one.found.rows;
+    if (lacking == shortfall_none && !reserve(one, held)) {
         lacking = shortfall_no_memory;
     }
-    for (size_t i = one.blocks; i < found.files.size() && lacking == shortfall_none; ++i) {
-        lacking = read_beside(one, found.files[i], held, state, windows);
+    for (size_t i = one.blocks; i < one.found.files.size() && lacking == shortfall_none; ++i) {
+        lacking = read_beside(one, one.found.files[i], held, state, windows);
         if (lacking == shortfall_damaged) {
             held.damaged((uint32_t) i);
         }
@@ -66,7 +66,7 @@ bool restorer::read_end(job & one, lease & held, const matched & found) {
 }
 
 // One state, or windows that follow one another up to the last row.
-uint32_t restorer::read_beside(const job & one, const file & named, lease & held, std::vector<char> & state,
+uint32_t restoring::read_beside(const job & one, const file & named, lease & held, std::vector<char> & state,
                                std::vector<window> & windows) const {
     if (named.kind == file_kind::state) {
         const bool fits = named.first_position == one.end && named.rows == 0 && state.empty() && windows.empty();
@@ -88,10 +88,10 @@ uint32_t restorer::read_beside(const job & one, const file & named, lease & held
 
 // Room for what goes in behind the rows, in what may be read ahead. Of one prompt there always is: it may be larger than all.
 // False if it takes too long, or nobody wants the rows any more.
-bool restorer::reserve(job & one, lease & held, const matched & found) {
+bool restoring::reserve(job & one, lease & held) {
     size_t bytes = 0;
-    for (size_t i = one.blocks; i < found.files.size(); ++i) {
-        bytes += (size_t) found.files[i].used;
+    for (size_t i = one.blocks; i < one.found.files.size(); ++i) {
+        bytes += (size_t) one.found.files[i].used;
     }
     const auto latest = steady_clock::now() + milliseconds(most_wait_ms);
     std::unique_lock<std::mutex> lock(mutex_);

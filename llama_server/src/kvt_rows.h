@@ -75,8 +75,8 @@ public:
     // What was asked for by places() is there. Called in the order of positions.
     virtual void put(uint32_t /* first */, uint32_t /* rows */) {}
 
-    // It is not, from this position on: the cells are free again.
-    virtual void spoiled(uint32_t /* first */) {}
+    // It is not, from this position on: what was read there is no row, and nobody may see its bytes; the cells are free again.
+    virtual void spoiled(uint32_t /* first */) noexcept {}
 
     // Of a model with states, when all rows before `n_tokens` are written: with the state, or the windows if it is empty, the
     // slot goes on after them. Rows without it count for nothing. False if it is of no use: then the slot is empty.

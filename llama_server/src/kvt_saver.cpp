@@ -1,7 +1,6 @@
-#include "kvt_saver.h"
+#include "kvt_saving.h"
 
 #include "kvt_blocks.h"
-#include "kvt_file.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,36 +12,78 @@ namespace kvt {
 
 namespace {
 
-constexpr milliseconds store_timeout { 5000 };
-constexpr milliseconds connect_nap { 50 };
-constexpr int connect_naps = 40;
-constexpr size_t batch_bytes = 16u << 20;
-constexpr size_t most_files = 64;
 constexpr size_t most_reports = 64;
 constexpr size_t most_jobs = 64;
-constexpr size_t most_windows = 4096; // docs/engine-protocol.md
 
 } // namespace
 
-saver::saver(client & store, client & look_up, hello said, std::function<void()> wake, size_t most_kept)
-    : store_(store), look_up_(look_up), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept),
-      thread_([this] { run(); }) {}
+saver::saver(const client & store, const client & look_up, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall)
+    : own_(std::make_shared<saving>(store.shared(), look_up.shared(), std::move(said), std::move(wake), most_kept, stall)) {
+    own_->start();
+}
 
-saver::~saver() {
+saver::~saver() { own_->end(); }
+
+void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
+    own_->add(slot, std::move(tokens), stored, std::move(states), windows);
+}
+
+size_t saver::room() const { return own_->room(); }
+
+bool saver::has_state(int slot, const std::vector<int32_t> & tokens, uint32_t n_tokens) const {
+    return own_->has_state(slot, tokens, n_tokens);
+}
+
+void saver::step(row_source & rows, steady_clock::time_point until) { own_->step(rows, until); }
+
+bool saver::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until) {
+    return own_->keep(slot, from, rows, until);
+}
+
+void saver::lose(int slot, uint32_t from) { own_->lose(slot, from); }
+
+void saver::report(const finished & request) { own_->report(request); }
+
+uint64_t saver::written_blocks() const { return own_->written_blocks(); }
+
+saving::saving(std::shared_ptr<connection> store, std::shared_ptr<connection> look_up, hello said, std::function<void()> wake,
+               size_t most_kept, milliseconds stall)
+    : store_(std::move(store)), look_up_(std::move(look_up)), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept),
+      most_stall_(stall) {}
+
+void saving::start() {
+    thread_.start([self = shared_from_this()] { self->run(); });
+}
+
+void saving::end() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         ending_ = true;
     }
     changed_.notify_all();
-    thread_.join();
+    thread_.leave();
 }
 
-void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
-    if (!store_.stands() || tokens.empty()) {
+// The disk does, to which the thread writes: what waits for it gives back its memory, and nothing more is taken.
+bool saving::hangs() {
+    if (!writing_.has_value() || steady_clock::now() - *writing_ <= most_stall_ || jobs_.empty()) {
+        return false;
+    }
+    while (jobs_.size() > 1) {
+        give_back(*jobs_.back(), true);
+        jobs_.pop_back();
+    }
+    give_back(*jobs_.front(), false); // the thread reads its states
+    jobs_.front()->resident = 0;
+    return true;
+}
+
+void saving::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
+    if (!store_->stands() || tokens.empty()) {
         return;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (jobs_.size() >= most_jobs) {
+    if (hangs() || jobs_.size() >= most_jobs) {
         return;
     }
     auto one = std::make_shared<job>();
@@ -55,19 +96,21 @@ void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vec
         const auto & all = before->second.states;
         one->stored_states.insert(all.begin(), all.upper_bound(lasting(before->second, tokens)));
     }
+    size_t bytes = 0;
     for (auto & each : states) {
-        if (kept_bytes_ + each.bytes.size() <= most_kept_) {
-            kept_bytes_ += each.bytes.size();
+        if (kept_bytes_ + bytes + each.bytes.size() <= most_kept_ && one->states.count(each.n_tokens) == 0) {
+            bytes += each.bytes.size();
             one->states[each.n_tokens] = std::move(each.bytes);
         }
     }
     one->tokens = std::move(tokens);
     jobs_.push_back(std::move(one));
+    kept_bytes_ += bytes; // when nothing can be thrown any more
     changed_.notify_all();
 }
 
 // Of these tokens, how many the last job of the slot has stored.
-uint32_t saver::known(int slot, const std::vector<int32_t> & tokens) const {
+uint32_t saving::known(int slot, const std::vector<int32_t> & tokens) const {
     const auto found = last_.find(slot);
     if (found == last_.end()) {
         return 0;
@@ -75,7 +118,7 @@ uint32_t saver::known(int slot, const std::vector<int32_t> & tokens) const {
     return std::min(found->second.done, common_prefix(found->second.tokens, tokens));
 }
 
-void saver::step(row_source & rows, steady_clock::time_point until) {
+void saving::step(row_source & rows, steady_clock::time_point until) {
     bool more = false;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -98,7 +141,7 @@ void saver::step(row_source & rows, steady_clock::time_point until) {
 }
 
 // Without memory, or whatever else is thrown, the block is not stored.
-bool saver::serve(want & one, row_source & rows, steady_clock::time_point until) {
+bool saving::serve(want & one, row_source & rows, steady_clock::time_point until) {
     try {
         return read(one, rows, until);
     } catch (const std::exception &) {
@@ -109,7 +152,7 @@ bool saver::serve(want & one, row_source & rows, steady_clock::time_point until)
 }
 
 // False if it was time to stop before the block was whole, or with the block if it was the last.
-bool saver::read(want & one, row_source & rows, steady_clock::time_point until) {
+bool saving::read(want & one, row_source & rows, steady_clock::time_point until) {
     job & of = *jobs_.front();
     if (one.window) {
         one.block = buffer((size_t) one.rows*said_.window_row_bytes);
@@ -147,14 +190,15 @@ bool saver::read(want & one, row_source & rows, steady_clock::time_point until) 
     return true;
 }
 
-bool saver::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until) {
+bool saving::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until) {
     std::lock_guard<std::mutex> lock(mutex_);
+    hangs();
     return std::all_of(jobs_.begin(), jobs_.end(), [&](const auto & one) {
         return one->slot != slot || one->resident <= from || keep_of(*one, from, rows, until);
     });
 }
 
-void saver::lose(int slot, uint32_t from) {
+void saving::lose(int slot, uint32_t from) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto & one : jobs_) {
         if (one->slot == slot) {
@@ -164,7 +208,7 @@ void saver::lose(int slot, uint32_t from) {
 }
 
 // Until it has all, the thread may go on with the slot's own rows.
-bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until) {
+bool saving::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until) {
     uint32_t first = std::max(from, one.done)/block_tokens*block_tokens;
     for (const uint32_t end = one.resident; first < end;) {
         const uint32_t count = block_end(first, one.tokens.size()) - first;
@@ -176,8 +220,9 @@ bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::t
             if (block.empty()) {
                 break;
             }
-            kept_bytes_ += block.size();
+            const size_t bytes = block.size();
             one.kept[first] = std::move(block);
+            kept_bytes_ += bytes;
         }
         first += count;
     }
@@ -186,7 +231,7 @@ bool saver::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::t
 }
 
 // Empty if there is no room or no memory, or the rows are gone.
-buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const try {
+buffer saving::copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const try {
     const auto sizes = segment_bytes(said_, count);
     const size_t bytes = block_bytes(said_, count);
     if (kept_bytes_ + bytes > most_kept_) {
@@ -204,7 +249,7 @@ buffer saver::copied(const job & one, uint32_t first, uint32_t count, row_source
     return {};
 }
 
-void saver::report(const finished & request) {
+void saving::report(const finished & request) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (reports_.size() < most_reports) {
         reports_.push_back(request);
@@ -212,166 +257,28 @@ void saver::report(const finished & request) {
     changed_.notify_all();
 }
 
-size_t saver::room() const {
+size_t saving::room() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return most_kept_ - std::min(most_kept_, kept_bytes_);
 }
 
-uint64_t saver::written_blocks() const {
+uint64_t saving::written_blocks() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return written_;
 }
 
-void saver::run() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-        changed_.wait(lock, [this] { return ending_ || !jobs_.empty() || !reports_.empty(); });
-        if (ending_) {
-            return;
-        }
-        const auto reports = std::exchange(reports_, {});
-        auto one = jobs_.empty() ? nullptr : jobs_.front();
-        lock.unlock();
-        try {
-            for (const auto & request : reports) {
-                look_up_.finish(request, lookup_timeout);
-            }
-            if (one != nullptr) {
-                store(one);
-            }
-        } catch (const std::exception &) { // for instance there is no memory: it is not stored
-            store_.hang_up(); // somewhere within a call
-        }
-        lock.lock();
-        wants_.clear();
-        if (one != nullptr) {
-            forget(*one);
-            jobs_.pop_front();
-            lock.unlock();
-            one.reset(); // giving memory back may take longer than the main loop should wait
-            lock.lock();
-        }
-    }
-}
-
-void saver::forget(const job & one) {
+// What is copied of its rows, and its states.
+void saving::give_back(job & one, bool states) noexcept {
     for (const auto & block : one.kept) {
         kept_bytes_ -= block.second.size();
     }
+    one.kept.clear();
     for (const auto & each : one.states) {
-        kept_bytes_ -= each.second.size();
+        kept_bytes_ -= states ? each.second.size() : 0;
     }
-    last_[one.slot] = { one.tokens, one.done, one.stored_states };
-}
-
-// After hang_up() it takes a moment.
-bool saver::connected() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (int i = 0; i < connect_naps && !store_.up() && !ending_; ++i) {
-        changed_.wait_for(lock, connect_nap, [this] { return ending_; });
+    if (states) {
+        one.states.clear();
     }
-    return store_.up() && !ending_;
-}
-
-void saver::store(const std::shared_ptr<job> & one) {
-    const size_t most_bytes = std::max<size_t>(block_bytes(said_, block_tokens), (size_t) block_tokens*said_.window_row_bytes);
-    const size_t fit = batch_bytes/std::max<size_t>(most_bytes, 1);
-    const uint32_t most = (uint32_t) std::clamp<size_t>(fit, 1, most_files);
-    std::vector<uint32_t> windows;
-    for (size_t first = one->windows; first < one->tokens.size() && windows.size() < most_windows; first += block_tokens) {
-        windows.push_back((uint32_t) first);
-    }
-    auto offers = offers_of(*one, !windows.empty());
-    for (bool more = true; more && connected();) {
-        planned plan;
-        if (store_.plan(one->tokens.data(), one->tokens.size(), most, {}, offers, store_timeout, plan, windows) != status::ok) {
-            return;
-        }
-        more = plan.outcome == 1;
-        const bool rows_left = !plan.files.empty() && plan.files[0].kind == file_kind::rows;
-        if (rows_left || plan.outcome == 0) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            one->done = rows_left ? plan.files[0].first_position : (uint32_t) one->tokens.size();
-        }
-        if (plan.outcome == 0) {
-            note_present(*one, offers, plan);
-        }
-        const auto files = fill_all(one, plan);
-        std::vector<std::string> reasons;
-        if (!files.empty() && store_.commit(files, store_timeout, reasons) != status::ok) {
-            return;
-        }
-        size_t stored = 0;
-        while (stored < reasons.size() && reasons[stored].empty()) {
-            const reserved & named = plan.files[stored++];
-            std::lock_guard<std::mutex> lock(mutex_);
-            ++written_;
-            if (named.kind == file_kind::rows) {
-                one->done = named.first_position + named.rows;
-            } else if (named.kind == file_kind::state) {
-                one->stored_states.insert(named.first_position);
-            }
-        }
-        if (files.size() < plan.files.size()) {
-            store_.hang_up(); // gives back what was reserved and is not filled
-            if (plan.files[files.size()].kind != file_kind::window || windows.empty()) {
-                return;
-            }
-            windows.clear(); // the slot has them no more; the states wait here
-            offers = offers_of(*one, false);
-            more = true;
-            continue;
-        }
-        more = more && stored == files.size() && !files.empty();
-    }
-}
-
-// The first of the files, up to one that cannot be filled: what comes after it would have nothing to go on from.
-std::vector<filled> saver::fill_all(const std::shared_ptr<job> & one, const planned & plan) {
-    const auto blocks = fetch(one, plan.files);
-    std::vector<filled> files;
-    for (size_t i = 0; i < plan.files.size(); ++i) {
-        const reserved & named = plan.files[i];
-        filled done;
-        if (!(named.kind == file_kind::state ? fill_state(*one, named, done) : i < blocks.size() && fill(named, blocks[i].block, done))) {
-            break;
-        }
-        files.push_back(std::move(done));
-    }
-    return files;
-}
-
-std::vector<saver::want> saver::fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files) {
-    std::vector<want> wants;
-    for (const auto & named : files) {
-        const uint64_t end = (uint64_t) named.first_position + named.rows;
-        if (named.rows == 0 || end > one->tokens.size() || end != block_end(named.first_position, one->tokens.size())) {
-            break; // not a block of these tokens
-        }
-        wants.emplace_back();
-        wants.back().first = named.first_position;
-        wants.back().rows = named.rows;
-        wants.back().window = named.kind == file_kind::window;
-    }
-    if (wants.empty()) {
-        return wants;
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    wants_ = std::move(wants);
-    lock.unlock();
-    wake_();
-    lock.lock();
-    changed_.wait(lock, [this] {
-        return ending_ || std::all_of(wants_.begin(), wants_.end(), [](const want & each) { return each.served; });
-    });
-    return std::exchange(wants_, {});
-}
-
-bool saver::fill(const reserved & named, const buffer & block, filled & done) const {
-    if (block.empty() || named.kind == file_kind::window) {
-        return !block.empty() && write_state(named, block.data(), block.size(), done);
-    }
-    return write_segments(named, block.data(), segment_bytes(said_, named.rows), done);
 }
 
 } // namespace kvt

@@ -1,11 +1,11 @@
 // The saver's part in states: which are stored already, and which the windows make needless.
-#include "kvt_saver.h"
+#include "kvt_saving.h"
 
 #include <algorithm>
 
 namespace kvt {
 
-bool saver::has_state(int slot, const std::vector<int32_t> & tokens, uint32_t n_tokens) const {
+bool saving::has_state(int slot, const std::vector<int32_t> & tokens, uint32_t n_tokens) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = last_.find(slot);
     return found != last_.end() && found->second.states.count(n_tokens) > 0 && n_tokens <= lasting(found->second, tokens);
@@ -13,7 +13,7 @@ bool saver::has_state(int slot, const std::vector<int32_t> & tokens, uint32_t n_
 
 // Up to where states of a job before serve these tokens, too. A state hangs on a block: on the last one of the job before,
 // which is not whole, it goes when a longer one takes its place, and from where the tokens differ these have other blocks.
-uint32_t saver::lasting(const past & before, const std::vector<int32_t> & tokens) {
+uint32_t saving::lasting(const past & before, const std::vector<int32_t> & tokens) {
     const uint32_t same = common_prefix(before.tokens, tokens);
     const bool all = same == before.tokens.size() && same == tokens.size();
     return all ? same : same/block_tokens*block_tokens;
@@ -21,7 +21,7 @@ uint32_t saver::lasting(const past & before, const std::vector<int32_t> & tokens
 
 // Without the states that the windows make needless. These take the slot to a position only with `window_least` rows before
 // it: a short conversation has all its rows, and needs a state.
-std::vector<state_offer> saver::offers_of(const job & one, bool windows) const {
+std::vector<state_offer> saving::offers_of(const job & one, bool windows) const {
     std::vector<state_offer> offers;
     for (const auto & each : one.states) {
         if (!windows || each.first < (uint64_t) one.windows + said_.window_least) {
@@ -32,7 +32,7 @@ std::vector<state_offer> saver::offers_of(const job & one, bool windows) const {
 }
 
 // States that were offered and are not wanted are there.
-void saver::note_present(job & one, const std::vector<state_offer> & offers, const planned & plan) {
+void saving::note_present(job & one, const std::vector<state_offer> & offers, const planned & plan) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto & each : offers) {
         const bool wanted = std::any_of(plan.files.begin(), plan.files.end(), [&](const reserved & named) {
@@ -44,7 +44,7 @@ void saver::note_present(job & one, const std::vector<state_offer> & offers, con
     }
 }
 
-bool saver::fill_state(const job & one, const reserved & named, filled & done) {
+bool saving::fill_state(const job & one, const reserved & named, filled & done) {
     const auto found = one.states.find(named.first_position);
     return found != one.states.end() && write_state(named, found->second.data(), found->second.size(), done);
 }

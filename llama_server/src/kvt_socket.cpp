@@ -73,18 +73,35 @@ transfer receive_all(int fd, char * data, size_t bytes, time_point until) {
     return transfer::done;
 }
 
+// Whoever listens reads prompts, and names files to write. The kernel says who it was that began to listen.
+bool is_trusted(int fd) {
+    ucred peer {};
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && bytes == sizeof peer && (peer.uid == geteuid() || peer.uid == 0);
+}
+
 } // namespace
 
-int connect_socket(const std::string & path) {
+int connect_socket(const std::string & path, std::string & why) {
     sockaddr_un address {};
     address.sun_family = AF_UNIX;
     if (path.size() >= sizeof address.sun_path) {
+        why = "the path of the sidecar's socket is too long: " + path;
         return -1;
     }
+    why = "no sidecar listens on " + path;
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr *>(&address), sizeof address) != 0) {
+    if (fd < 0) {
+        return -1;
+    }
+    if (connect(fd, reinterpret_cast<const sockaddr *>(&address), sizeof address) != 0) {
         close(fd);
+        return -1;
+    }
+    if (!is_trusted(fd)) {
+        close(fd);
+        why = path + " is another user's: it is sent nothing; a sidecar runs as the same user, or as root";
         return -1;
     }
     return fd;

@@ -9,8 +9,9 @@ namespace kvt {
 
 enum class transfer { done, late, broken };
 
-// A descriptor, or -1. Never waits: a sidecar whose queue of connections is full is none.
-int connect_socket(const std::string & path);
+// A descriptor, or -1 and why. Never waits: a sidecar whose queue of connections is full is none. Nor is one of another user,
+// unless that is root.
+int connect_socket(const std::string & path, std::string & why);
 void close_socket(int fd); // -1 is fine
 
 // Sends one frame and receives one. An answer that is no frame, or has more than 64 MiB, is broken.

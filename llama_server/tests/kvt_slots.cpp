@@ -20,158 +20,31 @@
 //   full ROWS                 that a slot has cells for
 //   direct N                  from now on, rows can be read into where they belong, but for each Nth block; 0: for all blocks
 //   reads                     "N direct": blocks that were
+//   hang CALL                 from now on, threads of the library wait in this call of the kernel's; "go on": they do
+//   has SLOT FIRST COUNT FROM "yes" or "no": the slot's last answer has a state behind COUNT tokens, of which those from FROM on
+//                             are other ones
+//   heal SLOT                 that its rows were wrong is forgotten
+//   room                      a turn of the main loop, then "N MiB": that may still be kept
+//   threads                   "N threads": of this process
 #include "../src/kvt_client.h"
 #include "../src/kvt_restore.h"
 #include "../src/kvt_saver.h"
 #include "../src/kvt_states.h"
+#include "kvt_engine.h"
+#include "kvt_hangs.h"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <map>
-#include <new>
 #include <sstream>
 #include <utility>
 
 namespace {
 
-using clock_type = std::chrono::steady_clock;
-
-const kvt::milliseconds patience { 20000 };
-constexpr size_t row_bytes = 8u << 10; // of each of the four planes: a block has 2 MiB, a batch 8 blocks
-constexpr size_t planes = 4;
-
-kvt::hello make_hello(bool states) {
-    kvt::hello said;
-    said.fields = { { "model", "sha256-slots" }, { "engine", "slots/1+0" }, { "flash_attention", "on" } };
-    for (uint16_t i = 0; i < 2; ++i) {
-        kvt::layer one;
-        one.index = i;
-        one.kv_heads = 1;
-        one.k_head_dim = one.v_head_dim = row_bytes/2;
-        one.k_row_bytes = one.v_row_bytes = row_bytes;
-        said.layers.push_back(one);
-    }
-    said.min_tokens = 1;
-    said.states = states;
-    return said;
-}
-
-std::vector<int32_t> tokens_of(int32_t first, size_t count) {
-    std::vector<int32_t> tokens(count);
-    for (size_t i = 0; i < count; ++i) {
-        tokens[i] = first + (int32_t) i;
-    }
-    return tokens;
-}
-
-// A row is known by its token, its position and its plane.
-char mark_of(int32_t token, uint32_t position, size_t plane) { return (char) ((uint32_t) token*31 + position*7 + (uint32_t) plane*3); }
-
-struct slot {
-    std::vector<int32_t> tokens; // whose rows it holds
-    bool broken = false;         // a row came back that is not the token's
-    uint32_t turned = UINT32_MAX; // from there on, rows are not what the tokens give
-};
-
-struct engine : kvt::row_source {
-    std::map<int, slot> slots;
-    int slow_ms = 0;
-    size_t cells = 1u << 20;
-    int direct = -1; // every so many blocks there is no place for one
-    int asked = 0;
-    int placed = 0; // blocks that were read into their places
-    int reads_left = 1 << 30;
-
-    bool read(int number, const std::vector<int32_t> & tokens, uint32_t first, uint32_t rows, size_t plane, char * out) override {
-        std::this_thread::sleep_for(kvt::milliseconds(slow_ms));
-        if (--reads_left < 0) {
-            throw std::bad_alloc();
-        }
-        const auto & held = slots[number].tokens;
-        const uint32_t turned = slots[number].turned;
-        const size_t end = first + rows;
-        if (end > held.size() || end > tokens.size() || !std::equal(held.begin(), held.begin() + (std::ptrdiff_t) end, tokens.begin())) {
-            return false;
-        }
-        for (uint32_t i = first; i < end; ++i) {
-            std::fill_n(out, row_bytes, (char) (mark_of(held[i], i, plane) + (i >= turned ? 1 : 0)));
-            out += row_bytes;
-        }
-        return true;
-    }
-};
-
-// A state is known by the token before it.
-kvt::state make_state(const std::vector<int32_t> & tokens, size_t bytes) {
-    const auto n_tokens = (uint32_t) tokens.size();
-    kvt::state made = kvt::make_state({ n_tokens, 0, (int32_t) n_tokens - 1 }, bytes);
-    std::fill(made.bytes.begin() + kvt::state_head_bytes, made.bytes.end(), mark_of(tokens.back(), n_tokens, 0));
-    return made;
-}
-
-struct cells : kvt::row_sink {
-    cells(engine & of, slot & to, const std::vector<int32_t> & tokens) : own(of), into(to), prompt(tokens) {}
-
-    bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) override {
-        std::this_thread::sleep_for(kvt::milliseconds(own.slow_ms));
-        if (!cut) { // its other rows go with the first that come
-            into.tokens.resize(first);
-            cut = true;
-        }
-        if (first != into.tokens.size() || first + rows > own.cells) {
-            return false;
-        }
-        for (size_t plane = 0; plane < planes; ++plane) {
-            for (uint32_t i = 0; i < rows; ++i) {
-                const char * row = block + (plane*block_rows + skip + i)*(row_bytes);
-                const char mark = mark_of(prompt[first + i], first + i, plane);
-                into.broken = into.broken || !std::all_of(row, row + row_bytes, [mark](char byte) { return byte == mark; });
-            }
-        }
-        into.tokens.insert(into.tokens.end(), prompt.begin() + first, prompt.begin() + first + rows);
-        return true;
-    }
-
-    std::vector<char *> places(uint32_t first, uint32_t rows) override {
-        if ((own.direct > 0 && ++own.asked % own.direct == 0) || first + rows > own.cells) {
-            return {};
-        }
-        auto & block = taken[first];
-        block.resize(rows*row_bytes*planes);
-        std::vector<char *> found;
-        for (size_t plane = 0; plane < planes; ++plane) {
-            found.push_back(block.data() + plane*rows*row_bytes);
-        }
-        return found;
-    }
-
-    void put(uint32_t first, uint32_t rows) override {
-        const auto found = taken.find(first);
-        into.broken = into.broken || found == taken.end() || !write(first, rows, found->second.data(), rows, 0);
-        taken.erase(first);
-        ++own.placed;
-    }
-
-    void spoiled(uint32_t first) override { taken.erase(taken.lower_bound(first), taken.end()); }
-
-    bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<kvt::window> &) override {
-        const std::vector<int32_t> before(prompt.begin(), prompt.begin() + n_tokens);
-        into.broken = into.broken || state != make_state(before, state.size() - kvt::state_head_bytes).bytes;
-        return into.tokens == before;
-    }
-
-    engine & own;
-    slot & into;
-    const std::vector<int32_t> & prompt;
-    bool cut = false;
-    std::map<uint32_t, std::vector<char>> taken;
-};
-
-long long since(clock_type::time_point began) {
-    return std::chrono::duration_cast<kvt::milliseconds>(clock_type::now() - began).count();
-}
+using namespace made_up;
 
 struct server {
     engine rows;
@@ -187,9 +60,9 @@ struct server {
 
     server(const char * path, size_t read_ahead, size_t kept, size_t state, kvt::milliseconds stall)
         : state_bytes(state), look_up(path, said), waiting(path, said), storing(path, said), restorer(look_up, waiting, said, read_ahead, stall),
-          saver(storing, look_up, said, [this] { woken.store(true); }, kept) {
-        look_up.wait_first(patience);
-        storing.wait_first(patience);
+          saver(storing, look_up, said, [this] { woken.store(true); }, kept, stall) {
+        look_up->wait_first(patience);
+        storing->wait_first(patience);
     }
 
     std::string settle(uint64_t blocks) {
@@ -316,7 +189,7 @@ int main(int argc, char ** argv) {
     const auto bytes = [&](int i, size_t usual) { return argc > i ? std::stoul(argv[i]) << 20 : usual; };
     const kvt::milliseconds stall = argc > 5 ? kvt::milliseconds(std::stol(argv[5])) : kvt::most_stall;
     server one(argv[1], bytes(2, kvt::most_read_ahead), bytes(3, kvt::most_kept_bytes), bytes(4, 0), stall);
-    std::cout << (one.look_up.up() && one.storing.up() ? "up" : "not up") << std::endl;
+    std::cout << (one.look_up->up() && one.storing->up() ? "up" : "not up") << std::endl;
     std::string line;
     while (std::getline(std::cin, line)) {
         std::istringstream in(line);
@@ -362,6 +235,30 @@ int main(int argc, char ** argv) {
             one.rows.direct = number;
         } else if (what == "reads") {
             answer = std::to_string(std::exchange(one.rows.placed, 0)) + " direct";
+        } else if (what == "hang") {
+            std::istringstream words(line);
+            words >> what >> what;
+            hangs::in(what);
+        } else if (what == "go") {
+            hangs::in("");
+        } else if (what == "heal") {
+            one.rows.slots[number].broken = false;
+        } else if (what == "has") {
+            auto tokens = tokens_of(first, count);
+            size_t from = tokens.size();
+            in >> from;
+            for (; from < tokens.size(); ++from) {
+                tokens[from] += 1 << 20;
+            }
+            answer = one.saver.has_state(number, tokens, (uint32_t) count) ? "yes" : "no";
+        } else if (what == "room") {
+            if (one.woken.exchange(false)) {
+                one.saver.step(one.rows, clock_type::now() + kvt::saving_step);
+            }
+            answer = std::to_string(one.saver.room() >> 20) + " MiB";
+        } else if (what == "threads") {
+            const auto all = std::filesystem::directory_iterator("/proc/self/task");
+            answer = std::to_string(std::distance(begin(all), end(all))) + " threads";
         } else if (what == "full") {
             one.rows.cells = (size_t) number;
         } else {

@@ -78,14 +78,14 @@ struct talker {
 
     std::string fill(const kvt::reserved & one, const std::vector<int32_t> & tokens, uint64_t state_bytes, kvt::filled & done) const {
         std::string why;
-        const int fd = kvt::open_for_writing(one, why);
+        const bool state = one.rows == 0;
+        const auto sizes = state ? kvt::state_segments(state_bytes) : kvt::segment_bytes(said, one.rows);
+        const int fd = kvt::open_for_writing(one, sizes, why);
         if (fd < 0) {
             return why;
         }
         done.id = one.id;
         uint64_t offset = one.payload_offset;
-        const bool state = one.rows == 0;
-        const auto sizes = state ? kvt::state_segments(state_bytes) : kvt::segment_bytes(said, one.rows);
         for (size_t segment = 0; segment < sizes.size() && why.empty(); ++segment) {
             const auto data = filled_segment(state, tokens, one.first_position, segment, sizes[segment], one.rows);
             done.crcs.push_back(0);
@@ -105,9 +105,9 @@ struct talker {
         size_t stored = 0;
         for (;;) {
             kvt::planned planned;
-            status got = client.plan(tokens.data(), tokens.size(), 2, {}, states, patience, planned);
+            status got = client->plan(tokens.data(), tokens.size(), 2, {}, states, patience, planned);
             if (got != status::ok) {
-                return std::string(name_of(got)) + " " + client.last_error();
+                return std::string(name_of(got)) + " " + client->last_error();
             }
             std::vector<kvt::filled> files(planned.files.size());
             for (size_t i = 0; i < files.size(); ++i) {
@@ -117,9 +117,9 @@ struct talker {
                 }
             }
             std::vector<std::string> reasons;
-            got = client.commit(files, patience, reasons);
+            got = client->commit(files, patience, reasons);
             if (got != status::ok) {
-                return std::string(name_of(got)) + " " + client.last_error();
+                return std::string(name_of(got)) + " " + client->last_error();
             }
             for (const auto & reason : reasons) {
                 if (!reason.empty()) {
@@ -163,7 +163,7 @@ struct talker {
 
     // The same by what reads blocks, from memory and as if on a disk; `why` is what was found so far.
     std::string as_a_block(kvt::file one, const std::vector<int32_t> & tokens, const std::string & why) const {
-        kvt::lease held(client, 0);
+        kvt::lease held(client.shared(), 0);
         for (const uint8_t tier : { kvt::memory_tier, (uint8_t) 2 }) {
             one.tier = tier;
             kvt::buffer block(kvt::room_bytes(said, one.rows));
@@ -207,12 +207,12 @@ struct talker {
     std::string restore(int32_t first, size_t count, uint32_t have, bool report) const {
         const auto tokens = tokens_of(first, count);
         kvt::matched found;
-        status got = client.match(tokens.data(), tokens.size(), have, have, {}, patience, found);
+        status got = client->match(tokens.data(), tokens.size(), have, have, {}, patience, found);
         if (got == status::ok && found.pending) {
-            got = client.wait(found.lease_id, patience, found);
+            got = client->wait(found.lease_id, patience, found);
         }
         if (got != status::ok) {
-            return std::string(name_of(got)) + " " + client.last_error();
+            return std::string(name_of(got)) + " " + client->last_error();
         }
         uint64_t state = 0;
         for (const auto & one : found.files) {
@@ -223,10 +223,10 @@ struct talker {
             state = one.rows == 0 ? one.used : state;
         }
         if (report && !found.files.empty()) {
-            got = client.damaged(found.lease_id, 0, patience);
+            got = client->damaged(found.lease_id, 0, patience);
         }
         if (got == status::ok && found.lease_id != 0) {
-            got = client.release(found.lease_id, patience);
+            got = client->release(found.lease_id, patience);
         }
         std::ostringstream out;
         out << "rows " << found.rows << " reason " << found.reason << " state " << state << " " << name_of(got);
@@ -236,7 +236,7 @@ struct talker {
     std::string hold(int32_t first, size_t count) const {
         const auto tokens = tokens_of(first, count);
         kvt::planned planned;
-        const status got = client.plan(tokens.data(), tokens.size(), 0, {}, {}, patience, planned);
+        const status got = client->plan(tokens.data(), tokens.size(), 0, {}, {}, patience, planned);
         return std::string(name_of(got)) + " " + std::to_string(planned.files.size());
     }
 
@@ -244,7 +244,7 @@ struct talker {
         const auto tokens = tokens_of(first, count);
         kvt::matched found;
         const auto began = std::chrono::steady_clock::now();
-        const status got = client.match(tokens.data(), tokens.size(), 0, 0, {}, kvt::lookup_timeout, found);
+        const status got = client->match(tokens.data(), tokens.size(), 0, 0, {}, kvt::lookup_timeout, found);
         const auto took = std::chrono::steady_clock::now() - began;
         std::ostringstream out;
         out << name_of(got) << " in " << std::chrono::duration_cast<kvt::milliseconds>(took).count() << " ms";
@@ -262,7 +262,7 @@ struct talker {
         request.restored_bytes = 4096;
         request.prefill_seconds = 0.5;
         request.copy_seconds = 0.25;
-        return name_of(client.finish(request, patience));
+        return name_of(client->finish(request, patience));
     }
 };
 
@@ -318,9 +318,9 @@ int main(int argc, char ** argv) {
         said.unsupported = argv[3];
     }
     kvt::client client(argv[1], said);
-    client.wait_first(patience);
+    client->wait_first(patience);
     const talker talk { said, client };
-    std::cout << (client.up() ? "up" : "not up: " + client.last_error()) << std::endl;
+    std::cout << (client->up() ? "up" : "not up: " + client->last_error()) << std::endl;
     std::string line;
     while (std::getline(std::cin, line)) {
         std::istringstream in(line);
@@ -348,10 +348,10 @@ int main(int argc, char ** argv) {
             answer = talk.finish();
         } else if (what == "up") {
             const auto until = std::chrono::steady_clock::now() + kvt::milliseconds(first);
-            while (!client.up() && std::chrono::steady_clock::now() < until) {
+            while (!client->up() && std::chrono::steady_clock::now() < until) {
                 std::this_thread::sleep_for(kvt::milliseconds(5));
             }
-            answer = client.up() ? "up" : "not up";
+            answer = client->up() ? "up" : "not up";
         }
         std::cout << answer << std::endl;
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,15 +28,31 @@ SECONDS = 30.0
 
 def compiled(name: str, sanitizer: str, folder: Path) -> Path:
     """The test is skipped without a compiler."""
+    built = folder / name
+    sources = [SOURCE / "tests" / f"{name}.cpp"]
+    _compile(sanitizer, *sources, *_library(sanitizer), "-o", built)
+    return built
+
+
+@functools.cache
+def _library(sanitizer: str) -> tuple[Path, ...]:
+    """Objects of all its sources: most of the time goes into them."""
+    folder = Path(tempfile.mkdtemp(prefix="kvt-objects-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sources = sorted((SOURCE / "src").glob("*.cpp"))
+    objects = tuple(folder / f"{source.stem}.o" for source in sources)
+    for source, built in zip(sources, objects, strict=True):
+        _compile(sanitizer, "-c", source, "-o", built)
+    return objects
+
+
+def _compile(sanitizer: str, *words: str | Path) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    built = folder / name
-    sources = [*(SOURCE / "src").glob("*.cpp"), SOURCE / "tests" / f"{name}.cpp"]
     sanitize = ["-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     command = [compiler, "-std=c++17", "-O1", *WARNINGS, *sanitize, "-pthread"]
-    subprocess.run([*command, *map(str, sources), "-o", str(built)], check=True, timeout=600)
-    return built
+    subprocess.run([*command, *map(str, words)], check=True, timeout=600)
 
 
 class Talk:

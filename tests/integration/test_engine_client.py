@@ -10,6 +10,8 @@ import os
 import random
 import signal
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +30,30 @@ from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
 from tests.places import tmpfs_directory
 from tests.sidecar import SidecarProcess
 
+NOBODY = 65534
+STRANGER = """
+import socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+__import__("os").chmod(sys.argv[1], 0o777)
+listening.listen()
+print("listens", flush=True)
+while True:
+    print(listening.accept()[0].recv(1000).decode("latin-1"), end="", flush=True)
+"""
+BLOCK_BYTES = 7 * 4096  # head and six segments of a page or less
+PRECIOUS = {  # a file's name, its size, where rows are to begin
+    "new": ("block.tmp", BLOCK_BYTES, 4096),
+    "another name": ("authorized_keys", BLOCK_BYTES, 4096),
+    "a name that ends alike": ("block.tmp.gz", BLOCK_BYTES, 4096),
+    "another size": ("block.tmp", BLOCK_BYTES + 1, 4096),
+    "too short for its rows": ("block.tmp", BLOCK_BYTES - 4096, 4096),
+    "room for more": ("block.tmp", BLOCK_BYTES + 4096, 4096),
+    "rows over its head": ("block.tmp", BLOCK_BYTES - 4096, 0),
+    "rows beside pages": ("block.tmp", BLOCK_BYTES, 4095),
+    "not empty": ("block.tmp", BLOCK_BYTES, 4096),
+    "two names": ("block.tmp", BLOCK_BYTES, 4096),
+}
 LATE_MS = 80
 PAGE_BYTES = 4096
 GARBAGE = 20  # answers that are none: each costs a pause of 200 ms
@@ -224,6 +250,75 @@ def test_what_a_disk_gives_does_not_stay_in_the_page_cache(
             assert talk.say("payload", larger, path) == wanted
             path.chmod(0o620)
             assert talk.say("payload", bytes_behind, path) == f"{path}: others may write it"
+
+
+def of_another(path: Path) -> Path:
+    """A file that this user may read, and that is not its own; no other user may write it."""
+    if os.geteuid() == 0:
+        path.write_bytes(bytes(8192))
+        path.chmod(0o600)
+        os.chown(path, NOBODY, NOBODY)
+        return path
+    others = (Path("/bin") / name for name in ("sh", "ls", "cat", "true"))
+    return next(one.resolve() for one in others if one.resolve().stat().st_uid == 0)
+
+
+def test_a_file_of_another_user_is_not_read(program: Path, tmp_path: Path) -> None:
+    path = of_another(tmp_path / "file")
+    file = m.File(str(path), path.stat().st_size, 4096, 0, 64, 64, 1, bytes(24))
+    answer = frame(Kind.MATCHED, m.Matched(64, 1, False, 0, 2, 64, (file,)).pack())
+    with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s") as talk:
+        assert talk.say("restore", 0, 100) == f"{path}: others may write it"
+
+
+def test_another_users_sidecar_is_sent_nothing(program: Path, tmp_path: Path) -> None:
+    """The kernel says who began to listen."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may listen as another user")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        path = Path(folder) / "s"
+        listening = subprocess.Popen(
+            [sys.executable, "-c", STRANGER, path],
+            stdout=subprocess.PIPE,
+            user=NOBODY,
+            group=NOBODY,
+        )
+        assert listening.stdout is not None
+        assert listening.stdout.readline() == b"listens\n"
+        with Talk(program, path) as talk:
+            assert talk.greeting == f"not up: {path} is another user's: it is sent nothing; " + (
+                "a sidecar runs as the same user, or as root"
+            )
+            assert talk.say("match", 0, 100) == "down in 0 ms"
+        listening.terminate()
+        heard, _ = listening.communicate(timeout=SECONDS)
+    assert heard == b""
+
+
+@pytest.mark.parametrize("what", sorted(PRECIOUS))
+def test_no_file_that_holds_something_is_written(program: Path, tmp_path: Path, what: str) -> None:
+    """Whatever the sidecar names for the rows of a block, it is a new file for just one block."""
+    path, size, offset = PRECIOUS[what]
+    path = tmp_path / path
+    path.write_bytes(
+        (b"ssh-ed25519 AAAA" * (1 + size // 16))[:size] if what != "new" else bytes(size)
+    )
+    path.chmod(0o600)
+    if what == "two names":
+        path.write_bytes(bytes(size))
+        os.link(path, tmp_path / "kept")
+    before = path.read_bytes()
+    named = m.EngineReserved(1, str(path), size, offset, 0, 64)
+    answer = frame(Kind.PLANNED, m.Planned(m.EngineOutcome.ALL, "", (named,)).pack())
+    with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s") as talk:
+        said = talk.say("store", 0, 64)
+    if what == "new":
+        assert said.startswith("broken")  # the commit has no answer
+        assert path.read_bytes() != before
+    else:
+        assert said.startswith(f"{path}: ")
+        assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["link", "writable", "short", "directory", "pipe"])

@@ -13,7 +13,7 @@ import pytest
 
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
-from ollama_tiering.protocol.engine.wire import frame
+from ollama_tiering.protocol.engine.wire import FileKind, frame
 from ollama_tiering.store.block.checksum import crc32c
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
@@ -23,6 +23,7 @@ from tests.places import short_directory, tmpfs_directory
 from tests.sidecar import SidecarProcess
 
 PLANES = 4
+WINDOW_BYTES = 48  # of a row, where there are windows
 ROW_BYTES = 8 << 10
 BLOCK_MIB = 2
 SLOW_MS = 30  # for one segment, where it is slow: more than a step of 20 ms
@@ -392,6 +393,100 @@ def test_a_sidecar_that_names_too_few_checksums_is_not_believed(
             taken = talk.say("reads")
     assert said.startswith("have 0 restored 0 ") == (checksums != PLANES)
     assert taken == f"{int(checksums == PLANES)} direct"
+
+
+def block_file(path: Path, first: int, rows: int) -> m.File:
+    """A block as an engine of these tests would have written it, for tokens from 0 on."""
+    segments = [
+        b"".join(bytes([mark(first + row, plane)]) * ROW_BYTES for row in range(rows))
+        for plane in range(PLANES)
+    ]
+    crcs = b"".join(struct.pack("<I", crc32c(segment)) for segment in segments)
+    path.write_bytes(bytes(4096) + b"".join(segments))
+    path.chmod(0o600)
+    return m.File(str(path), path.stat().st_size, 4096, first, rows, rows, 1, crcs)
+
+
+def mark(position: int, plane: int) -> int:
+    """Of the row of token `position` at that position."""
+    return (position * 31 + position * 7 + plane * 3) & 0xFF
+
+
+def state_file(path: Path, n_tokens: int, engine_bytes: int = 100) -> m.File:
+    head = b"KVTCKPT\n" + struct.pack("<4I", 1, n_tokens, 0, n_tokens - 1)
+    last = ((n_tokens - 1) * 31 + n_tokens * 7) & 0xFF
+    data = head + bytes([last]) * engine_bytes
+    path.write_bytes(bytes(4096) + data.ljust(4096, b"\0"))
+    path.chmod(0o600)
+    crcs = struct.pack("<I", crc32c(data))
+    return m.File(str(path), 8192, 4096, n_tokens, 0, len(data), 1, crcs, FileKind.STATE)
+
+
+def window_file(path: Path, first: int, rows: int, used: int) -> m.File:
+    data = b"".join(bytes([mark(first + row, PLANES)]) * WINDOW_BYTES for row in range(rows))[:used]
+    path.write_bytes(bytes(4096) + data.ljust(4096 * (1 + used // 4096), b"\0"))
+    path.chmod(0o600)
+    crcs = struct.pack("<I", crc32c(data))
+    size = path.stat().st_size
+    return m.File(str(path), size, 4096, first, rows, used, 1, crcs, FileKind.WINDOW)
+
+
+def told(program: Path, tmp_path: Path, rows: int, files: list[m.File], *options: str) -> str:
+    """What becomes of a prompt of which a sidecar says that."""
+    answer = frame(Kind.MATCHED, m.Matched(rows, 1, False, 0, 0, 0, tuple(files)).pack())
+    with BadSidecar(tmp_path / "s", [answer]), Talk(program, tmp_path / "s", *options) as talk:
+        return talk.say("prompt", 0, 0, rows + 1)
+
+
+@pytest.mark.parametrize(("rows", "restored"), [(64, 64), (65, 0), (1000, 0)])
+def test_a_file_of_more_rows_than_a_block_has_is_not_read(
+    program: Path, tmp_path: Path, rows: int, restored: int
+) -> None:
+    said = told(program, tmp_path, rows, [block_file(tmp_path / "file", 0, rows)])
+    assert said == f"have 0 restored {restored} reason {0 if restored else 9}"
+
+
+@pytest.mark.parametrize("lacks", [None, 0, 1])
+def test_a_state_without_all_its_rows_is_not_resumed(
+    program: Path, tmp_path: Path, lacks: int | None
+) -> None:
+    files = [block_file(tmp_path / f"file{i}", 64 * i, 64) for i in range(2)]
+    if lacks is not None:
+        Path(files[lacks].path).unlink()
+    files.append(state_file(tmp_path / "state", 128))
+    said = told(program, tmp_path, 128, files, "128", "128", "1")
+    assert (
+        said
+        == f"have 0 restored {0 if lacks is not None else 128} reason {12 * (lacks is not None)}"
+    )
+
+
+@pytest.mark.parametrize("more", [0, -1, 1, -WINDOW_BYTES, 64 * WINDOW_BYTES])
+def test_a_window_of_another_size_is_not_put_back(
+    program: Path, tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVT_WINDOW_BYTES", str(WINDOW_BYTES))
+    files = [block_file(tmp_path / f"file{i}", 64 * i, 64) for i in range(3)]
+    used = 64 * WINDOW_BYTES
+    files.append(window_file(tmp_path / "window1", 64, 64, used))
+    files.append(window_file(tmp_path / "window2", 128, 64, used + more))
+    said = told(program, tmp_path, 192, files)
+    assert said == f"have 0 restored {0 if more else 192} reason {9 if more else 0}"
+
+
+def test_states_of_another_continuation_are_not_there(
+    program: Path, daemon: SidecarProcess, first: int
+) -> None:
+    with Talk(program, engine_socket(daemon.socket), "128", "128", "1") as talk:
+        talk.say("answer", 0, first, 640)
+        assert talk.say("settle", 11).startswith("11 blocks")
+        talk.say("answer", 1, first + (1 << 29), 64)
+        assert talk.say("settle", 13).startswith("13 blocks")  # the first job has ended
+        assert talk.say("has", 0, first, 640) == "yes"
+        assert talk.say("has", 0, first, 640, 639) == "no"
+        assert talk.say("has", 0, first, 640, 64) == "no"
+        assert talk.say("has", 0, first, 639) == "no"
+        assert talk.say("has", 1, first, 640) == "no"
 
 
 def test_rows_that_went_unannounced_are_never_stored(talk: Talk, first: int) -> None:

@@ -1,6 +1,7 @@
 #include "kvt_cache.h"
 
 #include "kvt_cells.h"
+#include "kvt_exactly.h"
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -83,15 +84,15 @@ memory_parts parts_of(llama_context * ctx, std::string & why) {
     llama_memory_i * memory = llama_get_memory(ctx);
     if (memory == nullptr) {
         why = "the model has no K/V cache";
-    } else if (auto * plain = dynamic_cast<llama_kv_cache *>(memory)) {
+    } else if (auto * plain = exactly<llama_kv_cache>(memory)) {
         return { plain, nullptr, false };
-    } else if (auto * windows = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+    } else if (auto * windows = exactly<llama_kv_cache_iswa>(memory)) {
         return { windows->get_base(), windows->get_swa(), true };
-    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+    } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
         return { hybrid->get_mem_attn(), nullptr, true };
-    } else if (dynamic_cast<llama_memory_hybrid_iswa *>(memory) != nullptr) {
+    } else if (exactly<llama_memory_hybrid_iswa>(memory) != nullptr) {
         why = "recurrent layers beside sliding windows";
-    } else if (dynamic_cast<llama_memory_recurrent *>(memory) != nullptr) {
+    } else if (exactly<llama_memory_recurrent>(memory) != nullptr) {
         why = "recurrent layers alone";
     } else {
         why = "a kind of cache that is not known here";

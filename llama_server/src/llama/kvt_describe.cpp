@@ -1,6 +1,7 @@
 #include "kvt_describe.h"
 
 #include "kvt_cache.h"
+#include "kvt_identity.h"
 #include "kvt_linked.h"
 #include "kvt_refused.h"
 
@@ -17,7 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -67,14 +67,14 @@ int collect(dl_phdr_info * object, size_t, void * to) {
     return 0;
 }
 
-string engine_name() {
+string built() {
     std::vector<string> objects;
     dl_iterate_phdr(collect, &objects);
     string all;
     for (const auto & one : objects) { // in the order in which they were loaded: it is the same in every start
         all += one + "\n";
     }
-    return string("llama-server/") + llama_build_info() + "+" + hex(hash(all));
+    return engine_name(llama_build_info(), hex(hash(all)));
 }
 
 string processor() {
@@ -156,18 +156,9 @@ void add_settings(hello & said) {
     }
 }
 
-// Variables of GGML may choose other kernels. Not where its libraries lie, nor which devices it sees: these have names here.
 string variables() {
-    std::set<string> found;
-    for (char ** one = environ; *one != nullptr; ++one) {
-        const string text = *one;
-        const string name = text.substr(0, text.find('='));
-        if (begins(name, "GGML_") && name != "GGML_BACKEND_PATH" && name.find("VISIBLE_DEVICES") == string::npos) {
-            found.insert(text);
-        }
-    }
     string all;
-    for (const auto & one : found) {
+    for (const auto & one : bit_variables(environ)) {
         all += one + "\n";
     }
     return all.empty() ? all : hex(hash(all));
@@ -215,7 +206,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     said.unsupported = why_not(params, ctx, speculative, mark, planes);
     const auto & cparams = ctx->get_cparams();
     const string model = base_name(params.model.path);
-    said.fields = { { "model", model.substr(0, 128) }, { "engine", engine_name().substr(0, 128) },
+    said.fields = { { "model", model.substr(0, 128) }, { "engine", built() },
                     { "flash_attention", cparams.flash_attn ? "on" : "off" } };
     if (!said.unsupported.empty()) {
         return said;
@@ -239,8 +230,6 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     said.fields.emplace_back("placed", placed);
     said.fields.emplace_back("placement", placement(params));
     said.fields.emplace_back("variables", variables());
-    // Rows of a quantised cache are rotated unless this says no.
-    said.fields.emplace_back("rotated", variable("LLAMA_ATTN_ROT_DISABLE"));
     said.fields.emplace_back("salt", variable("OLLAMA_KV_TIER_SALT")); // the sidecar keeps its digest only
     said.k_dtype = ggml_type_name(planes[0].tensor->type);
     said.v_dtype = ggml_type_name(planes[1].tensor->type);

@@ -6,10 +6,9 @@
 #include "kvt_cache.h"
 #include "kvt_checkpoints.h"
 #include "kvt_describe.h"
-#include "kvt_links.h"
+#include "kvt_keeper.h"
 #include "kvt_own_cache.h"
 #include "kvt_refused.h"
-#include "kvt_seats.h"
 #include "kvt_slots.h"
 
 #include <algorithm>
@@ -25,14 +24,13 @@
 
 namespace kvt {
 
-constexpr milliseconds idle_wait { 10 };    // for rows, where nothing else is to be done
-constexpr milliseconds losing_step { 100 }; // to copy aside what a slot loses at once; what it takes longer for is not stored
+constexpr milliseconds idle_wait { 10 }; // for rows, where nothing else is to be done
 
 // A prompt that goes on behind all that its slot holds is the next turn of that conversation: what is new in it is hardly
 // stored anywhere. A look-up takes time for each token of the prompt, and is made only if a good part of them is new.
 constexpr size_t continued_part = 8;
 
-class tier {
+class tier : keeper {
 public:
     // Off for good without the variable: then every call returns at once.
     explicit tier(server_queue & queue) : queue_(queue) {
@@ -42,8 +40,7 @@ public:
 
     // Before the model is loaded, also again after the server has slept: nothing is known of what was before.
     void before_load(const common_params & params) {
-        links_.close();
-        seats_.clear();
+        begin_anew();
         path_ = given_;
         mark_ = path_.empty() ? "" : file_mark(params.model.path);
     }
@@ -51,50 +48,13 @@ public:
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left
     // for the turn to do: all requests wait for their rows.
     bool step(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
-        if (path_.empty()) {
+        try {
+            refuse(slots);
+            return !path_.empty() && turn(slots, params, cache);
+        } catch (const std::exception & error) { // slots that wait go on in a later turn
+            SRV_WRN("kv tiering: %s\n", error.what());
             return false;
         }
-        own_cache_.turn(links_.look_up != nullptr && links_.look_up->up(), cache, params);
-        const auto until = steady_clock::now() + saving_step;
-        ++turn_; // each slot is the first in its turn, so that none waits for ever
-        for (size_t i = 0; i < slots.size(); ++i) {
-            auto & slot = slots[(turn_ + i) % slots.size()];
-            try {
-                ended(slot);
-                arrived(slot, params);
-                prepare(slots, slot, until);
-            } catch (const std::exception & error) { // for instance there is no memory
-                SLT_WRN(slot, "kv tiering: %s\n", error.what());
-                give_up(slot);
-            }
-        }
-        if (links_.saver == nullptr) {
-            return false;
-        }
-        slot_rows rows;
-        bool waits = false;
-        bool busy = false; // with what the main loop does itself
-        bool computes = false;
-        for (auto & slot : slots) {
-            rows.add(slot);
-            seat & own = seats_[slot.id];
-            waits    = waits || own.waits;
-            busy     = busy || (own.waits && !own.left);
-            computes = computes || (slot.is_processing() && slot.state != SLOT_STATE_WAIT_OTHER);
-            const bool prompt = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_PROCESSING_PROMPT;
-            if (own.open && !own.waits && !prompt) {
-                own.note_prefilled();
-            }
-        }
-        links_.saver->step(rows, until);
-        if (!waits || computes) {
-            return false;
-        }
-        if (!busy) {
-            links_.restorer->wait(idle_wait);
-        }
-        wake(); // for the next turn: this one ends here
-        return true;
     }
 
     // Before the server looks how much of the prompt its slot holds: what could be restored is in the slot.
@@ -102,11 +62,12 @@ public:
         if (links_.saver == nullptr) {
             return;
         }
-        seat & own = seats_[slot.id];
-        if (!own.open || own.task != slot.task->id) { // nothing is known of it
+        const auto found = seats_.find(slot.id);
+        if (found == seats_.end() || !found->second.open || found->second.task != slot.task->id) { // nothing is known of it
             lose_rows(slot);
             return;
         }
+        seat & own = found->second;
         own.begun = true;
         own.began = steady_clock::now();
     }
@@ -114,10 +75,11 @@ public:
     // Before the server's own cache of prompts takes the slot's rows away, and may give it others. It does so also to a slot
     // that waits, if a request names that slot: then nothing more comes in, and the request goes on from what is there.
     void before_swap(server_slot & slot) {
-        if (links_.saver == nullptr) {
+        const auto found = seats_.find(slot.id);
+        if (links_.saver == nullptr || found == seats_.end()) {
             return;
         }
-        seat & own = seats_[slot.id];
+        seat & own = found->second;
         if (!safely(slot, [&] {
                 ended(slot);
                 own.swapped = text_of(slot.prompt.tokens);
@@ -161,8 +123,8 @@ public:
         if (links_.saver == nullptr) {
             return;
         }
-        seat & own = seats_[slot.id];
         safely(slot, [&] {
+            seat & own = seats_[slot.id];
             if (own.open && own.begun) {
                 own.note_sound(slot);
                 store(slot, own);
@@ -172,6 +134,68 @@ public:
     }
 
 private:
+    bool turn(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
+        own_cache_.turn(links_.look_up != nullptr && (*links_.look_up)->up(), cache, params);
+        const auto until = steady_clock::now() + saving_step;
+        ++turn_; // each slot is the first in its turn, so that none waits for ever
+        for (size_t i = 0; i < slots.size(); ++i) {
+            auto & slot = slots[(turn_ + i) % slots.size()];
+            try {
+                ended(slot);
+                arrived(slot, params);
+                prepare(slots, slot, until);
+            } catch (const std::exception & error) { // for instance there is no memory
+                SLT_WRN(slot, "kv tiering: %s\n", error.what());
+                give_up(slot);
+            }
+        }
+        if (links_.saver == nullptr) {
+            return false;
+        }
+        slot_rows rows;
+        bool waits = false;
+        bool busy = false; // with what the main loop does itself
+        bool computes = false;
+        for (auto & slot : slots) {
+            rows.add(slot);
+            seat & own = seats_[slot.id];
+            waits    = waits || own.waits;
+            busy     = busy || (own.waits && !own.left);
+            computes = computes || (slot.is_processing() && slot.state != SLOT_STATE_WAIT_OTHER);
+            const bool prompt = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_PROCESSING_PROMPT;
+            if (own.open && !own.waits && !prompt) {
+                own.note_prefilled();
+            }
+        }
+        links_.saver->step(rows, until);
+        if (!waits || computes) {
+            return false;
+        }
+        if (!busy) {
+            links_.restorer->wait(idle_wait);
+        }
+        wake(); // for the next turn: this one ends here
+        return true;
+    }
+
+    // What was found out of the first answer: nothing is stored of this model, nor looked up.
+    void refuse(std::vector<server_slot> & slots) {
+        if (incomplete_.empty()) {
+            return;
+        }
+        for (auto & slot : slots) {
+            if (const auto found = seats_.find(slot.id); found != seats_.end() && found->second.waits) {
+                give_up(slot);
+            }
+        }
+        hello said = links_.said;
+        said.unsupported = std::exchange(incomplete_, "");
+        seats_.clear();
+        SRV_WRN("kv tiering is off: %s\n", said.unsupported.c_str());
+        links_.open(path_, said, false, {}); // the sidecar is told
+        path_.clear();
+    }
+
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
@@ -237,7 +261,7 @@ private:
     }
 
     void look_up(std::vector<server_slot> & slots, const server_slot & slot, seat & own) {
-        const uint32_t least = links_.look_up->greeting().min_tokens;
+        const uint32_t least = (*links_.look_up)->greeting().min_tokens;
         if (slot.task->params.n_cache_reuse > 0 && slot.prompt.tokens.size() > own.have) { // it moves rows, too, if there are others
             moves(slots, slot, own.have);
             own.report.reason = shortfall_not_looked_up;
@@ -275,112 +299,6 @@ private:
         return true;
     }
 
-    // The request goes on as in stock, with an empty slot: whatever was half done is gone.
-    void give_up(server_slot & slot) {
-        seat & own = seats_[slot.id];
-        if (links_.restorer != nullptr) {
-            links_.restorer->drop(slot.id);
-        }
-        if (own.waits) {
-            slot.state = SLOT_STATE_STARTED;
-        }
-        clear_slot(slot);
-        own.task = slot.task != nullptr ? slot.task->id : -1;
-        own.waits = own.ended = false;
-        own.forget_rows();
-    }
-
-    // What an answer has left is stored, if it is still there.
-    void ended(server_slot & slot) {
-        const auto found = seats_.find(slot.id);
-        if (links_.saver == nullptr || found == seats_.end() || !found->second.ended) {
-            return;
-        }
-        seat & own = found->second;
-        own.ended = false;
-        if (!own.open) {
-            own.forget_rows(); // they are those of a request that was not tiered
-            return;
-        }
-        own.open = false;
-        if (!own.begun) { // it was given up before its prompt
-            own.waits = false;
-            links_.restorer->drop(slot.id);
-            if (own.brought > 0) { // else the slot is as it was
-                own.note_sound(slot);
-            }
-            return;
-        }
-        if (common_prefix(text_of(slot.prompt.tokens), own.sound) < own.sound.size()) {
-            own.forget_rows(); // computing them has failed
-            return;
-        }
-        own.note_prefilled();
-        links_.saver->report(own.report);
-        store(slot, own);
-    }
-
-    // The slot's rows from `from` on go: what is to be stored of them is copied aside, as far as there is time.
-    void leave(const server_slot & slot, uint32_t from) {
-        slot_rows rows;
-        rows.add(slot);
-        if (!links_.saver->keep(slot.id, from, rows, steady_clock::now() + losing_step)) {
-            links_.saver->lose(slot.id, from);
-        }
-    }
-
-    // All of them, for others of which nothing is known.
-    void lose_rows(const server_slot & slot) {
-        safely(slot, [&] { leave(slot, 0); });
-        seats_[slot.id].forget_rows();
-    }
-
-    // Rows of the slot from `from` on get other positions.
-    void moves(std::vector<server_slot> & slots, const server_slot & slot, uint32_t from) {
-        for (const auto & one : slots) {
-            if (!links_.exact || one.id == slot.id) { // else all rows of the cache are rounded anew
-                const uint32_t first = links_.exact ? from : 0;
-                safely(one, [&] { leave(one, first); });
-                seats_[one.id].note_moved(first);
-            }
-        }
-    }
-
-    // What is thrown costs the rows that are not stored yet, and no more. False then.
-    template <typename Work>
-    bool safely(const server_slot & slot, const Work & work) {
-        try {
-            work();
-            return true;
-        } catch (const std::exception & error) {
-            SLT_WRN(slot, "kv tiering: %s\n", error.what());
-            links_.saver->lose(slot.id, 0);
-            return false;
-        }
-    }
-
-    void store(server_slot & slot, const seat & own) {
-        forget(slot.prompt.checkpoints, own.others);
-        if (own.sound.size() <= links_.look_up->greeting().min_tokens || !links_.storing->stands()) {
-            return;
-        }
-        std::vector<state> states;
-        uint32_t windows = UINT32_MAX;
-        if (links_.said.states) {
-            windows = first_window(slot.ctx_tgt, slot.id, (uint32_t) own.sound.size());
-            size_t room = links_.saver->room(); // copying takes the main loop's time: not what would then be thrown away
-            const auto wanted = [&](uint32_t n_tokens, size_t bytes) {
-                const bool wants = bytes <= room && !links_.saver->has_state(slot.id, own.sound, n_tokens);
-                room -= wants ? bytes : 0;
-                return wants;
-            };
-            const bool whole = (int) own.sound.size() == slot.prompt.n_tokens();
-            states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, (uint32_t) own.sound.size(), whole, wanted);
-        }
-        const uint32_t restored = own.report.restored_tokens;
-        links_.saver->add(slot.id, own.sound, restored > 0 ? own.report.memory_tokens + restored : 0, std::move(states), windows);
-    }
-
     void wake() {
         server_task task(SERVER_TASK_TYPE_NEXT_RESPONSE);
         task.id = queue_.get_new_id();
@@ -393,8 +311,6 @@ private:
     std::string mark_;  // of the model's file, before it was loaded
     own_cache own_cache_;
     size_t turn_ = 0;
-    std::map<int, seat> seats_;
-    links links_;
 };
 
 } // namespace kvt

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
 #include <map>
 #include <string>
 #include <vector>
@@ -140,6 +143,7 @@ public:
             spoiled(first);
             return {};
         }
+        placed_.push_back({ first, rows, cells.front() });
         std::vector<char *> found;
         for (const auto & plane : planes_) {
             found.push_back(host_row(plane, cells.front()));
@@ -148,13 +152,26 @@ public:
     }
 
     void put(uint32_t first, uint32_t rows) override {
+        placed_.pop_front();
         rows_ += rows;
         if (!parts_.states) {
             hold(first + rows);
         }
     }
 
-    void spoiled(uint32_t first) override { drop_rows(*parts_.rows, slot_.id, first); }
+    // Attention reads free cells, too, and multiplies what is in them by 0: by a NaN, if that is what a disk made of a row.
+    void spoiled(uint32_t first) noexcept override {
+        for (const auto & one : placed_) {
+            for (const auto & plane : planes_) {
+                std::memset(host_row(plane, one.cell), 0, one.first >= first ? one.rows*plane.row_bytes : 0);
+            }
+        }
+        placed_.clear(); // they were asked for in order, and those before `first` are put
+        try {
+            drop_rows(*parts_.rows, slot_.id, first);
+        } catch (const std::exception &) { // whoever goes on clears the slot
+        }
+    }
 
     // Rows behind the state go, or the server would go on after them. Checkpoints behind the first tokens that the slot held
     // are those of another prompt.
@@ -196,6 +213,12 @@ private:
     const std::vector<int32_t> & prompt_;
     memory_parts parts_;
     std::vector<plane> planes_;
+    struct placed {
+        uint32_t first = 0;
+        uint32_t rows = 0;
+        uint32_t cell = 0;
+    };
+    std::deque<placed> placed_; // whose bytes are not checked yet
     uint32_t rows_ = 0;
 };
 

@@ -90,6 +90,10 @@ NEEDED: Final = (
         r"|void state_write\(llama_io_write_i & io, llama_seq_id",
     ),
     NeededText("src/llama-io.h", "llama_io_write_i::write_tensor", r"virtual void write_tensor\("),
+    NeededText(
+        *("src/llama-memory.h", "llama_memory_i::state_write"),
+        r"virtual void state_write\(llama_io_write_i & io, llama_seq_id",
+    ),
     NeededText(_CACHE, "llama_kv_cache::get_layer_ids", r"get_layer_ids\(\) const;"),
     NeededText(
         _CACHE, "llama_kv_cache::get_k", r"ggml_tensor \* get_k\(ggml_context \* ctx, int32_t"

@@ -1,0 +1,15 @@
+// Whether what is stored of a sequence is all that llama.cpp keeps of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+struct llama_context;
+
+namespace kvt {
+
+// Of a sequence that has rows: what llama.cpp itself would write of it has just the bytes of its rows, and of its state or windows.
+// Else what is more, in words: a cache that this code does not know would come back empty.
+std::string why_incomplete(llama_context * ctx, int32_t seq);
+
+} // namespace kvt

@@ -1,0 +1,155 @@
+// What becomes of the rows that llama-server's slots hold: stored after an answer, copied aside before they are lost, given up where
+// something was thrown. Included by server-context.cpp alone, below server_slot.
+#pragma once
+
+#include "kvt_checkpoints.h"
+#include "kvt_complete.h"
+#include "kvt_links.h"
+#include "kvt_seats.h"
+#include "kvt_slots.h"
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvt {
+
+constexpr milliseconds losing_step { 100 }; // to copy aside what a slot loses at once; what it takes longer for is not stored
+
+class keeper {
+protected:
+    void begin_anew() {
+        links_.close();
+        seats_.clear();
+        complete_ = false;
+        incomplete_.clear();
+    }
+
+    // The request goes on as in stock, with an empty slot: whatever was half done is gone.
+    void give_up(server_slot & slot) {
+        seat & own = seats_[slot.id];
+        if (links_.restorer != nullptr) {
+            links_.restorer->drop(slot.id);
+        }
+        if (own.waits) {
+            slot.state = SLOT_STATE_STARTED;
+        }
+        clear_slot(slot);
+        own.task = slot.task != nullptr ? slot.task->id : -1;
+        own.waits = own.ended = false;
+        own.forget_rows();
+    }
+
+    // What an answer has left is stored, if it is still there.
+    void ended(server_slot & slot) {
+        const auto found = seats_.find(slot.id);
+        if (links_.saver == nullptr || found == seats_.end() || !found->second.ended) {
+            return;
+        }
+        seat & own = found->second;
+        own.ended = false;
+        if (!own.open) {
+            own.forget_rows(); // they are those of a request that was not tiered
+            return;
+        }
+        own.open = false;
+        if (!own.begun) { // it was given up before its prompt
+            own.waits = false;
+            links_.restorer->drop(slot.id);
+            if (own.brought > 0) { // else the slot is as it was
+                own.note_sound(slot);
+            }
+            return;
+        }
+        if (common_prefix(text_of(slot.prompt.tokens), own.sound) < own.sound.size()) {
+            own.forget_rows(); // computing them has failed
+            return;
+        }
+        own.note_prefilled();
+        links_.saver->report(own.report);
+        store(slot, own);
+    }
+
+    // The slot's rows from `from` on go: what is to be stored of them is copied aside, as far as there is time.
+    void leave(const server_slot & slot, uint32_t from) {
+        slot_rows rows;
+        rows.add(slot);
+        if (!links_.saver->keep(slot.id, from, rows, steady_clock::now() + losing_step)) {
+            links_.saver->lose(slot.id, from);
+        }
+    }
+
+    // All of them, for others of which nothing is known.
+    void lose_rows(const server_slot & slot) {
+        safely(slot, [&] { leave(slot, 0); });
+        if (const auto found = seats_.find(slot.id); found != seats_.end()) {
+            found->second.forget_rows();
+        }
+    }
+
+    // Rows of the slot from `from` on get other positions.
+    void moves(std::vector<server_slot> & slots, const server_slot & slot, uint32_t from) {
+        for (const auto & one : slots) {
+            if (!links_.exact || one.id == slot.id) { // else all rows of the cache are rounded anew
+                const uint32_t first = links_.exact ? from : 0;
+                safely(one, [&] { leave(one, first); });
+                if (const auto found = seats_.find(one.id); found != seats_.end()) {
+                    found->second.note_moved(first);
+                }
+            }
+        }
+    }
+
+    // What is thrown costs the rows that are not stored yet, and no more. False then.
+    template <typename Work>
+    bool safely(const server_slot & slot, const Work & work) {
+        try {
+            work();
+            return true;
+        } catch (const std::exception & error) {
+            SLT_WRN(slot, "kv tiering: %s\n", error.what());
+            links_.saver->lose(slot.id, 0);
+            return false;
+        }
+    }
+
+    void store(server_slot & slot, const seat & own) {
+        forget(slot.prompt.checkpoints, own.others);
+        if (own.sound.size() <= (*links_.look_up)->greeting().min_tokens || !(*links_.storing)->stands()) {
+            return;
+        }
+        if (!complete_) {
+            incomplete_ = why_incomplete(slot.ctx_tgt, slot.id);
+            complete_ = incomplete_.empty();
+        }
+        if (!complete_) {
+            return;
+        }
+        std::vector<state> states;
+        uint32_t windows = UINT32_MAX;
+        if (links_.said.states) {
+            windows = first_window(slot.ctx_tgt, slot.id, (uint32_t) own.sound.size());
+            size_t room = links_.saver->room(); // copying takes the main loop's time: not what would then be thrown away
+            const auto wanted = [&](uint32_t n_tokens, size_t bytes) {
+                const bool wants = bytes <= room && !links_.saver->has_state(slot.id, own.sound, n_tokens);
+                room -= wants ? bytes : 0;
+                return wants;
+            };
+            const bool whole = (int) own.sound.size() == slot.prompt.n_tokens();
+            states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, (uint32_t) own.sound.size(), whole, wanted);
+        }
+        const uint32_t restored = own.report.restored_tokens;
+        links_.saver->add(slot.id, own.sound, restored > 0 ? own.report.memory_tokens + restored : 0, std::move(states), windows);
+    }
+
+    std::map<int, seat> seats_;
+    links links_;
+    bool complete_ = false;  // what is stored of a sequence is all that there is
+    std::string incomplete_; // what it lacks
+};
+
+} // namespace kvt

@@ -1,0 +1,105 @@
+// Cells of llama-server's that rows were read into and that hold something else: nothing of it stays when they are given back.
+// Says "zero" or what is wrong.
+#include "common.h"
+#include "llama.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <vector>
+
+constexpr int32_t LLAMA_TOKEN_NULL = -1;
+
+// Of llama.cpp, what kvt_slots uses.
+struct server_tokens {
+    std::vector<int32_t> all;
+    size_t size() const { return all.size(); }
+    int32_t operator[](size_t i) const { return all[i]; }
+    void push_back(int32_t token) { all.push_back(token); }
+    void keep_first(size_t count) { all.resize(count); }
+    void clear() { all.clear(); }
+};
+struct server_prompt {
+    server_tokens tokens;
+    std::list<common_prompt_checkpoint> checkpoints;
+};
+struct server_slot {
+    int id = 0;
+    llama_context * ctx_tgt = nullptr;
+    server_prompt prompt;
+};
+void llama_memory_seq_rm(llama_memory_i *, int32_t, int32_t, int32_t) {}
+llama_memory_i * llama_get_memory(const llama_context *) { return nullptr; }
+
+#include "../src/llama/kvt_slots.h"
+
+namespace {
+
+constexpr size_t row_bytes = 32;
+constexpr size_t cells = 1000;
+constexpr uint32_t first_cell = 7; // of the first row
+std::vector<char> memory[2] = { std::vector<char>(cells*row_bytes, 'o'), std::vector<char>(cells*row_bytes, 'o') };
+uint32_t dropped = UINT32_MAX;
+
+} // namespace
+
+namespace kvt {
+
+memory_parts parts_of(llama_context *, std::string &) { return { reinterpret_cast<llama_kv_cache *>(memory), nullptr, false }; }
+
+std::vector<plane> planes_of(const llama_kv_cache &, int32_t, std::string &) {
+    plane k, v;
+    v.is_v = true;
+    k.row_bytes = v.row_bytes = row_bytes;
+    return { k, v };
+}
+
+char * host_row(const plane & of, uint32_t cell) { return memory[of.is_v].data() + cell*row_bytes; }
+
+std::vector<uint32_t> take_cells(llama_context *, llama_kv_cache &, int32_t, uint32_t first, uint32_t count, const int32_t *) {
+    std::vector<uint32_t> found;
+    for (uint32_t i = 0; i < count; ++i) {
+        found.push_back(first_cell + first + i);
+    }
+    return found;
+}
+
+void settle(llama_context *) {}
+void drop_rows(llama_kv_cache &, int32_t, uint32_t from) { dropped = from; }
+std::vector<uint32_t> cells_of(const llama_kv_cache &, int32_t, uint32_t, uint32_t) { return {}; }
+void read_rows(const plane &, const uint32_t *, size_t, char *) {}
+void write_rows(const plane &, const uint32_t *, size_t, const char *) {}
+bool put_state(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<char> &) { return false; }
+bool put_windows(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<window> &, const std::vector<int32_t> &) {
+    return false;
+}
+
+} // namespace kvt
+
+int main() {
+    server_slot slot;
+    const std::vector<int32_t> prompt(300, 1);
+    kvt::slot_cells into(slot, prompt);
+    for (const uint32_t first : { 0u, 64u, 128u }) {
+        for (char * place : into.places(first, 64)) {
+            std::fill_n(place, 64*row_bytes, (char) 0x7e); // an f16 of such bytes is a NaN
+        }
+    }
+    into.put(0, 64);
+    into.spoiled(64);
+    std::string wrong;
+    for (const auto & plane : memory) {
+        for (size_t i = 0; i < plane.size(); ++i) {
+            const size_t cell = i/row_bytes;
+            const bool kept = cell >= first_cell && cell < first_cell + 64;
+            const bool spoiled = cell >= first_cell + 64 && cell < first_cell + 192;
+            if (plane[i] != (kept ? (char) 0x7e : spoiled ? (char) 0 : 'o')) {
+                wrong = "cell " + std::to_string(cell);
+            }
+        }
+    }
+    std::cout << (dropped != 64 ? "not given back" : wrong.empty() ? "zero" : wrong) << std::endl;
+    return 0;
+}
