@@ -12,7 +12,7 @@ namespace kvt {
 namespace {
 
 constexpr char magic[] = { 'K', 'V', 'T', 'E', 'N', 'G', '\r', '\n' };
-constexpr uint32_t version = 2;
+constexpr uint32_t version = 3;
 constexpr milliseconds probe_timeout { 1000 };
 constexpr milliseconds probe_least { 200 };
 constexpr milliseconds probe_most { 5000 };
@@ -44,6 +44,13 @@ writer packed(const hello & said) {
     }
     for (uint32_t value : { said.window_row_bytes, said.window_least, said.window_most }) {
         out.u32(value);
+    }
+    out.u32((uint32_t) said.files.size());
+    for (const auto & file : said.files) {
+        out.text(file.path);
+        for (uint64_t value : { file.device, file.inode, file.size, (uint64_t) file.mtime_ns, (uint64_t) file.ctime_ns }) {
+            out.u64(value);
+        }
     }
     return out;
 }

@@ -7,6 +7,7 @@
 #include "kvt_checkpoints.h"
 #include "kvt_describe.h"
 #include "kvt_links.h"
+#include "kvt_loaded.h"
 #include "kvt_own_cache.h"
 #include "kvt_refused.h"
 #include "kvt_seats.h"
@@ -45,7 +46,7 @@ public:
         links_.close();
         seats_.clear();
         path_ = given_;
-        mark_ = path_.empty() ? "" : file_mark(params.model.path);
+        loaded_ = path_.empty() ? loaded_file() : look_at(params.model.path);
     }
 
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left
@@ -175,7 +176,7 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
-            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, mark_);
+            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, loaded_);
             if (!links_.open(path_, said, shifts_exactly(slot.ctx_tgt), [this] { wake(); })) {
                 SRV_INF("kv tiering is off: %s\n", said.unsupported.c_str());
                 path_.clear();
@@ -390,7 +391,7 @@ private:
     server_queue & queue_;
     std::string given_; // by the variable
     std::string path_;
-    std::string mark_;  // of the model's file, before it was loaded
+    loaded_file loaded_; // the model's file, before it was loaded
     own_cache own_cache_;
     size_t turn_ = 0;
     std::map<int, seat> seats_;

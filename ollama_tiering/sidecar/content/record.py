@@ -22,8 +22,8 @@ from ollama_tiering.system.quiet_log import QuietLog
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "contents.json"
-MOST_FILES: Final = 2048
-_MAX_BYTES: Final = 1 << 20  # twice what so many files take
+MOST_FILES: Final = 1024
+_MAX_BYTES: Final = 1 << 20  # several times what so many files take
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -52,9 +52,9 @@ class ContentRecord:
             self._digests[identity] = digest
             while len(self._digests) > MOST_FILES:
                 del self._digests[next(iter(self._digests))]
-            text = _text(self._digests)
             if self._path is None:
                 return
+            text = _text(self._digests)
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 replace_file(self._path, text)
