@@ -10,7 +10,7 @@ from typing import Final
 
 from ollama_tiering.protocol.loaded_file import FileIdentity, LoadedFile
 from ollama_tiering.sidecar.content.contents import Contents
-from ollama_tiering.sidecar.content.verdict import Verdict, verdict
+from ollama_tiering.sidecar.content.verdict import FilesVerdict, verdict
 from ollama_tiering.store import block_store_pb2 as pb
 
 MAX_FILES: Final = 64
@@ -47,7 +47,7 @@ def _loaded(file: pb.LoadedFile) -> LoadedFile:
     return LoadedFile(os.fsdecode(file.path), FileIdentity(*numbers))
 
 
-def _message(found: Verdict) -> pb.CheckFilesResponse:
+def _message(found: FilesVerdict) -> pb.CheckFilesResponse:
     response = pb.CheckFilesResponse(reason=found.refusal or found.pending)
     if found.refusal:
         response.state = pb.CheckFilesResponse.STATE_REFUSED

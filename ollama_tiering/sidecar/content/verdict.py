@@ -19,7 +19,7 @@ _BLOB: Final = re.compile(r"sha256-([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FilesVerdict:
     """Of all files of one engine. With neither a reason nor doubt they are sound."""
 
     pending: str = ""  # why it is not known yet
@@ -33,17 +33,17 @@ def claimed(name: str) -> str:
     return found[1] if found else ""
 
 
-def verdict(files: Sequence[LoadedFile], contents: Sequence[Content]) -> Verdict:
+def verdict(files: Sequence[LoadedFile], contents: Sequence[Content]) -> FilesVerdict:
     """A refusal counts more than a file that is still being read."""
     for file, content in zip(files, contents, strict=True):
         if content.doubt and not content.passing:
-            return Verdict(refusal=content.doubt)
+            return FilesVerdict(refusal=content.doubt)
         if content.digest and claimed(file.name) not in ("", content.digest):
-            return Verdict(refusal=damaged(file.path, content.digest))
+            return FilesVerdict(refusal=damaged(file.path, content.digest))
     if not all(content.digest for content in contents):
         doubts = [content.doubt for content in contents if content.doubt]
-        return Verdict(pending=next(iter(doubts), BEING_READ))
-    return Verdict(digests=tuple(content.digest for content in contents))
+        return FilesVerdict(pending=next(iter(doubts), BEING_READ))
+    return FilesVerdict(digests=tuple(content.digest for content in contents))
 
 
 def damaged(path: str, digest: str) -> str:

@@ -25,7 +25,7 @@ from ollama_tiering.protocol.engine.wire import (
     frame_head,
 )
 from ollama_tiering.sidecar.content.contents import Contents
-from ollama_tiering.sidecar.content.verdict import Verdict
+from ollama_tiering.sidecar.content.verdict import FilesVerdict
 from ollama_tiering.sidecar.engine.heads import Heads
 from ollama_tiering.sidecar.engine.identity import (
     BLOCK_TOKENS,
@@ -217,7 +217,7 @@ class Connection:
         )
         return Kind.WELCOME, welcome.pack()
 
-    def _know(self, found: Verdict) -> Identity | None:
+    def _know(self, found: FilesVerdict) -> Identity | None:
         """Takes note of what its files are; once they are sound, the engine has a namespace."""
         hello, proof, engines = self._hello, self._proof, self._engines
         if hello is None or proof is None:
@@ -240,7 +240,7 @@ class Connection:
         self._refused = ""
         return identity
 
-    def _say(self, hello: m.Hello, found: Verdict) -> None:
+    def _say(self, hello: m.Hello, found: FilesVerdict) -> None:
         """Once for each reason: in the list of runners, and what stays also in the log."""
         reason = found.refusal or found.pending
         if reason == self._refused:

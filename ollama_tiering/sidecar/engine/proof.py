@@ -12,7 +12,7 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import EngineOutcome, Kind
 from ollama_tiering.sidecar.content.check_files import check_files
 from ollama_tiering.sidecar.content.contents import Content, Contents
-from ollama_tiering.sidecar.content.verdict import Verdict, claimed, damaged, verdict
+from ollama_tiering.sidecar.content.verdict import FilesVerdict, claimed, damaged, verdict
 from ollama_tiering.sidecar.engine.lookups import nothing
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -31,10 +31,10 @@ class Proof:
         self._files = hello.files
         self._claimed = claimed(dict(hello.fields).get("model", ""))
 
-    def greet(self) -> Verdict:
+    def greet(self) -> FilesVerdict:
         return self._judged(self._contents.wait(self._files, HELLO_SECONDS))
 
-    def look(self, kind: int) -> Verdict:
+    def look(self, kind: int) -> FilesVerdict:
         """For a request of this kind. What is stored must not come from a file that was written to
         since it was looked at; a look-up has no time to wait.
         """
@@ -46,14 +46,14 @@ class Proof:
         """What the namespace says of sound files."""
         return _NAMED if self._claimed and len(digests) == 1 else ",".join(digests)
 
-    def _judged(self, contents: list[Content]) -> Verdict:
+    def _judged(self, contents: list[Content]) -> FilesVerdict:
         found = verdict(self._files, contents)
         if found.digests and self._claimed not in ("", found.digests[0]):
-            return Verdict(refusal=damaged(self._files[0].path, found.digests[0]))
+            return FilesVerdict(refusal=damaged(self._files[0].path, found.digests[0]))
         return found
 
 
-def unproven(kind: int, body: bytes, found: Verdict) -> tuple[Kind, bytes]:
+def unproven(kind: int, body: bytes, found: FilesVerdict) -> tuple[Kind, bytes]:
     """The answer to one of GATED, while nothing is matched or stored. Malformed."""
     reason = found.refusal or found.pending
     if kind == Kind.MATCH:

@@ -19,7 +19,7 @@ from ollama_tiering.sidecar.content import hashing
 from ollama_tiering.sidecar.content.contents import BEING_READ, MOST_RUNNING, Content, Contents
 from ollama_tiering.sidecar.content.hashing import NoFile, OtherFile, Stopped, file_digest
 from ollama_tiering.sidecar.content.record import FILE_NAME, MOST_FILES, ContentRecord
-from ollama_tiering.sidecar.content.verdict import Verdict, claimed, verdict
+from ollama_tiering.sidecar.content.verdict import FilesVerdict, claimed, verdict
 
 SECONDS = 30.0
 
@@ -61,7 +61,7 @@ def settled(contents: Contents, path: Path | LoadedFile) -> Content:
     return contents.wait([file], SECONDS)[0]
 
 
-def judged(contents: Contents, path: Path) -> Verdict:
+def judged(contents: Contents, path: Path) -> FilesVerdict:
     file = LoadedFile.of(path)
     return verdict([file], contents.wait([file], SECONDS))
 
