@@ -9,7 +9,6 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -72,8 +71,8 @@ def _places(path: Path, data: bytes) -> dict[str, int]:
 
 
 @pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> Iterator[Model]:
-    yield Model(binary, tmp_path / "model", NAMES[request.param])
+def model(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> Model:
+    return Model(binary, tmp_path / "model", NAMES[request.param])
 
 
 def _stored(sidecar: Sidecar) -> int:
@@ -103,7 +102,6 @@ def test_rows_of_a_damaged_model_are_never_restored_for_the_right_one(
             pid = server.runner_pid("m")
             _wait_refused(sidecar, server, "m")
             assert not sidecar.report(pid).tiered
-            sidecar.settle(server, "m")
             server.unload("m")
             assert _stored(sidecar) == before, f"{where}: rows of damaged weights are stored"
             model.repair()
@@ -138,7 +136,6 @@ def test_a_damaged_adapter_is_refused_and_its_model_is_not(
             file.write(bytes((data[-8] ^ 4,)))
         server.generate("a", prompt)
         _wait_refused(sidecar, server, "a")
-        sidecar.settle(server, "a")
         assert _stored(sidecar) == 0
         server.unload("a")
         server.generate("m", prompt)
