@@ -92,7 +92,14 @@ def cross_build(cpu: str, report: Report) -> Path:
         }
         ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in linked.items())])
         target = {"GOOS": "linux", "GOARCH": "arm64", "CC": CC, "CXX": CXX}
-        command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+        command: list[str | Path] = [
+            go,
+            "build",
+            "-trimpath",
+            "-buildvcs=false",
+            "-ldflags",
+            ldflags,
+        ]
         binary = HERE / f"ollama-{cpu}"
         environment = os.environ | build.go_environment() | target | flags(cpu)
         with report.stage(f"compiling Ollama {tag} for {cpu}"), log.open("wb") as sink:

@@ -45,6 +45,13 @@ writer packed(const hello & said) {
     for (uint32_t value : { said.window_row_bytes, said.window_least, said.window_most }) {
         out.u32(value);
     }
+    out.u32((uint32_t) said.files.size());
+    for (const auto & file : said.files) {
+        out.text(file.path);
+        for (uint64_t value : { file.device, file.inode, file.size, (uint64_t) file.mtime_ns, (uint64_t) file.ctime_ns }) {
+            out.u64(value);
+        }
+    }
     return out;
 }
 

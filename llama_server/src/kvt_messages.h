@@ -1,4 +1,4 @@
-// The messages of the engine socket as values (docs/engine-protocol.md), version 2.
+// The messages of the engine socket as values (docs/engine-protocol.md), version 3.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace kvt {
 
-constexpr uint32_t protocol_version = 2;
+constexpr uint32_t protocol_version = 3;
 
 // Kinds of frames: requests, then answers.
 enum class frame_kind : uint16_t {
@@ -42,6 +42,21 @@ struct layer {
     uint32_t v_row_bytes = 0;
 };
 
+// A file that was loaded, and what stat() said of it before the first byte was read.
+struct loaded_file {
+    std::string path; // absolute; empty: it was not there
+    uint64_t device = 0;
+    uint64_t inode = 0;
+    uint64_t size = 0;
+    int64_t mtime_ns = 0;
+    int64_t ctime_ns = 0;
+
+    bool operator==(const loaded_file & other) const {
+        return path == other.path && device == other.device && inode == other.inode && size == other.size &&
+               mtime_ns == other.mtime_ns && ctime_ns == other.ctime_ns;
+    }
+};
+
 // What the engine is, and what decides the bits of its rows.
 struct hello {
     std::vector<std::pair<std::string, std::string>> fields; // model, engine, flash_attention …
@@ -54,6 +69,7 @@ struct hello {
     uint32_t window_row_bytes = 0; // of a position, in all layers that keep only the last rows; 0: no windows are stored
     uint32_t window_least = 0;     // rows before a position without which the engine does not go on there
     uint32_t window_most = 0;      // that it keeps
+    std::vector<loaded_file> files; // that it computes with, the model first
     std::string unsupported; // why the model is not tiered: the sidecar is told, and not asked
 };
 
@@ -122,7 +138,7 @@ struct reserved {
 };
 
 struct planned {
-    uint8_t outcome = 0; // 0 all, 1 more after a commit, 2 no room, 3 refused
+    uint8_t outcome = 0; // 0 all, 1 more after a commit, 2 no room, 3 refused, 4 later: the model's file is being checked
     std::string reason;
     std::vector<reserved> files;
 };

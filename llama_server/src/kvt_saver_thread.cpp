@@ -17,6 +17,8 @@ namespace {
 constexpr milliseconds store_timeout { 5000 };
 constexpr milliseconds connect_nap { 50 };
 constexpr int connect_naps = 40;
+constexpr milliseconds later_nap { 250 };
+constexpr int later_naps = 1200; // five minutes: what a large model takes to be checked
 constexpr size_t batch_bytes = 16u << 20;
 constexpr size_t most_files = 64;
 constexpr size_t most_windows = 4096; // docs/engine-protocol.md
@@ -89,7 +91,15 @@ bool saving::connected() {
     return store_->up() && !ending_;
 }
 
+// The model's file is being checked: what is to be stored waits meanwhile. False if that takes too long.
+bool saving::later(int & naps) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, later_nap, [this] { return ending_; });
+    return ++naps < later_naps && !ending_;
+}
+
 void saving::store(const std::shared_ptr<job> & one) {
+    int naps = 0;
     const size_t most_bytes = std::max<size_t>(block_bytes(said_, block_tokens), (size_t) block_tokens*said_.window_row_bytes);
     const size_t fit = batch_bytes/std::max<size_t>(most_bytes, 1);
     const uint32_t most = (uint32_t) std::clamp<size_t>(fit, 1, most_files);
@@ -102,6 +112,9 @@ void saving::store(const std::shared_ptr<job> & one) {
         planned plan;
         if (store_->plan(one->tokens.data(), one->tokens.size(), most, {}, offers, store_timeout, plan, windows) != status::ok) {
             return;
+        }
+        if (plan.outcome == 4 && later(naps)) {
+            continue;
         }
         more = plan.outcome == 1;
         const bool rows_left = !plan.files.empty() && plan.files[0].kind == file_kind::rows;

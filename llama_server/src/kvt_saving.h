@@ -72,6 +72,7 @@ private:
     bool hangs();
     void store(const std::shared_ptr<job> & one);
     bool connected();
+    bool later(int & naps);
     std::vector<want> fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files);
     std::vector<state_offer> offers_of(const job & one, bool windows) const;
     void note_present(job & one, const std::vector<state_offer> & offers, const planned & plan);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../src/kvt_client.h"
+#include "../src/kvt_loaded.h"
 #include "../src/kvt_rows.h"
 #include "../src/kvt_states.h"
 
@@ -43,6 +44,7 @@ inline kvt::hello make_hello(bool states) {
     }
     said.min_tokens = 1;
     said.states = states || window_row_bytes > 0;
+    said.files.push_back(kvt::look_at("/proc/self/exe")); // any file
     said.window_row_bytes = (uint32_t) window_row_bytes;
     said.window_least = said.window_most = window_row_bytes > 0 ? 128 : 0;
     return said;

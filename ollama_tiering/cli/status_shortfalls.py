@@ -37,6 +37,7 @@ WORDS: Final[dict[int, str]] = {
     pb.SHORTFALL_FAILED: "restoring failed, Ollama's log says how",
     pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored for where the match ends",
     pb.SHORTFALL_STATE_MISSING: "recurrent layers go on from the last stored checkpoint only",
+    pb.SHORTFALL_UNCHECKED: "the model's file is being checked, or is refused",
 }
 _OTHER: Final = "another reason, which this version does not know"
 _AT: Final = (

@@ -29,10 +29,12 @@ import grpc
 
 from ollama_tiering.client import saving
 from ollama_tiering.client.channel import SidecarChannel
+from ollama_tiering.client.loaded import loaded_digests
 from ollama_tiering.client.restored import Block, BlockRef, Blocks, Match, checked, load
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.protocol.limits import PART_BYTES
+from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import (
@@ -157,6 +159,19 @@ class BlockClient(Closing):
             answer = self._stub.RemoveSeq(request, timeout=self._transfer_seconds)
             return int(answer.removed_blocks)
         return 0
+
+    def check_files(
+        self, files: Sequence[LoadedFile], patience_seconds: float = 0.0
+    ) -> tuple[bytes, ...]:
+        """SHA-256 of what a model was loaded from, for its namespace: a file's name may lie. Each
+        file is looked at before it is read (`LoadedFile.of`). Empty while the sidecar still reads
+        them, after so many seconds. It does not fail open: ServiceError if there is no sidecar, and
+        for a file that is not what it was, or not what its name says.
+        """
+        try:
+            return loaded_digests(self._stub, files, patience_seconds, self._lookup_seconds)
+        except grpc.RpcError as error:
+            raise _service_error("check_files", error) from None
 
     def stat(self) -> pb.StatResponse:
         """Budgets, counters, runners. It does not fail open: ServiceError if

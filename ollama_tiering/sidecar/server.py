@@ -25,6 +25,8 @@ from ollama_tiering.config import SidecarConfig, count, format_size, state_dir
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
+from ollama_tiering.sidecar.content.contents import Contents
+from ollama_tiering.sidecar.content.record import ContentRecord
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.engine.connection import Engines
 from ollama_tiering.sidecar.engine.listener import EngineSocket, place
@@ -160,10 +162,12 @@ async def _serve(
     server = GrpcSocket(held_socket, entrance)
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
-    engines = _engine_socket(config, store, uses, runners)
-    with _pool() as pool, Endpoint(pages, config.metrics_port), engines as engine:
+    contents = Contents(ContentRecord(state_dir()))
+    engines = _engine_socket(config, store, contents, uses, runners)
+    reading = contextlib.closing(contents)
+    with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
         rpc.add_BlockStoreServicer_to_server(
-            BlockStoreService(store, pool, uses, runners), entrance
+            BlockStoreService(store, pool, uses, runners, contents), entrance
         )
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
@@ -206,7 +210,11 @@ async def _serve(
 
 @contextlib.contextmanager
 def _engine_socket(
-    config: SidecarConfig, store: TieredStore, uses: ModelBook, runners: RunnerTable
+    config: SidecarConfig,
+    store: TieredStore,
+    contents: Contents,
+    uses: ModelBook,
+    runners: RunnerTable,
 ) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
@@ -221,7 +229,7 @@ def _engine_socket(
             uses.refresh()
 
     engines = Engines(
-        *(store, EngineRunners(report)),
+        *(store, EngineRunners(report), contents),
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )

@@ -30,6 +30,8 @@ from ollama_tiering.sidecar.bounds import (
     received,
     sent,
 )
+from ollama_tiering.sidecar.content.check_files import CheckFiles
+from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
@@ -73,7 +75,8 @@ _OUTCOMES: Final = {
 
 class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
-    each model (in memory only if none is given); `runners` are their last reports.
+    each model (in memory only if none is given); `runners` are their last reports; `contents` is
+    what is known of models' files, for all clients.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         pool: Executor,
         book: ModelBook | None = None,
         runners: RunnerTable | None = None,
+        contents: Contents | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -95,6 +99,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
         self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._look_ups = LookUps(store)
+        self._check_files = CheckFiles(contents or Contents())
         self._seldom = QuietLog(log)
 
     async def Has(self, request: pb.HasRequest, context: Context) -> pb.HasResponse:
@@ -176,6 +181,14 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         except Exception as error:
             await abort(context, "ReportRunner", error, self._seldom)
         return pb.ReportRunnerResponse()
+
+    async def CheckFiles(
+        self, request: pb.CheckFilesRequest, context: Context
+    ) -> pb.CheckFilesResponse:
+        try:
+            return self._check_files.answer(request)
+        except Exception as error:
+            await abort(context, "CheckFiles", error, self._seldom)
 
     async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatResponse:
         try:

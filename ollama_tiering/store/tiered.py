@@ -31,7 +31,7 @@ from ollama_tiering.store.books.report import (
 )
 from ollama_tiering.store.books.reporting import report_of
 from ollama_tiering.store.books.state import StoreState
-from ollama_tiering.store.books.terms import Decide, model_of
+from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.books.writing_down import only_in_ram
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.serving import lookup
@@ -231,7 +231,7 @@ class TieredStore:
         if dict(fields).get("block_tokens") != str(block_tokens):
             raise InvalidBlock(f"block_tokens {block_tokens} is not what the namespace says")
         namespace_text(fields)  # or InvalidBlock
-        self._state.terms.learn(namespace, model_of(fields))
+        self._state.terms.learn_described(namespace, fields)
         rounded = self._state.encodings.note(namespace, fields)
         for level in self._state.levels:
             if level.shared is not None:

@@ -4,16 +4,19 @@ known. What it reads it checks as one in C++ does: checksums in memory of its ow
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
 import struct
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -27,7 +30,19 @@ FIELDS = {"model": "sha256-fake", "engine": "fake/1+0", "flash_attention": "on"}
 def hello(*, layers: int = 2, **options: Any) -> m.Hello:
     fields = {**FIELDS, **options.pop("fields", {})}
     geometry = [m.Layer(0, i, 0, 0, 1, 8, 8, ROW_BYTES, ROW_BYTES) for i in range(layers)]
+    options.setdefault("files", (model_file(fields["model"]),))
     return m.Hello(tuple(fields.items()), tuple(geometry), **options)
+
+
+_MODELS = tempfile.TemporaryDirectory(prefix="kvt-models-")
+
+
+@functools.cache
+def model_file(name: str) -> LoadedFile:
+    """A model of that name: what is in it is made from it."""
+    path = Path(_MODELS.name, hashlib.sha256(name.encode()).hexdigest()[:16] + ".gguf")
+    path.write_bytes(name.encode())
+    return LoadedFile.of(path)
 
 
 def prompt(first: int, count: int) -> list[int]:

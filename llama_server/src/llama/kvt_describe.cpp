@@ -200,10 +200,10 @@ void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window
 
 } // namespace
 
-hello describe_server(const common_params & params, llama_context * ctx, bool speculative, const string & mark) {
+hello describe_server(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded) {
     hello said;
     std::vector<plane> planes;
-    said.unsupported = why_not(params, ctx, speculative, mark, planes);
+    said.unsupported = why_not(params, ctx, speculative, loaded, planes);
     const auto & cparams = ctx->get_cparams();
     const string model = base_name(params.model.path);
     said.fields = { { "model", model.substr(0, 128) }, { "engine", built() },
@@ -211,9 +211,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     if (!said.unsupported.empty()) {
         return said;
     }
-    if (!named_by_digest(model)) {
-        said.fields.emplace_back("file", mark);
-    }
+    said.files.push_back(loaded); // what is in it decides, whatever it is called
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
     said.fields.emplace_back("v", planes[1].transposed ? "transposed" : "");
     said.fields.emplace_back("batch", batches(cparams));

@@ -1,5 +1,7 @@
 #include "kvt_refused.h"
 
+#include "kvt_loaded.h"
+
 #include "common.h"
 #include "ggml-backend.h"
 #include "llama-context.h"
@@ -27,7 +29,7 @@ string file_mark(const string & path) {
     return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
-string why_not(const common_params & params, llama_context * ctx, bool speculative, const string & mark, std::vector<plane> & planes) {
+string why_not(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -64,7 +66,7 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     if (!named_by_digest(model) && model.find("-of-") != string::npos) {
         return "a model of several files";
     }
-    if (!named_by_digest(model) && (mark.empty() || mark != file_mark(params.model.path))) {
+    if (loaded.path.empty() || !(loaded == look_at(params.model.path))) {
         return "the model's file is another one than when it was loaded";
     }
     if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvt_cache.h"
+#include "kvt_messages.h"
 
 #include <string>
 #include <vector>
@@ -19,7 +20,8 @@ bool named_by_digest(const std::string & name);
 // Size and time of a file, for one without such a name; empty if it is not there.
 std::string file_mark(const std::string & path);
 
-// Empty if it is tiered: then `planes` has what is stored of it. For the others, see describe_server().
-std::string why_not(const common_params & params, llama_context * ctx, bool speculative, const std::string & mark, std::vector<plane> & planes);
+// Empty if it is tiered: then `planes` has what is stored of it. `loaded` is the model's file as it was before it was read. For
+// the others, see describe_server().
+std::string why_not(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded, std::vector<plane> & planes);
 
 } // namespace kvt

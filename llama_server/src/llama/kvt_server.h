@@ -7,6 +7,7 @@
 #include "kvt_checkpoints.h"
 #include "kvt_describe.h"
 #include "kvt_keeper.h"
+#include "kvt_loaded.h"
 #include "kvt_own_cache.h"
 #include "kvt_refused.h"
 #include "kvt_slots.h"
@@ -42,7 +43,7 @@ public:
     void before_load(const common_params & params) {
         begin_anew();
         path_ = given_;
-        mark_ = path_.empty() ? "" : file_mark(params.model.path);
+        loaded_ = path_.empty() ? loaded_file() : look_at(params.model.path);
     }
 
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left
@@ -199,7 +200,7 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
-            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, mark_);
+            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, loaded_);
             if (!links_.open(path_, said, shifts_exactly(slot.ctx_tgt), [this] { wake(); })) {
                 SRV_INF("kv tiering is off: %s\n", said.unsupported.c_str());
                 path_.clear();
@@ -308,7 +309,7 @@ private:
     server_queue & queue_;
     std::string given_; // by the variable
     std::string path_;
-    std::string mark_;  // of the model's file, before it was loaded
+    loaded_file loaded_; // the model's file, before it was loaded
     own_cache own_cache_;
     size_t turn_ = 0;
 };

@@ -7,11 +7,14 @@ from enum import IntEnum
 from typing import Final, Self
 
 from ollama_tiering.protocol.engine.wire import MAGIC, VERSION, Malformed, Reader, Writer
+from ollama_tiering.protocol.loaded_file import FileIdentity, LoadedFile
 
 NAMESPACE_BYTES: Final = 32
 MAX_FIELDS: Final = 64
 MAX_LAYERS: Final = 4096
+MAX_FILES: Final = 64
 _LAYER_BYTES: Final = 29
+_FILE_BYTES: Final = 42  # at least: without its path
 QUESTION: Final = MAGIC + VERSION.to_bytes(4, "little")  # whether that version is spoken
 
 
@@ -66,6 +69,7 @@ class Hello:
     window_row_bytes: int = 0  # of a position, in all layers that keep only the last rows; 0: none
     window_least: int = 0  # rows before a position without which the engine does not resume there
     window_most: int = 0  # that it keeps
+    files: tuple[LoadedFile, ...] = ()  # that it computes with, the model first
     version: int = VERSION
 
     def pack(self) -> bytes:
@@ -77,7 +81,11 @@ class Hello:
         out.u32(len(self.layers))
         for layer in self.layers:
             layer.pack(out)
-        return out.u32(self.window_row_bytes).u32(self.window_least).u32(self.window_most).body()
+        out.u32(self.window_row_bytes).u32(self.window_least).u32(self.window_most)
+        out.u32(len(self.files))
+        for file in self.files:
+            _pack_file(out, file)
+        return out.body()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -94,11 +102,24 @@ class Hello:
         fields = tuple((body.text(), body.text()) for _ in range(body.count(4, MAX_FIELDS)))
         layers = tuple(Layer.unpack(body) for _ in range(body.count(_LAYER_BYTES, MAX_LAYERS)))
         windows = body.u32(), body.u32(), body.u32()
+        files = tuple(_unpack_file(body) for _ in range(body.count(_FILE_BYTES, MAX_FILES)))
         body.end()
         return cls(
             *(fields, layers, k_dtype, v_dtype, bool(states), GateMode(gate), min_tokens),
-            *(unsupported, *windows),
+            *(unsupported, *windows, files),
         )
+
+
+def _pack_file(out: Writer, file: LoadedFile) -> None:
+    one = file.identity
+    out.path(file.path).u64(one.device).u64(one.inode).u64(one.size_bytes)
+    out.i64(one.mtime_ns).i64(one.ctime_ns)
+
+
+def _unpack_file(body: Reader) -> LoadedFile:
+    path = body.path()
+    numbers = body.u64(), body.u64(), body.u64(), body.i64(), body.i64()
+    return LoadedFile(path, FileIdentity(*numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from ollama_tiering.protocol.engine.hello import QUESTION, GateMode, Hello, Layer, Welcome
+from ollama_tiering.protocol.engine.hello import (
+    NAMESPACE_BYTES,
+    QUESTION,
+    GateMode,
+    Hello,
+    Layer,
+    Welcome,
+)
 from ollama_tiering.protocol.engine.reading import (
     Damaged,
     EngineExtra,
@@ -32,6 +39,7 @@ from ollama_tiering.protocol.engine.writing import (
 )
 
 __all__ = [
+    "NAMESPACE_BYTES",
     "QUESTION",
     "Commit",
     "Committed",

@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"KVTENG\r\n"
 HEAD: Final = struct.Struct("<IHH")  # bytes of the body, kind of the message, 0
 MAX_HELLO_BYTES: Final = 256 << 10  # a model of 4,096 layers takes 100 KiB
@@ -23,6 +23,7 @@ MAX_REPLY_BYTES: Final = 64 << 20  # checksums of 16,384 blocks with 512 segment
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_I64: Final = struct.Struct("<q")
 _F64: Final = struct.Struct("<d")
 
 
@@ -64,6 +65,9 @@ class Reader:
 
     def u64(self) -> int:
         return int(_U64.unpack(self.take(8))[0])
+
+    def i64(self) -> int:
+        return int(_I64.unpack(self.take(8))[0])
 
     def f64(self) -> float:
         return float(_F64.unpack(self.take(8))[0])
@@ -115,6 +119,9 @@ class Writer:
 
     def u64(self, value: int) -> Writer:
         return self.raw(_U64.pack(value))
+
+    def i64(self, value: int) -> Writer:
+        return self.raw(_I64.pack(value))
 
     def f64(self, value: float) -> Writer:
         return self.raw(_F64.pack(value))

@@ -22,6 +22,7 @@ class EngineOutcome(IntEnum):
     MORE = 1  # ask again once these are committed
     NO_ROOM = 2
     REFUSED = 3  # by admission, or by a rule of the settings
+    LATER = 4  # the model's file is still being checked: ask again
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class BlockStoreStub:
                 request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.SerializeToString,
                 response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.FromString,
                 _registered_method=True)
+        self.CheckFiles = channel.unary_unary(
+                '/ollama_tiering.v1.BlockStore/CheckFiles',
+                request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesRequest.SerializeToString,
+                response_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesResponse.FromString,
+                _registered_method=True)
         self.List = channel.unary_stream(
                 '/ollama_tiering.v1.BlockStore/List',
                 request_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.ListRequest.SerializeToString,
@@ -168,6 +173,14 @@ class BlockStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckFiles(self, request, context):
+        """What is in the files that a model was loaded from. An engine asks until it is known, and again before it stores;
+        until then, and if it is refused, it neither looks up nor stores.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Administration (`tiering ls`, `rm`, `pin`, `verify`, `gc`). An id is a prefix of a block's key in hex; one that is
         unknown or that several blocks share is INVALID_ARGUMENT, with the candidates in the message. The trailing metadata
@@ -247,6 +260,11 @@ def add_BlockStoreServicer_to_server(servicer, server):
                     servicer.ReportRunner,
                     request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.FromString,
                     response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.SerializeToString,
+            ),
+            'CheckFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckFiles,
+                    request_deserializer=ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesRequest.FromString,
+                    response_serializer=ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesResponse.SerializeToString,
             ),
             'List': grpc.unary_stream_rpc_method_handler(
                     servicer.List,
@@ -493,6 +511,33 @@ class BlockStore:
             '/ollama_tiering.v1.BlockStore/ReportRunner',
             ollama__tiering_dot_v1_dot_block__store__pb2.RunnerReport.SerializeToString,
             ollama__tiering_dot_v1_dot_block__store__pb2.ReportRunnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ollama_tiering.v1.BlockStore/CheckFiles',
+            ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesRequest.SerializeToString,
+            ollama__tiering_dot_v1_dot_block__store__pb2.CheckFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

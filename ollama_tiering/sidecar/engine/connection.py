@@ -24,14 +24,18 @@ from ollama_tiering.protocol.engine.wire import (
     frame,
     frame_head,
 )
+from ollama_tiering.sidecar.content.contents import Contents
+from ollama_tiering.sidecar.content.verdict import FilesVerdict
 from ollama_tiering.sidecar.engine.heads import Heads
 from ollama_tiering.sidecar.engine.identity import (
     BLOCK_TOKENS,
+    Identity,
     caches,
     checked_fields,
     identity_of,
 )
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
+from ollama_tiering.sidecar.engine.proof import GATED, Proof, unproven
 from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
 from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
@@ -64,10 +68,17 @@ class Engines:
     """What the connections share."""
 
     def __init__(
-        self, store: TieredStore, runners: EngineRunners, *, min_tokens: int, lease_seconds: float
+        self,
+        store: TieredStore,
+        runners: EngineRunners,
+        contents: Contents,
+        *,
+        min_tokens: int,
+        lease_seconds: float,
     ) -> None:
         self.store = store
         self.runners = runners
+        self.contents = contents
         self.min_tokens = min_tokens
         self.lease_seconds = lease_seconds
         self.heads = Heads()
@@ -88,6 +99,9 @@ class Connection:
         self._pid = pid
         self._engines = engines
         self._frame_seconds = frame_seconds
+        self._hello: m.Hello | None = None
+        self._proof: Proof | None = None
+        self._refused = ""  # why, as it was last said
         self._look_ups: EngineLookUps | None = None
         self._writes: Writes | None = None
         self._runner: EngineRunner | None = None
@@ -123,7 +137,7 @@ class Connection:
         first = self._some(HEAD.size)
         self._deadline = time.monotonic() + self._frame_seconds
         head = first + self._take(HEAD.size - len(first))
-        most = MAX_BODY_BYTES if self._look_ups is not None else MAX_HELLO_BYTES
+        most = MAX_BODY_BYTES if self._proof is not None else MAX_HELLO_BYTES
         body_bytes, kind = frame_head(head, most)
         return kind, self._take(body_bytes)
 
@@ -149,12 +163,21 @@ class Connection:
         return part
 
     def _answer(self, kind: int, body: bytes) -> tuple[Kind, bytes]:
-        if self._look_ups is None or self._writes is None or self._runner is None:
+        if self._proof is None:
             if kind != Kind.HELLO:
                 raise InvalidBlock("a connection begins with a hello")
             if body == m.QUESTION:
                 return Kind.DONE, b""
-            return self._hello(m.Hello.unpack(body))
+            return self._greet(m.Hello.unpack(body))
+        if kind in GATED:
+            found = self._proof.look(kind)
+            self._know(found)
+            if not found.digests:
+                return unproven(kind, body, found)
+        if self._look_ups is None or self._writes is None or self._runner is None:
+            if kind == Kind.RELEASE:
+                return Kind.DONE, b""
+            raise InvalidBlock("nothing was named yet")
         if kind == Kind.MATCH:
             with self._engines.turns.look_up():
                 return Kind.MATCHED, self._look_ups.match(m.EngineMatch.unpack(body)).pack()
@@ -176,40 +199,68 @@ class Connection:
             raise Malformed(f"{kind} is no kind of request")
         return Kind.DONE, b""
 
-    def _hello(self, hello: m.Hello) -> tuple[Kind, bytes]:
+    def _greet(self, hello: m.Hello) -> tuple[Kind, bytes]:
         if hello.version != VERSION:
             said = f"version {hello.version} is not spoken here, but {VERSION}"
             raise WrongVersion(said)
         engines = self._engines
         if hello.unsupported:
-            engines.runners.report(self._not_tiered(hello))
+            engines.runners.report(self._not_tiered(hello, hello.unsupported))
             return Kind.DONE, b""
-        identity = identity_of(hello)
-        min_tokens = hello.min_tokens or engines.min_tokens
-        store = engines.store
-        store.learn_model(identity.namespace, identity.model)
-        self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-        heads, turns = engines.heads, engines.turns
-        self._look_ups = EngineLookUps(
-            store, heads, hello, identity, self._runner, turns, min_tokens
-        )
-        self._writes = Writes(store, heads, identity, self._look_ups, self._runner, turns)
+        identity_of(hello)  # or InvalidBlock
+        proof = Proof(engines.contents, hello)
+        self._hello, self._proof = hello, proof
+        identity = self._know(proof.greet())
         welcome = m.Welcome(
-            namespace=identity.namespace,
+            namespace=identity.namespace if identity else bytes(m.NAMESPACE_BYTES),
             block_tokens=BLOCK_TOKENS,
-            min_tokens=min_tokens,
+            min_tokens=hello.min_tokens or engines.min_tokens,
             lease_ms=round(engines.lease_seconds * 1000),
-            reserve_ms=round(store.reserve_seconds * 1000),
+            reserve_ms=round(engines.store.reserve_seconds * 1000),
         )
         return Kind.WELCOME, welcome.pack()
 
-    def _not_tiered(self, hello: m.Hello) -> pb.RunnerReport:
+    def _know(self, found: FilesVerdict) -> Identity | None:
+        """Takes note of what its files are; once they are sound, the engine has a namespace."""
+        hello, proof, engines = self._hello, self._proof, self._engines
+        if hello is None or proof is None:
+            return None
+        if not found.digests:
+            self._say(hello, found)
+            return None
+        identity = None
+        if self._look_ups is None:
+            identity = identity_of(hello, proof.content(found.digests))
+            min_tokens = hello.min_tokens or engines.min_tokens
+            store, heads, turns = engines.store, engines.heads, engines.turns
+            store.learn_model(identity.namespace, identity.model)
+            self._runner = engines.runners.runner(self._pid, identity, min_tokens)
+            look_ups = EngineLookUps(store, heads, hello, identity, self._runner, turns, min_tokens)
+            self._look_ups = look_ups
+            self._writes = Writes(store, heads, identity, look_ups, self._runner, turns)
+        if self._runner is not None and self._refused:
+            engines.runners.report(self._runner.report())
+        self._refused = ""
+        return identity
+
+    def _say(self, hello: m.Hello, found: FilesVerdict) -> None:
+        """Once for each reason: in the list of runners, and what stays also in the log."""
+        reason = found.refusal or found.pending
+        if reason == self._refused:
+            return
+        self._refused = reason
+        self._engines.runners.report(self._not_tiered(hello, reason))
+        if found.refusal:
+            said = "model refused, nothing of it is stored or restored: reason=%s"
+            seldom.warning(f"model {reason}", said, reason)
+
+    def _not_tiered(self, hello: m.Hello, reason: str) -> pb.RunnerReport:
         fields = checked_fields(hello)
         return pb.RunnerReport(
             pid=self._pid,
             engine=fields["engine"],
             model=fields["model"],
-            reason=hello.unsupported,
+            reason=reason,
             caches=caches(hello),
         )
 

@@ -39,8 +39,9 @@ _WORDS: Final = ("plain", "sliding window", "chunked")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _DTYPE: Final = re.compile(r"[a-z0-9_]{1,16}")
 _OWN_FIELDS: Final = ("model", "engine", "adapters", "flash_attention")
-# Rows are stored as they are: what rounds them, and who says which states, is not the engine's.
-_NOT_OFFERED: Final = ("kv", "states")
+# Rows are stored as they are: what rounds them, who says which states, and what is in files is not
+# the engine's to say.
+_NOT_OFFERED: Final = ("kv", "states", "content")
 _SALT: Final = "salt"
 _SALT_PREFIX: Final = b"kvt-salt-1\x00"  # as in kvtier/config.go
 _PLAIN: Final = str.maketrans(";=", "_:")  # no value can look like another part
@@ -63,8 +64,8 @@ class Identity:
     caches: str  # in words, for people
 
 
-def identity_of(hello: Hello) -> Identity:
-    """InvalidBlock for what makes no sense."""
+def identity_of(hello: Hello, content: str = "") -> Identity:
+    """`content`: what is known of its files. InvalidBlock for what makes no sense."""
     fields = checked_fields(hello)
     if fields.get("flash_attention") not in ("on", "off"):
         raise InvalidBlock("flash_attention is neither on nor off")
@@ -78,7 +79,7 @@ def identity_of(hello: Hello) -> Identity:
         layers=[_spec(layer) for layer in hello.layers],
         flash_attention=fields["flash_attention"] == "on",
         block_tokens=BLOCK_TOKENS,
-        extra=_extra(fields, states=hello.states),
+        extra=_extra({**fields, "content": content}, states=hello.states),
     )
     return Identity(
         namespace=described.digest(),

@@ -118,29 +118,29 @@ class EngineLookUps:
             raise InvalidBlock("start, have and the number of tokens are not in this order")
         most = max(count - 1, 0)  # the last token is always computed: sampling needs its logits
         if most - request.have < self._min_tokens:
-            return _nothing(pb.SHORTFALL_TOO_SHORT)
+            return nothing(pb.SHORTFALL_TOO_SHORT)
         if self._gate is GateMode.RECOMPUTE:
-            return _nothing(pb.SHORTFALL_RECOMPUTE)
+            return nothing(pb.SHORTFALL_RECOMPUTE)
         keys = self.chain(tokens, request.extras)
         found, self._use = self._store.find(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
         found = until_extras(found, keys, request.extras)
         rows, reason, at = _end(found, most)
         rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
-            return _nothing(reason, at)
+            return nothing(reason, at)
         beside: list[_Wanted] = []
         if self._states:
             above = request.have + self._min_tokens - 1
             end, beside = self._resumable(tokens, found, above, rows)
             if not beside:
-                return _nothing(pb.SHORTFALL_STATE_MISSING, request.have)
+                return nothing(pb.SHORTFALL_STATE_MISSING, request.have)
             if end < rows:
                 rows, reason, at = end, pb.SHORTFALL_STATE_MISSING, end
         wanted = [*_planned(found, request.start, rows), *beside]
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
         if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
-            return _nothing(pb.SHORTFALL_GATE)
+            return nothing(pb.SHORTFALL_GATE)
         expected_ms = min(round(seconds * 1000), _MOST_MS)
         self.expected_seconds = seconds
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
@@ -196,10 +196,10 @@ class EngineLookUps:
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            return _nothing(pb.SHORTFALL_BLOCKS_GONE)
+            return nothing(pb.SHORTFALL_BLOCKS_GONE)
         if lease.named is not None:
             renewed = self._store.renew(lease_id)
-            return lease.named if renewed else _nothing(pb.SHORTFALL_BLOCKS_GONE)
+            return lease.named if renewed else nothing(pb.SHORTFALL_BLOCKS_GONE)
         blocks = lease.leasing.wait().blocks
         lease.use()
         return self._named(lease, blocks, self._heads.get_all([block.key for block in blocks]))
@@ -259,7 +259,7 @@ class EngineLookUps:
             rows, reason, at = (last.first_position + last.used if last else 0), lacking, 0
             if rows - lease.have < self._min_tokens:
                 self.release(answer.lease_id)
-                return _nothing(reason)
+                return nothing(reason)
         lease.keys = tuple(one.key for one in lease.wanted[: len(files)])
         lease.named = replace(
             answer, rows=rows, reason=reason, at=at, pending=False, files=tuple(files)
@@ -376,5 +376,5 @@ def _end(found: Sequence[MatchedBlock], most: int) -> tuple[int, int, int]:
     return rows, pb.SHORTFALL_DIFFERS if differs else pb.SHORTFALL_ENDS, rows
 
 
-def _nothing(reason: int, at: int = 0) -> Matched:
+def nothing(reason: int, at: int = 0) -> Matched:
     return Matched(0, 0, False, 0, reason, at)

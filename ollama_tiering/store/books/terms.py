@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ollama_tiering.store.block.key import NamespaceId
 
 _MAX_NAMESPACES: Final = 1 << 16
+_CHECKED_ENGINES: Final = ("ollama-go/", "llama.cpp/", "llama-server/")
+_CONTENT: Final = "content="
+UNCHECKED: Final = (
+    "its engine is older than this sidecar and does not say which file it has loaded: "
+    "build it again (`tiering patch build`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class TermsTable:
         self._changing = threading.Lock()
         self._models: dict[NamespaceId, str] = {}
         self._terms: dict[NamespaceId, Terms] = {}
+        self._unchecked: set[NamespaceId] = set()
         self.redo(decide)
 
     def redo(self, decide: Decide) -> None:
@@ -44,7 +51,19 @@ class TermsTable:
             self.unknown = decide("")
             of_model = {model: decide(model) for model in set(self._models.values())}
             self._terms = {name: of_model[model] for name, model in self._models.items()}
+            for name in self._unchecked:
+                self._withhold(name)
             self._note()
+
+    def learn_described(self, namespace: NamespaceId, fields: Iterable[tuple[str, str]]) -> None:
+        """What the namespace's description says of it."""
+        described = dict(fields)
+        self.learn(namespace, described.get("model", ""))
+        if not is_checked(described) and namespace not in self._unchecked:
+            with self._changing:
+                if len(self._unchecked) < _MAX_NAMESPACES:
+                    self._unchecked.add(namespace)
+                self._withhold(namespace)
 
     def learn(self, namespace: NamespaceId, model: str, *, sure: bool = True) -> None:
         """What the namespace's model is; not `sure`: said by somebody, not by its description."""
@@ -56,6 +75,8 @@ class TermsTable:
                 return
             self._models[namespace] = model
             self._terms[namespace] = self._decide(model)
+            if namespace in self._unchecked:
+                self._withhold(namespace)
             self._note()
 
     def of(self, namespace: NamespaceId) -> Terms:
@@ -78,6 +99,10 @@ class TermsTable:
             found.setdefault(model, []).append(namespace)
         return found
 
+    def _withhold(self, namespace: NamespaceId) -> None:
+        terms = self._terms.get(namespace, self.unknown)
+        self._terms[namespace] = replace(terms, refusal=terms.refusal or UNCHECKED)
+
     def _note(self) -> None:
         terms = self._terms.items()
         self.forbidden = frozenset(name for name, one in terms if one.remove)
@@ -86,5 +111,10 @@ class TermsTable:
         self.shortest_ttl_seconds = min((age for age in ages if age), default=0.0)
 
 
-def model_of(fields: Iterable[tuple[str, str]]) -> str:
-    return dict(fields).get("model", "")
+def is_checked(fields: dict[str, str]) -> bool:
+    """Whether the engine has the content of its files checked before it asks or stores. Who writes
+    an engine with the Python client does so as docs/format.md says.
+    """
+    ours = fields.get("engine", "").startswith(_CHECKED_ENGINES)
+    parts = fields.get("extra", "").split(";")
+    return not ours or any(part.startswith(_CONTENT) for part in parts)

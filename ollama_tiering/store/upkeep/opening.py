@@ -16,7 +16,7 @@ from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import changes, copies
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.books.terms import TermsTable, model_of
+from ollama_tiering.store.books.terms import TermsTable
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.description_file import read_description
@@ -53,7 +53,7 @@ def learn_described(table: TermsTable, directories: Iterable[Path | None]) -> No
                 continue
             fields: Fields = read_description(directory, namespace)
             if fields:
-                table.learn(namespace, model_of(fields))
+                table.learn_described(namespace, fields)
 
 
 def load(

@@ -73,7 +73,7 @@ def test_a_sidecar_of_another_version_is_named_with_the_cure(root: Path) -> None
     assert "another version of ollama-tiering: version 2 is not spoken here, but 1" in why
     assert "start it anew: " in why
     assert str(os.getpid()) in why or "systemctl" in why
-    assert heard == [frame(Kind.HELLO, b"KVTENG\r\n" + struct.pack("<I", 2))]
+    assert heard == [frame(Kind.HELLO, b"KVTENG\r\n" + struct.pack("<I", 3))]
 
 
 def test_a_refusal_of_another_kind_and_silence(root: Path) -> None:

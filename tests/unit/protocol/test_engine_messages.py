@@ -20,17 +20,20 @@ from ollama_tiering.protocol.engine.wire import (
     frame,
     frame_head,
 )
+from ollama_tiering.protocol.loaded_file import FileIdentity, LoadedFile
 from ollama_tiering.sidecar.engine.identity import identity_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "engine-protocol.md"
 TOKENS = struct.pack("<3i", 1, 2, 3)
 CRCS = struct.pack("<2I", 0x11111111, 0x22222222)
 FIELDS = (("model", "m.gguf"), ("engine", "e/1"), ("flash_attention", "on"))
-HELLO = m.Hello(FIELDS, (m.Layer(0, 0, 0, 0, 1, 8, 8, 16, 16),))
+FILE = LoadedFile("/m/m.gguf", FileIdentity(1, 2, 3, 4, 5))
+CONTENT = "ab" * 32  # of that file, as the sidecar read it
+HELLO = m.Hello(FIELDS, (m.Layer(0, 0, 0, 0, 1, 8, 8, 16, 16),), files=(FILE,))
 
 EXAMPLE: list[tuple[Kind, Any]] = [
     (Kind.HELLO, HELLO),
-    (Kind.WELCOME, m.Welcome(identity_of(HELLO).namespace, 64, 1, 60_000, 120_000)),
+    (Kind.WELCOME, m.Welcome(identity_of(HELLO, CONTENT).namespace, 64, 1, 60_000, 120_000)),
     (Kind.PLAN, m.Plan(TOKENS)),
     (
         Kind.PLANNED,
@@ -52,6 +55,7 @@ OTHERS: list[Any] = [
         *(FIELDS, ()),
         *("q8_0", "q4_0", True, m.GateMode.RECOMPUTE, 100, "it has an unknown cache"),
         *(4096, 1025, 1536),
+        (LoadedFile("/m/\udcff", FileIdentity(1 << 63, 2, 1 << 40, -1, -(1 << 62))), FILE),
     ),
     m.EngineMatch(TOKENS, 2, 1, (m.EngineExtra(1, bytes(range(32))),)),
     m.Matched(0, 5, True, 250, 2, 64),
@@ -61,6 +65,7 @@ OTHERS: list[Any] = [
         (m.File("/w", 8, 4096, 0, 3, 9, 1, CRCS, m.FileKind.WINDOW),),
     ),
     m.Planned(m.EngineOutcome.REFUSED, "a rule says no"),
+    m.Planned(m.EngineOutcome.LATER, "its file is being checked"),
     m.Planned(m.EngineOutcome.ALL, "", (WINDOW,)),
     m.Committed(("", "no such reservation")),
     m.Damaged(1 << 60, 3),

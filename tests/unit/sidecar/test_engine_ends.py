@@ -264,7 +264,7 @@ def test_the_bytes_of_a_stranger_are_answered_and_never_fatal(
 
 def test_an_engine_of_another_version_is_in_the_log(daemon: SidecarProcess) -> None:
     assert (
-        "version 1 is not spoken here, but 2"
+        "version 1 is not spoken here, but 3"
         in answer_to(daemon, frame(Kind.HELLO, hello(version=1).pack())).message
     )
     assert "engine refused: reason=version message=version 1 is not spoken" in daemon.log

@@ -53,6 +53,7 @@ class Shortfall(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHORTFALL_FAILED: _ClassVar[Shortfall]
     SHORTFALL_WINDOW_MISSING: _ClassVar[Shortfall]
     SHORTFALL_STATE_MISSING: _ClassVar[Shortfall]
+    SHORTFALL_UNCHECKED: _ClassVar[Shortfall]
 SEGMENT_KIND_UNSPECIFIED: SegmentKind
 SEGMENT_KIND_K: SegmentKind
 SEGMENT_KIND_V: SegmentKind
@@ -88,6 +89,7 @@ SHORTFALL_NOT_TEXT: Shortfall
 SHORTFALL_FAILED: Shortfall
 SHORTFALL_WINDOW_MISSING: Shortfall
 SHORTFALL_STATE_MISSING: Shortfall
+SHORTFALL_UNCHECKED: Shortfall
 
 class Segment(_message.Message):
     __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c", "raw_crc32c", "plane_bytes")
@@ -526,6 +528,48 @@ class RestoreReport(_message.Message):
 class ReportRunnerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class LoadedFile(_message.Message):
+    __slots__ = ("path", "device", "inode", "size_bytes", "mtime_ns", "ctime_ns")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    CTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    path: bytes
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    def __init__(self, path: _Optional[bytes] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size_bytes: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., ctime_ns: _Optional[int] = ...) -> None: ...
+
+class CheckFilesRequest(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[LoadedFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[LoadedFile, _Mapping[str, object]]]] = ...) -> None: ...
+
+class CheckFilesResponse(_message.Message):
+    __slots__ = ("state", "reason", "sha256")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[CheckFilesResponse.State]
+        STATE_PENDING: _ClassVar[CheckFilesResponse.State]
+        STATE_SOUND: _ClassVar[CheckFilesResponse.State]
+        STATE_REFUSED: _ClassVar[CheckFilesResponse.State]
+    STATE_UNSPECIFIED: CheckFilesResponse.State
+    STATE_PENDING: CheckFilesResponse.State
+    STATE_SOUND: CheckFilesResponse.State
+    STATE_REFUSED: CheckFilesResponse.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    state: CheckFilesResponse.State
+    reason: str
+    sha256: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, state: _Optional[_Union[CheckFilesResponse.State, str]] = ..., reason: _Optional[str] = ..., sha256: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StatRequest(_message.Message):
     __slots__ = ()

@@ -200,6 +200,7 @@ func fake(t testing.TB, slots int) *Tier {
 		})
 	}
 	tier.bind(newFakeRows(2*len(model.Layers)), model)
+	tier.sound.Store(true)
 	active.Store(tier)
 	t.Cleanup(func() { active.Store(nil) })
 	return tier

@@ -101,6 +101,8 @@ func (t *Tier) notAsked(most int) tierpb.Shortfall {
 		return readHangs
 	case !t.client.Up():
 		return sidecarAway
+	case !t.sound.Load():
+		return unchecked
 	}
 	return unexplained
 }

@@ -118,6 +118,10 @@ func (t *Tier) Finished(slot int, p Prompt, prefill time.Duration) {
 
 // Flush returns when what the slots hold has been stored, or when ctx ends.
 func (t *Tier) Flush(ctx context.Context) {
+	timeout := flushTimeout
+	if !t.sound.Load() {
+		timeout = flushUnknown // a large file takes longer, and nobody shall wait for that
+	}
 	stored := make(chan struct{})
 	go func() {
 		t.Drain()
@@ -128,7 +132,7 @@ func (t *Tier) Flush(ctx context.Context) {
 	case <-stored:
 	case <-ctx.Done():
 		slog.Warn("kv tiering: model unloaded before its snapshot was complete")
-	case <-time.After(flushTimeout):
+	case <-time.After(timeout):
 	}
 }
 

@@ -38,6 +38,7 @@ const (
 	restoreFailed = tierpb.Shortfall_SHORTFALL_FAILED
 	windowMissing = tierpb.Shortfall_SHORTFALL_WINDOW_MISSING
 	stateMissing  = tierpb.Shortfall_SHORTFALL_STATE_MISSING
+	unchecked     = tierpb.Shortfall_SHORTFALL_UNCHECKED
 )
 
 // shortfall is why more of a prompt is computed than its last token. The zero value: nothing is missing, as far as is known.

@@ -87,6 +87,10 @@ func TestEveryRequestThatFallsShortHasOneReason(t *testing.T) {
 			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.config.MinTokens = 64 },
 		},
 		{
+			name: "the model's file is still being checked", reason: unchecked, stored: 192, asked: asked{prompt: whole},
+			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.sound.Store(false) },
+		},
+		{
 			name: "a short prompt", reason: tooShort, stored: 192, asked: asked{prompt: whole[:64]},
 			before: func(_ *testing.T, tier *Tier, _ *sidecar) { tier.config.MinTokens = 64 },
 		},

@@ -25,10 +25,11 @@ type sidecar struct {
 	read tierpb.Tier // where the blocks are found then
 	dir  string
 
-	seconds float64                     // that a block is said to take
-	has     func(context.Context) error // what a look-up does before it answers, if it is not nil
-	get     func(context.Context) error // what a Get does before it answers to its last key, likewise
-	gone    bool                        // there is no block of that key any more
+	seconds float64                                    // that a block is said to take
+	has     func(context.Context) error                // what a look-up does before it answers, if it is not nil
+	get     func(context.Context) error                // what a Get does before it answers to its last key, likewise
+	content func() (*tierpb.CheckFilesResponse, error) // what it says of the model's files, if it is not nil
+	gone    bool                                       // there is no block of that key any more
 
 	attached map[kvtier.Key][]*tierpb.AttachedBlock // window blocks, by the block that they hang on
 
@@ -134,6 +135,14 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
 	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: s.dir}}}, nil
+}
+
+// CheckFiles says what content does, or that all is sound.
+func (s *sidecar) CheckFiles(context.Context, *tierpb.CheckFilesRequest) (*tierpb.CheckFilesResponse, error) {
+	if s.content != nil {
+		return s.content()
+	}
+	return &tierpb.CheckFilesResponse{State: tierpb.CheckFilesResponse_STATE_SOUND}, nil
 }
 
 func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.HasResponse, error) {

@@ -28,7 +28,7 @@ func (t *Tier) snapshotLoop() {
 			t.work.done()
 			continue
 		}
-		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) {
+		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) && !errors.Is(err, errUnchecked) {
 			slog.Warn("kv snapshot skipped", "slot", l.slot, "error", err)
 		}
 		t.work.done() // before the report, which says how many are left
@@ -96,6 +96,9 @@ func (t *Tier) store(l *lineage, blocks []*block, after []int) (done int, err er
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
 func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
+	if err := t.checkContent(); err != nil {
+		return 0, err
+	}
 	// A block that was found damaged counts as present until the store has heard of it.
 	for deadline := time.Now().Add(reportWait); t.reports.Load() > 0 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)

@@ -174,6 +174,8 @@ func (s *stats) report(t *Tier) {
 	counts.ToStore = uint64(t.work.length()) // after the counts: what was counted has been queued before
 	if reason := t.off.Load(); reason != nil {
 		counts.Tiered, counts.Reason, counts.ToStore = false, *reason, 0
+	} else if reason := t.pending(); reason != "" {
+		counts.Tiered, counts.Reason = false, reason
 	}
 	counts.Failures = t.client.Failures()
 	counts.CpuAttention = t.model.Attention()

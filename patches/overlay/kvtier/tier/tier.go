@@ -33,6 +33,8 @@ type Tier struct {
 	memory  memoryBound
 	files   fileAccess
 	lookUps lookUps
+	sound   atomic.Bool            // the model's files are what they are called
+	unsound atomic.Pointer[string] // why that is not known yet, as the sidecar said last
 	off     atomic.Pointer[string] // why it is, although the model can be tiered; nil: it is on
 	reports atomic.Int32           // reports of damage on their way
 	late    atomic.Int32           // fetches whose reads still hang although nobody waits for them any more
@@ -65,6 +67,7 @@ type Model struct {
 	DType       string
 	OnHost      bool // the CPU can access all rows directly, as soon as the batch that computes them has been
 	Description *tierpb.Namespace
+	Files       []kvtier.LoadedFile // that it was loaded from, whose names are in Description
 }
 
 var active atomic.Pointer[Tier]
@@ -180,6 +183,9 @@ func (t *Tier) onSidecarUp() {
 		t.storeAgain()
 	}
 	t.stats.report(t) // after that, so that it says how much is to be stored
+	if t.off.Load() == nil && !t.sound.Load() {
+		_ = t.checkContent() // look-ups wait for it; what is to be stored asks by itself
+	}
 }
 
 // storeAgain queues what the slots hold, from its first block on.

@@ -34,6 +34,7 @@ const (
 	BlockStore_Stat_FullMethodName          = "/ollama_tiering.v1.BlockStore/Stat"
 	BlockStore_ReportCorrupt_FullMethodName = "/ollama_tiering.v1.BlockStore/ReportCorrupt"
 	BlockStore_ReportRunner_FullMethodName  = "/ollama_tiering.v1.BlockStore/ReportRunner"
+	BlockStore_CheckFiles_FullMethodName    = "/ollama_tiering.v1.BlockStore/CheckFiles"
 	BlockStore_List_FullMethodName          = "/ollama_tiering.v1.BlockStore/List"
 	BlockStore_Pin_FullMethodName           = "/ollama_tiering.v1.BlockStore/Pin"
 	BlockStore_Verify_FullMethodName        = "/ollama_tiering.v1.BlockStore/Verify"
@@ -67,6 +68,9 @@ type BlockStoreClient interface {
 	ReportCorrupt(ctx context.Context, in *ReportCorruptRequest, opts ...grpc.CallOption) (*ReportCorruptResponse, error)
 	// A runner says what it is, whether its model can be tiered, and what it restored. Shown by Stat.
 	ReportRunner(ctx context.Context, in *RunnerReport, opts ...grpc.CallOption) (*ReportRunnerResponse, error)
+	// What is in the files that a model was loaded from. An engine asks until it is known, and again before it stores;
+	// until then, and if it is refused, it neither looks up nor stores.
+	CheckFiles(ctx context.Context, in *CheckFilesRequest, opts ...grpc.CallOption) (*CheckFilesResponse, error)
 	// The first message says how many lines follow and describes the namespaces.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (BlockStore_ListClient, error)
 	// RESOURCE_EXHAUSTED when more would be pinned than the share of the budget that pins may have.
@@ -210,6 +214,16 @@ func (c *blockStoreClient) ReportRunner(ctx context.Context, in *RunnerReport, o
 	return out, nil
 }
 
+func (c *blockStoreClient) CheckFiles(ctx context.Context, in *CheckFilesRequest, opts ...grpc.CallOption) (*CheckFilesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckFilesResponse)
+	err := c.cc.Invoke(ctx, BlockStore_CheckFiles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *blockStoreClient) List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (BlockStore_ListClient, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[2], BlockStore_List_FullMethodName, cOpts...)
@@ -332,6 +346,9 @@ type BlockStoreServer interface {
 	ReportCorrupt(context.Context, *ReportCorruptRequest) (*ReportCorruptResponse, error)
 	// A runner says what it is, whether its model can be tiered, and what it restored. Shown by Stat.
 	ReportRunner(context.Context, *RunnerReport) (*ReportRunnerResponse, error)
+	// What is in the files that a model was loaded from. An engine asks until it is known, and again before it stores;
+	// until then, and if it is refused, it neither looks up nor stores.
+	CheckFiles(context.Context, *CheckFilesRequest) (*CheckFilesResponse, error)
 	// The first message says how many lines follow and describes the namespaces.
 	List(*ListRequest, BlockStore_ListServer) error
 	// RESOURCE_EXHAUSTED when more would be pinned than the share of the budget that pins may have.
@@ -370,6 +387,9 @@ func (UnimplementedBlockStoreServer) ReportCorrupt(context.Context, *ReportCorru
 }
 func (UnimplementedBlockStoreServer) ReportRunner(context.Context, *RunnerReport) (*ReportRunnerResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ReportRunner not implemented")
+}
+func (UnimplementedBlockStoreServer) CheckFiles(context.Context, *CheckFilesRequest) (*CheckFilesResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method CheckFiles not implemented")
 }
 func (UnimplementedBlockStoreServer) List(*ListRequest, BlockStore_ListServer) error {
 	return status.Errorf(codes.Unimplemented, "method List not implemented")
@@ -554,6 +574,24 @@ func _BlockStore_ReportRunner_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _BlockStore_CheckFiles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckFilesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlockStoreServer).CheckFiles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BlockStore_CheckFiles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlockStoreServer).CheckFiles(ctx, req.(*CheckFilesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _BlockStore_List_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ListRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -680,6 +718,10 @@ var BlockStore_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReportRunner",
 			Handler:    _BlockStore_ReportRunner_Handler,
+		},
+		{
+			MethodName: "CheckFiles",
+			Handler:    _BlockStore_CheckFiles_Handler,
 		},
 		{
 			MethodName: "Pin",

@@ -41,6 +41,9 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	if t.Rounds() && dtype != "f16" {
 		return nil, m, kvtier.RoundedTwice(dtype)
 	}
+	if m.Files, reason = kvtier.LoadedBlobs(append([]string{s.modelPath}, adapters...)...); reason != "" {
+		return nil, m, reason
+	}
 	build, err := kvtier.Build(ml.LibOllamaPath)
 	if err != nil {
 		return nil, m, "what this program was built from can't be told: " + err.Error()
@@ -60,7 +63,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
 		Extra: tierComputing(layers) + kvtier.Threads(ggml.KVTierCPU(), info.Threads) + tierSettings(layers, info) + cut +
-			t.NamespaceExtra(),
+			t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
 }

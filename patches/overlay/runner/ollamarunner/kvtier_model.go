@@ -39,6 +39,9 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	if !ok {
 		return nil, m, "backend without synchronisation"
 	}
+	if m.Files, reason = kvtier.LoadedBlobs(s.modelPath); reason != "" {
+		return nil, m, reason
+	}
 	build, err := kvtier.Build(ml.LibOllamaPath)
 	if err != nil {
 		return nil, m, "what this program was built from can't be told: " + err.Error()
@@ -61,7 +64,8 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
-			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) + t.NamespaceExtra(),
+			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) +
+			t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return cache, m, ""
 }

@@ -1,0 +1,73 @@
+package tier
+
+import (
+	"errors"
+	"time"
+
+	"github.com/ollama/ollama/kvtier/tierpb"
+)
+
+// The name of a model's file says nothing sure of its content, which decides every row: the file may be damaged, and put right
+// later under the same name. So the sidecar reads it, beside, once for each file. Until it is known to be sound nothing is looked
+// up, and what is to be stored waits; nobody waits for it before a token.
+
+const (
+	contentFirst = 20 * time.Millisecond // between two questions, doubled up to
+	contentMost  = time.Second
+	contentWait  = 5 * time.Minute // that what a slot holds waits to be stored
+	flushUnknown = 2 * time.Second // ... when the model is unloaded
+)
+
+const beingChecked = "its file is being checked"
+
+// errUnchecked: the model's file is not known to be sound, which has been said.
+var errUnchecked = errors.New("the model's file is not checked")
+
+// checkContent returns when the model's files are known to be what they were when they were loaded, and what they are called.
+// It asks each time: a file that was written to under a runner that has it mapped has changed the weights, too.
+func (t *Tier) checkContent() error {
+	until := time.Now().Add(contentWait)
+	for pause := contentFirst; ; pause = min(2*pause, contentMost) {
+		answer, err := t.client.CheckFiles(t.model.Files)
+		if err != nil {
+			return err
+		}
+		switch answer.State {
+		case tierpb.CheckFilesResponse_STATE_SOUND:
+			t.unsound.Store(nil)
+			if !t.sound.Swap(true) {
+				t.stats.report(t)
+			}
+			return nil
+		case tierpb.CheckFilesResponse_STATE_PENDING:
+			if t.sayPending(answer.Reason) {
+				t.stats.report(t)
+			}
+		default:
+			t.sound.Store(false)
+			t.Withdraw(answer.Reason)
+			return errUnchecked
+		}
+		if time.Now().After(until) || active.Load() != t {
+			return errUnchecked
+		}
+		time.Sleep(pause)
+	}
+}
+
+// sayPending notes why the files are not known yet, and reports whether that is news.
+func (t *Tier) sayPending(reason string) bool {
+	before := t.unsound.Swap(&reason)
+	return !t.sound.Load() && (before == nil && reason != beingChecked || before != nil && *before != reason)
+}
+
+// pending is why the model's files are not known to be sound; "": they are.
+func (t *Tier) pending() string {
+	if t.sound.Load() {
+		return ""
+	}
+	if reason := t.unsound.Load(); reason != nil {
+		return *reason
+	}
+	return beingChecked
+}
