@@ -35,6 +35,7 @@ from ollama_tiering.bench.tiers.own_sidecar import sidecar
 from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
+from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import BlockKey, align, as_namespace, crc32c, prefix_chain
 from ollama_tiering.store import block_store_pb2 as pb
@@ -49,7 +50,8 @@ QUIET_SECONDS = 2.0  # after a start
 def hello(layers: int) -> m.Hello:
     fields = (("model", "bench"), ("engine", "bench/1+0"), ("flash_attention", "on"))
     geometry = [m.Layer(0, i, 0, 0, 1, 8, 8, ROW_BYTES, ROW_BYTES) for i in range(layers)]
-    return m.Hello(fields, tuple(geometry), min_tokens=1, gate=m.GateMode.RESTORE)
+    files = (LoadedFile.of(__file__),)  # any file
+    return m.Hello(fields, tuple(geometry), min_tokens=1, gate=m.GateMode.RESTORE, files=files)
 
 
 def store(engine: EngineClient, tokens: bytes, planes: int) -> None:

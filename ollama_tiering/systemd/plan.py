@@ -153,7 +153,9 @@ def _service(
             "its scripts/tiering systemd install",
         )
     beside = Address(port=Address().port + 1) if stock.has_unit(found) else Address()
-    read = (python, python.resolve(), package, *([request.models] if request.models else []))
+    # The sidecar reads the files of models, too; without a word they lie in the server's home.
+    models = request.models or (Path(account.pw_dir) if account else None)
+    read = (python, python.resolve(), package, *([models] if models else []))
     name = None if request.user_mode else request.run_as or DEFAULT_USER
     return Service(
         python=python,

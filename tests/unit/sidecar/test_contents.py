@@ -249,11 +249,24 @@ def test_a_sparse_file_is_read_and_the_end_of_the_sidecar_does_not_wait_for_it(
     began = time.monotonic()
     contents.close()
     assert time.monotonic() - began < SECONDS / 2
-    stopping = threading.Event()
-    stopping.set()
-    with pytest.raises(Stopped):
-        file_digest(LoadedFile.of(path), stopping)
     assert contents.ask(LoadedFile.of(path)) == Content()
+
+
+def test_reading_ends_within_a_piece(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    os.truncate(path, 1 << 40)
+    time.sleep(0.1)  # old enough to be read at once
+    stopping, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with pytest.raises(Stopped):
+            file_digest(LoadedFile.of(path), stopping)
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert not ended.wait(0.3)
+    stopping.set()
+    assert ended.wait(SECONDS)
 
 
 def test_thousands_of_files_are_bounded(

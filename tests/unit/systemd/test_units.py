@@ -269,6 +269,12 @@ def test_the_sidecar_knows_where_the_names_of_models_are(machine: Machine) -> No
     assert unit(machine, SIDECAR).all("ProtectHome") == ["read-only"]
 
 
+def test_the_sidecar_may_read_the_models_in_the_home_of_the_server(machine: Machine) -> None:
+    """It compares what is in their files with their names."""
+    machine.install("--run-as", "somebody")
+    assert unit(machine, SIDECAR).all("ProtectHome") == ["read-only"]
+
+
 def test_the_server_may_write_where_it_keeps_its_key(machine: Machine) -> None:
     machine.install()
     assert unit(machine, SERVER).all("ReadWritePaths") == ["-/usr/share/ollama"]
