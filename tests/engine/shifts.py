@@ -3,7 +3,7 @@
 Stock may begin to shift a full context before the logits of the last batch have been read
 (docs/design.md, "A shift waits until the last logits have been read"). On a busy machine 1 to 8 of
 20 to 40 first tokens were wrong with tiering off. So no test takes stock's answer as its reference
-once a context is full: it takes that of `across_a_shift`, or compares two servers with tiering on.
+once a context is full: it takes that of a server that waits, or compares two with tiering on.
 """
 
 from __future__ import annotations

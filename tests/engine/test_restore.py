@@ -28,7 +28,7 @@ from tests.engine.harness import (
     in_memory,
     text,
 )
-from tests.engine.shifts import across_a_shift
+from tests.engine.shifts import waiting_for_logits
 from tests.places import short_directory
 
 Event = Callable[["Rig", str], None]
@@ -321,9 +321,10 @@ def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
 ) -> None:
     context, keep, predict = 2048, 4, 70
 
-    def shift(attempt: int) -> None:
+    def shift(attempt: int, memory: Server) -> None:
         prompt = text(context - 40, ("shift", attempt))
-        expected = across_a_shift(rig.reference, model, prompt, predict=predict)
+        memory.generate(model, prompt, predict=1)
+        expected = memory.generate(model, prompt, predict=predict)
         rig.server.generate(model, prompt)
         rig.displace(model, ("shift", attempt))
         rig.server.unload(model)
@@ -336,9 +337,12 @@ def test_a_context_shift_after_a_restore_is_that_of_memory_and_is_never_stored(
         rig.server.unload(model)
         discarded = (context - keep) // 2
         left = prompt[:keep] + (prompt + expected.text)[keep + discarded : -1]
+        rig.reference.unload(model)
+        rig.reference.generate(model, prompt, predict=predict)
         assert rig.reference.generate(model, left).resumed > context // 3
         answer = rig.server.generate(model, left)
         assert answer.resumed <= keep
         assert_same(answer, in_memory(rig.reference, model, left, answer.resumed))
 
-    until_heard(shift)
+    with waiting_for_logits(rig.reference) as memory:
+        until_heard(lambda attempt: shift(attempt, memory))

@@ -78,11 +78,11 @@ def deaf_socket(path: Path) -> Iterator[None]:
 
 
 class Rounds:
-    """The same requests to both servers in turn, and another to the reference for comparison.
+    """Two requests to each of the servers in a round, the same to both.
 
-    What is added is the median of the differences within a round, or that of the best times if it
-    is less: other work on the machine only ever adds time. How much it adds, the reference against
-    itself shows: that much and no more is taken off.
+    What is added is the median of the differences in the first ones, or that of the best times if
+    it is less: other work on the machine only ever adds time. How much it adds, the reference's two
+    requests show, which should take as long: that much and no more is taken off.
     """
 
     def __init__(self, server: Server, reference: Server) -> None:
@@ -92,18 +92,19 @@ class Rounds:
         self.again: list[float] = []
 
     def ask(self, seed: object, before: Callable[[Server], None] = lambda _: None) -> None:
-        def one(server: Server, what: object) -> Result:
+        def one(server: Server, number: int) -> Result:
             before(server)
-            return server.generate("g2", text(TOKENS, what))
+            return server.generate("g2", text(TOKENS, (seed, number)))
 
-        mine_first = len(self.mine) % 2 == 1
-        got = one(self.server, seed) if mine_first else None
-        expected = one(self.reference, seed)
-        got = got or one(self.server, seed)
-        assert_same(got, expected, seed)
-        self.mine.append(got.seconds)
-        self.theirs.append(expected.seconds)
-        self.again.append(one(self.reference, (seed, "again")).seconds)
+        theirs = one(self.reference, 1)
+        mine = one(self.server, 1)
+        mine_again = one(self.server, 2)
+        theirs_again = one(self.reference, 2)
+        assert_same(mine, theirs, seed)
+        assert_same(mine_again, theirs_again, seed)
+        self.mine.append(mine.seconds)
+        self.theirs.append(theirs.seconds)
+        self.again.append(theirs_again.seconds)
 
     @property
     def added_seconds(self) -> float:
