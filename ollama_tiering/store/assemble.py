@@ -131,6 +131,7 @@ def _store(
         rescan_seconds=config.remote_rescan_seconds,
         encodings=_encodings(config, {tier.kind for tier, _ in tiers}),
         decide=decide,
+        absent_remote=config.remote_dir if remote is not None and not lists_known else None,
     )
     store.left_out = tuple(missing)
     return store

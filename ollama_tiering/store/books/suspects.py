@@ -28,6 +28,8 @@ class Suspects:
     lost: deque[tuple[BlockKey, bool]] = field(default_factory=deque)  # children not noted yet
     waiting: OrderedDict[BlockKey, bool] = field(default_factory=OrderedDict)
     shared: OrderedDict[BlockKey, bool] = field(default_factory=OrderedDict)  # on a shared tier
+    # No suspects, but of more than one copy only the nearest was looked at.
+    others: OrderedDict[BlockKey, bool] = field(default_factory=OrderedDict)
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self.waiting or key in self.shared
@@ -67,7 +69,7 @@ def expand(state: StoreState) -> bool:
 
 def next_own(state: StoreState) -> Suspect | None:
     """One to be looked at on this host's own tiers."""
-    return _next(state, state.suspects.waiting)
+    return _next(state, state.suspects.waiting) or _next(state, state.suspects.others)
 
 
 def next_shared(state: StoreState) -> Suspect | None:
@@ -84,12 +86,20 @@ def on_own_tiers(state: StoreState, key: BlockKey) -> Suspect | None:
         return Suspect(record, state.suspects.waiting.get(key, False))
 
 
+def look_later(state: StoreState, key: BlockKey) -> None:
+    """A copy is there; the background looks at the others too."""
+    with state.lock:
+        if key not in state.suspects.waiting and len(state.suspects.others) < MOST:
+            state.suspects.others[key] = False
+
+
 def looked_at(state: StoreState, record: BlockRecord, *, payload: bool, lost: bool) -> None:
     """On this host's own tiers: names and sizes, and with `payload` all bytes. `lost`: a copy is
     not there any more, so that one in RAM is worth the disk again.
     """
     with state.lock:
         suspects, key = state.suspects, record.key
+        suspects.others.pop(key, None)
         wanted = suspects.waiting.get(key)
         there = state.tree.get(key) is record
         if wanted is not None and (payload or not wanted or not there):

@@ -28,7 +28,7 @@ def step(state: StoreState) -> bool:
         suspect = suspects.next_own(state)
         if suspect is None:
             return busy
-        _look(state, suspect.record, payload=suspect.payload)
+        _look(state, suspect.record, suspect.payload)
         busy = True
         if suspect.payload:
             break
@@ -60,13 +60,14 @@ def expand_all(state: StoreState) -> None:
 
 
 def is_there(state: StoreState, key: BlockKey, until: float) -> bool:
-    """Whether an offered block that the books have on this host lies there in truth. Names and
-    sizes are always looked at; the bytes of a suspect until that (monotonic) time.
+    """Whether an offered block that the books have on this host lies there in truth: a name and a
+    size, and the bytes of a suspect until that (monotonic) time. The nearest copy that fits is
+    enough; the background looks at the others, for a disk may hang.
     """
     suspect = suspects.on_own_tiers(state, key)
     if suspect is None:
         return True  # being written, or on the shared tier only: its thread looks
-    return _look(state, suspect.record, payload=suspect.payload and time.monotonic() < until)
+    return _look(state, suspect.record, suspect.payload and time.monotonic() < until, nearest=True)
 
 
 def whole(state: StoreState, level: Level, record: BlockRecord) -> bool:
@@ -77,20 +78,26 @@ def whole(state: StoreState, level: Level, record: BlockRecord) -> bool:
     return there or _fits(state, level, record, payload=False)
 
 
-def _look(state: StoreState, record: BlockRecord, *, payload: bool) -> bool:
-    """Whether any copy on this host's own tiers is left; each of them is looked at."""
+def _look(state: StoreState, record: BlockRecord, payload: bool, *, nearest: bool = False) -> bool:
+    """Whether any copy on this host's own tiers is left; each is looked at, or with `nearest` none
+    after the first that is.
+    """
     good = lost = False
     with copies.held(state, record.key):
-        for level in [state.levels[index] for index in sorted(record.levels)]:
-            if level.shared is not None:
-                continue
+        own = [state.levels[index] for index in sorted(record.levels)]
+        own = [level for level in own if level.shared is None]
+        while own and not (good and nearest):
+            level = own.pop(0)
             try:
                 fits = _fits(state, level, record) if payload else whole(state, level, record)
             except OSError as error:
                 weather.failed(state, level, error, "verify")
                 fits = True  # nobody knows, and it is not given up for that
             good, lost = good or fits, lost or not fits
-    suspects.looked_at(state, record, payload=payload, lost=lost)
+    if own:
+        suspects.look_later(state, record.key)
+    else:
+        suspects.looked_at(state, record, payload=payload, lost=lost)
     return good
 
 

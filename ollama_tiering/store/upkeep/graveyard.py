@@ -15,11 +15,12 @@ from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import changes, graves
-from ollama_tiering.store.books.graves import Block, Graves
+from ollama_tiering.store.books.graves import Block, Grave, Graves
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
 from ollama_tiering.store.upkeep.index import IndexRow
+from ollama_tiering.store.upkeep.lists_elsewhere import lists_elsewhere, remove_lists
 from ollama_tiering.store.upkeep.making_room import room_for_list
 from ollama_tiering.store.upkeep.tombstones import (
     keep_unreadable,
@@ -51,6 +52,7 @@ class Graveyard:
         self.graves = Graves(state, made, absent)
         self._writing = threading.Lock()
         self._not_before = 0.0
+        self._elsewhere: list[Path] = []  # taken over, and not written down in the right place yet
         self._kept_aside = False  # a file that could not be read, if there was one
         self.recorded = True  # whether the file has what it should
 
@@ -64,8 +66,15 @@ class Graveyard:
 
     def load(self) -> None:
         """To be called before the remote tier is looked at for the first time. OSError passes."""
-        if self._path is not None:
-            graves.restore(self.graves, load_tombstones(self._path))
+        if self._path is None:
+            return
+        self._elsewhere = lists_elsewhere(self._state, self._home, TOMBSTONES_NAME)
+        found: dict[Grave, float] = {}
+        for path in (self._path, *self._elsewhere):
+            for grave, removed in load_tombstones(path).items():
+                found[grave] = max(removed, found.get(grave, removed))
+        graves.restore(self.graves, found)
+        self.graves.changed = bool(self._elsewhere)
 
     def hide(self) -> None:
         """Takes what was removed out of the books of a tier that was only looked at."""
@@ -122,6 +131,7 @@ class Graveyard:
                 self.recorded = False
             else:
                 self.recorded = True
+                remove_lists(self._elsewhere)
             return self.recorded
 
     def _write(self, text: str) -> None:

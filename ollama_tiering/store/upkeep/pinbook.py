@@ -19,6 +19,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import PINS_NAME
+from ollama_tiering.store.upkeep.lists_elsewhere import lists_elsewhere, remove_lists
 from ollama_tiering.store.upkeep.making_room import room_for_list
 from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
 
@@ -34,6 +35,7 @@ class PinBook:
         self._state = state
         self._share = share
         self._changing = threading.Lock()
+        self._elsewhere: list[Path] = []  # taken over, and not written down in the right place yet
 
     @property
     def home(self) -> Level:
@@ -54,7 +56,9 @@ class PinBook:
         """To be called once the books are filled. OSError passes: see load_pins."""
         if self.path is None:
             return
-        pinning.restore(self._state, load_pins(self.path))
+        self._elsewhere = lists_elsewhere(self._state, self.home, PINS_NAME)
+        for path in (self.path, *self._elsewhere):
+            pinning.restore(self._state, load_pins(path))
         self.enforce()
 
     def enforce(self) -> None:
@@ -137,3 +141,4 @@ class PinBook:
                     "in use",
                 )
             save_pins(path, text)
+        remove_lists(self._elsewhere)

@@ -250,3 +250,42 @@ def test_bytes_are_read_only_for_so_long_while_a_writer_waits(
     assert len(bench.state.suspects.waiting) == COUNT - 1  # the background reads them
     bench.store.run_pending()
     assert all(bench.state.tree.get(block.key) is None for block in made)
+
+
+def test_a_writer_does_not_wait_for_a_disk_where_ram_has_the_block(
+    tmp_path: Path, benches: list[Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = on_disks(tmp_path, TierKind.RAM, TierKind.LOCAL)
+    benches.append(bench)
+    made = bench.put(TOKENS)
+    bench.store.run_pending()
+
+    def hangs(*args: object) -> bool:
+        raise AssertionError("nobody asks the disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.tiers[1][0], "exists", hangs)
+        assert {one.outcome for one in bench.reserve(made)} == {Outcome.PRESENT}
+    bench.store.run_pending()
+    assert not bench.state.suspects.waiting
+
+
+def test_a_block_that_is_only_looked_at_again_is_no_suspect(
+    tmp_path: Path, benches: list[Bench]
+) -> None:
+    """What comes after it is looked at if it is then found to be lost."""
+    bench = on_disks(tmp_path, TierKind.RAM, TierKind.LOCAL)
+    benches.append(bench)
+    made = bench.put(TOKENS)
+    bench.store.run_pending()
+    bench.reserve(made)
+    assert list(bench.state.suspects.others) == [block.key for block in made]
+    for tier, _ in bench.tiers:
+        for block in made:
+            remove(path_of(tier, block.key))
+    bench.store.lease(NAMESPACE, [block.key for block in made])
+    chain_check.expand_all(bench.state)
+    assert list(bench.state.suspects.waiting) == [block.key for block in made[1:]]
+    bench.store.run_pending()
+    assert not bench.state.suspects.others
+    assert len(bench.state.tree) == 0

@@ -19,7 +19,7 @@ from ollama_tiering.store.books.graves import Grave
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.names import INDEX_NAME, TOMBSTONES_NAME
+from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, TOMBSTONES_NAME
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import FrozenRemote
@@ -623,3 +623,43 @@ def test_what_was_removed_stays_removed_if_the_process_is_killed_at_the_first_un
     site.look()
     assert site.rows(TOKENS) == 0
     assert files(site.root / "remote") == set()
+
+
+# --- while the local tier is away -----------------------------------------------------------------
+
+
+def test_what_was_removed_and_pinned_while_the_local_tier_was_away_stays_so(
+    tmp_path: Path, sites: list[Site]
+) -> None:
+    site = Site(tmp_path)
+    sites.append(site)
+    gone, kept = site.put(TOKENS), site.put(OTHER_TOKENS)
+    site.demote_all()
+    site.store.close(drain_seconds=0)
+    ram = Bench(
+        tiers=[(FsTier(TierKind.RAM, tmp_path / "ram"), 32 * MIB)],
+        absent_remote=tmp_path / "remote",
+    )
+    ram.now = LATER + 1000
+    ram.put(TOKENS)
+    ram.put(OTHER_TOKENS)
+    admin = Administration(ram.store, alone=False)
+    done = admin.remove(Selection(ids=(gone[-1].key.hex(),)), dry_run=False)
+    assert done.waiting_blocks == len(gone)
+    ram.store.pins.pin(kept[-1].key)
+    ram.store.close(drain_seconds=0)
+    site.now = LATER + 2000
+    site.tiers = [
+        (FsTier(TierKind.RAM, tmp_path / "ram"), 32 * MIB),
+        (FsTier(TierKind.LOCAL, site.local), 32 * MIB),
+        (remote_tier(tmp_path / "remote", site.faults), 32 * MIB),
+    ]
+    site.open()
+    assert [pin.key for pin in site.state.pins] == [kept[-1].key]
+    site.look()
+    assert files(tmp_path / "remote") == keys_of(kept)
+    site.store.pins.unpin(kept[-1].key)
+    site.store.close(drain_seconds=0)
+    # The lists are in one place again: nothing that was undone comes back with the next start.
+    assert not (tmp_path / "ram" / TOMBSTONES_NAME).exists()
+    assert not (tmp_path / "ram" / PINS_NAME).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import copies
 from ollama_tiering.store.books.found import FileIs, compare, enter
+from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import BlockOffer, Outcome, WriteSession
 from ollama_tiering.store.tiers.contract import StoredBlock
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.upkeep import making_room, unlinking
+from ollama_tiering.store.upkeep import chain_check, making_room, unlinking
 from tests.unit.store.encoded import BLOCK_TOKENS, NAMESPACE, NS, RAW_BYTES, EncodedBench
 from tests.unit.store.support import Bench
 
@@ -70,11 +72,23 @@ def _free(bench: EncodedBench) -> None:
     making_room.free_bytes(bench.state, bench.state.levels[0], RAW_BYTES)
 
 
-@pytest.mark.parametrize("evict", [_trim, _shrink, _free])
+def _expire(bench: EncodedBench) -> None:
+    bench.store._mover._expiry._drop(bench.state, bench.state.levels[0], time.time() + 1e9, 1.0)
+
+
+def _remove_what_covers(bench: EncodedBench) -> None:
+    """As a person's `rm`, or the end of a sequence, of this tier only."""
+    with bench.state.lock:
+        keys = list(bench.state.levels[0].lru)
+        doomed = [bench.state.drop_copy(bench.state.levels[0], key) for key in keys]
+    unlinking.unlink(bench.state, [one for one in doomed if one])
+
+
+@pytest.mark.parametrize("evict", [_trim, _shrink, _free, _expire, _remove_what_covers])
 def test_a_block_that_is_staged_meanwhile_stays(
     evict: Callable[[EncodedBench], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = EncodedBench()
+    bench = EncodedBench(policy=StorePolicy(ttl_seconds=1.0))
     key, data = bench.put(1)
     bench.store.run_pending()
     unlinks = HeldUnlinks(bench.ram, monkeypatch)
@@ -142,6 +156,39 @@ def test_a_writer_does_not_begin_while_any_file_of_the_name_goes(
         assert session.reserve([offer])[0].outcome is Outcome.NO_ROOM
         unlinks.let_go.set()
     assert session.reserve([offer])[0].outcome is Outcome.RESERVED
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["reserved", "inline"])
+def test_a_writer_waits_until_the_name_is_free(
+    monkeypatch: pytest.MonkeyPatch, inline: bool
+) -> None:
+    """An engine's, and one that imports an archive."""
+    bench = EncodedBench()
+    key, data = bench.put(1)
+    unlinks = HeldUnlinks(bench.ram, monkeypatch)
+    session = _session(bench)
+    bench.state.unsaved.discard(key)  # so that it may be evicted
+
+    def write() -> None:
+        if inline:
+            done = session.put_inline(key, data, last=True)
+            assert done is not None
+            assert done.stored
+            return
+        (answer,) = session.reserve([BlockOffer(key, NAMESPACE, len(data))])
+        assert answer.outcome is Outcome.RESERVED
+        session._pending[answer.reservation_id].temp.write_at(0, data)
+        assert session.commit([answer.reservation_id])[0].stored
+
+    monkeypatch.setattr(chain_check, "OFFER_SECONDS", 10.0)
+    with in_thread(lambda: _free(bench)):
+        assert unlinks.reached.wait(10)
+        with in_thread(write) as writer:
+            writer.join(_SOON)
+            assert (NAMESPACE, key) in bench.ram.blocks  # the old one: nothing was named
+            unlinks.let_go.set()
+    assert bench.ram.blocks[NAMESPACE, key] == data
+    _books_are_right(bench, key)
 
 
 def test_what_a_writer_fills_is_not_staged_over_it() -> None:
