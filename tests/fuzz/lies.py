@@ -83,8 +83,8 @@ class Truth:
         path = self.folder / f"new{self._made}.tmp"
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        with path.open("wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as opened:
-            opened.truncate(size)
+        path.touch(0o600)
+        os.truncate(path, size)
         return str(path)
 
     def _block(self, index: int) -> m.File:

@@ -32,10 +32,11 @@ from tests.sidecar import SidecarProcess
 
 NOBODY = 65534
 STRANGER = """
-import socket, sys
+import os, socket, sys
 listening = socket.socket(socket.AF_UNIX)
 listening.bind(sys.argv[1])
-__import__("os").chmod(sys.argv[1], 0o777)
+os.chmod(sys.argv[1], 0o777)
+os.setuid(int(sys.argv[2]))
 listening.listen()
 print("listens", flush=True)
 while True:
@@ -276,14 +277,9 @@ def test_another_users_sidecar_is_sent_nothing(program: Path, tmp_path: Path) ->
     if os.geteuid() != 0:
         pytest.skip("only root may listen as another user")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)
         path = Path(folder) / "s"
-        listening = subprocess.Popen(
-            [sys.executable, "-c", STRANGER, path],
-            stdout=subprocess.PIPE,
-            user=NOBODY,
-            group=NOBODY,
-        )
+        command = [sys.executable, "-c", STRANGER, path, str(NOBODY)]
+        listening = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert listening.stdout is not None
         assert listening.stdout.readline() == b"listens\n"
         with Talk(program, path) as talk:

@@ -20,7 +20,7 @@ ROWS = 64 * BLOCKS
 HANGING = "have 0 restored 0 reason 15"  # SHORTFALL_HANGING
 MOST_MIB = 128  # that may be kept
 MANY = 20  # requests: each of them would wait, and leave threads behind
-READS = ["open", "pread", "posix_fadvise", "close"]
+READS = ["open", "pread", "close"]
 WRITES = ["open", "pwrite", "close"]
 
 

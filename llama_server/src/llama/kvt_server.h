@@ -42,8 +42,12 @@ public:
     // Before the model is loaded, also again after the server has slept: nothing is known of what was before.
     void before_load(const common_params & params) {
         begin_anew();
-        path_ = given_;
-        loaded_ = path_.empty() ? loaded_file() : look_at(params.model.path);
+        try {
+            path_ = given_;
+            loaded_ = path_.empty() ? loaded_file() : look_at(params.model.path);
+        } catch (const std::exception &) { // there is no memory
+            path_.clear();
+        }
     }
 
     // Once in each turn of the main loop: a little of what waits to be restored, kept or stored. True if nothing is left

@@ -82,6 +82,7 @@ struct server_context_impl {
     uint32_t get_n_stream() const;
 """,
     "src/llama-io.h": "    virtual void write_tensor(ggml_tensor * tensor, size_t offset) = 0;\n",
+    "src/llama-memory.h": "virtual void state_write(llama_io_write_i & io, llama_seq_id s) = 0;\n",
     "src/llama-kv-cells.h": """\
     bool seq_has(uint32_t i, llama_seq_id seq_id) const;
     llama_pos pos_get(uint32_t i) const;
