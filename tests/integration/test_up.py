@@ -533,7 +533,7 @@ def test_the_ram_tier_has_a_place_that_nobody_else_could_have_made(place: Place)
             answer = block_service.ask(place.socket)
             assert answer is not None, running.lines
             (found,) = [
-                tier.directory for tier in answer.tiers if tier.directory.startswith("/dev/shm")
+                tier.directory for tier in answer.tiers if tier.directory.startswith(b"/dev/shm")
             ]
             assert made in (None, Path(found))  # the second start finds it again
             made = Path(found)
