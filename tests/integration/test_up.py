@@ -535,8 +535,8 @@ def test_the_ram_tier_has_a_place_that_nobody_else_could_have_made(place: Place)
             (found,) = [
                 tier.directory for tier in answer.tiers if tier.directory.startswith(b"/dev/shm")
             ]
-            assert made in (None, Path(found))  # the second start finds it again
-            made = Path(found)
+            assert made in (None, Path(os.fsdecode(found)))  # the second start finds it again
+            made = Path(os.fsdecode(found))
             assert made != old
             assert made.lstat().st_mode & 0o777 == 0o700
             assert running.end()[-1] == "sidecar stopped: everything is on disk"
