@@ -75,7 +75,7 @@ class Place:
     def up(self, *options: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "ollama_tiering", "up", "--host", str(self.address)]
         process = subprocess.Popen(
-            [*command, *options],
+            self.entering(*command, *options),
             env=self.env,
             cwd=self.root,
             stdout=subprocess.PIPE,
@@ -84,6 +84,10 @@ class Place:
         )
         self.started.append(process)
         return process
+
+    def entering(self, *command: str) -> list[str]:
+        """How the command is run."""
+        return [*command]
 
     def up_and_ready(self, *options: str) -> "Running":
         return Running(self.up(*options))
