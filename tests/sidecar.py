@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
+from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import Namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -179,8 +180,13 @@ class SidecarProcess:
         return grpc.insecure_channel(grpc_address(self.socket))
 
     def stat(self) -> pb.StatResponse:
+        answer: pb.StatResponse
+        if "," in str(self.socket):  # gRPC has no address for it
+            with SidecarChannel(self.socket) as checked:
+                answer = checked.stub().Stat(pb.StatRequest(), timeout=10)
+            return answer
         with self.channel() as channel:
-            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
+            answer = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
         return answer
 
     def wait(self, condition: Any, what: str, seconds: float = 15.0) -> pb.StatResponse:

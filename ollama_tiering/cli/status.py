@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from ollama_tiering.cli.reach import listens
 from ollama_tiering.config import agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import cache_memory
+from ollama_tiering.protocol.plain_text import path_of
 from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "tiers": [
             {
                 "tier": _tier_name(tier),
-                "directory": os.fsdecode(tier.directory),
+                "directory": path_of(tier.directory),
                 "budget_bytes": tier.budget_bytes,
                 "used_bytes": tier.used_bytes,
                 "reserved_bytes": tier.reserved_bytes,
@@ -168,7 +168,7 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"  {_tier_name(tier):<7}{format_size(tier.used_bytes):>10} of "
             f"{format_size(tier.budget_bytes)} ({share:.0f} %), {count(tier.blocks, 'block')}"
             f"{_damaged(tier)}, read {_speed(tier.read_bytes_per_second)}"
-            f"{_encoding(tier)}, {os.fsdecode(tier.directory)}{_state(tier)}"
+            f"{_encoding(tier)}, {path_of(tier.directory)}{_state(tier)}"
         )
         yield from _disk_lines(tier)
     if answer.queued_demotions:

@@ -54,7 +54,7 @@ class GrpcSocket:
 def _bind(server: Any, held: HeldSocket) -> None:
     """Others may not connect, not even before the mode is set: the process's umask is 077."""
     try:
-        server.add_insecure_port(grpc_address(held.hidden))
+        server.add_insecure_port(grpc_address(held.address()))
     except RuntimeError as error:
         raise ServiceError(
             f"cannot listen on {held.path}: {error}", hint="name another socket with --socket"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import socket
@@ -26,16 +27,19 @@ from ollama_tiering.system.quiet_log import QuietLog
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
+_DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 class HeldSocket:
-    """`hidden` is where to bind: gRPC removes the name under which a server was bound when that
-    server stops, and another one may have the socket's own name by then.
+    """A socket is bound under `hidden_name`, and then gets its own: gRPC removes the name under
+    which a server was bound when that server stops, and another one may have it by then.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.hidden = _hidden(path)
+        self.hidden_name = f".s-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"
+        self._hidden = path.with_name(self.hidden_name)
+        self._directory = -1
         self._lock_path = path.with_name(path.name + ".lock")
         self._lock = -1
         self._socket: tuple[int, int] | None = None
@@ -43,17 +47,28 @@ class HeldSocket:
     def take(self) -> None:
         """Removes the socket of a dead sidecar; ServiceError or OSError if a live one has it."""
         secure_directory(self.path.parent)
+        _close(self._directory)
+        self._directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if not self._has_lock():
             lock = lock_file(self._lock_path, f"socket {self.path}")
-            self._unlock()
+            _close(self._lock)
             self._lock = lock
         if not self._has_name():
             _remove_dead_socket(self.path)
 
+    def address(self) -> str:
+        """Where to bind. Short, and without what the directory's name may hold: gRPC takes a comma
+        for the end of an address.
+        """
+        self._hidden.unlink(missing_ok=True)
+        if _DESCRIPTORS.is_dir():
+            return f"{_DESCRIPTORS}/{self._directory}/{self.hidden_name}"
+        return str(self._hidden)
+
     def show(self) -> None:
-        """Gives the socket that listens on `hidden` its name."""
-        self.hidden.chmod(0o600)
-        self.hidden.rename(self.path)
+        """Gives the socket that was bound its name, as soon as it listens."""
+        self._hidden.chmod(0o600)
+        self._hidden.rename(self.path)
         self._socket = _inode(self.path.lstat())
 
     def lost(self) -> str:
@@ -68,7 +83,9 @@ class HeldSocket:
         if self._has_name():
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        self._unlock()
+        _close(self._lock)
+        _close(self._directory)
+        self._lock = self._directory = -1
 
     def _has_name(self) -> bool:
         try:
@@ -83,11 +100,6 @@ class HeldSocket:
             )
         except OSError:
             return False
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 @contextlib.contextmanager
@@ -125,10 +137,9 @@ async def keep_reachable(
                 log.warning("socket made again: path=%s reason=%s", held.path, why)
 
 
-def _hidden(path: Path) -> Path:
-    """Beside it, and as long: a longer name may be too long for a socket."""
-    name = os.fsencode(path.name)
-    return path.with_name(os.fsdecode(name[:-1] + (b"+" if name.endswith(b"~") else b"~")))
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 def _remove_dead_socket(path: Path) -> None:

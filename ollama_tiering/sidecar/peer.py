@@ -43,12 +43,12 @@ class _Socket(Enum):
 
 class PeerGuard:
     """To be used on the event loop only. Does nothing if there is no /proc. `bound` is the name
-    under which the socket was bound, which its connections still have, if it is another one.
+    under which the socket was bound, which its connections still have, if that is another one.
     """
 
-    def __init__(self, socket_path: Path, bound: Path | None = None) -> None:
+    def __init__(self, socket_path: Path, bound: str | None = None) -> None:
         self._path = str(socket_path)
-        self._bound = str(bound or socket_path)
+        self._bound = bound or socket_path.name
         self._allowed = {0, os.geteuid()}
         # Descriptor -> inode (a reused number is another socket), and what it is.
         self._checked: dict[int, tuple[int, _Socket]] = {}
@@ -125,7 +125,7 @@ class PeerGuard:
         except OSError:  # closed meanwhile
             return _Socket.CUT_OFF
         try:
-            if connection.family != socket.AF_UNIX or connection.getsockname() != self._bound:
+            if connection.family != socket.AF_UNIX or not self._is_ours(connection):
                 return _Socket.OTHER
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return _Socket.OTHER
@@ -147,3 +147,7 @@ class PeerGuard:
             return _Socket.OTHER
         finally:
             connection.detach()  # the descriptor is gRPC's
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        name = connection.getsockname()
+        return isinstance(name, str) and os.path.basename(name) == self._bound  # noqa: PTH119

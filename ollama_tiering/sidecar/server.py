@@ -157,7 +157,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
     uses, ledger_file = counts
     registry = make_registry(store, uses, runners := RunnerTable())
-    guard = PeerGuard(config.socket_path, bound=held_socket.hidden)
+    guard = PeerGuard(config.socket_path, bound=held_socket.hidden_name)
     entrance = make_entrance(guard, CallMetrics(registry) if config.metrics_port else None)
     server = GrpcSocket(held_socket, entrance)
     standing = Standing(store)

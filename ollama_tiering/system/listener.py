@@ -84,7 +84,9 @@ class OwnListener(Closing):
 
 
 def grpc_address(path: Path | str) -> str:
-    """gRPC takes a URI: what else a path may hold is encoded in it."""
+    """gRPC takes a URI: what else a path may hold is encoded in it. Not for a path with a comma,
+    which gRPC takes for the end of an address, encoded or not.
+    """
     return "unix:" + quote(os.fsencode(path), safe="/")
 
 

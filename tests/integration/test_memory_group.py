@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from ollama_tiering.client import BlockClient, Namespace
-from ollama_tiering.config import MIB
+from ollama_tiering.config import MIB, format_size
+from ollama_tiering.launch.block_service import ask
 from ollama_tiering.store import LayerSpec
 from ollama_tiering.store import block_store_pb2 as pb
+from tests.integration.test_up import Place
 from tests.memory_group import MemoryGroup, memory_group
-from tests.places import tmpfs_directory
+from tests.places import short_directory, tmpfs_directory
 from tests.sidecar import SidecarProcess
 
 pytestmark = pytest.mark.slow
@@ -52,4 +54,29 @@ def test_a_ram_tier_that_was_asked_for_too_large_does_not_kill(
             most = max(0, limit_bytes - 256 * MIB) // 2
             assert sum(tier.budget_bytes for tier in ram) <= most
             assert stat.put_bytes > most
+        assert group.killed == 0
+
+
+@pytest.mark.parametrize("limit_bytes", [220_000_000, 500_000_000, 1_000_000_000])
+def test_up_serves_whatever_the_group_may_have(limit_bytes: int) -> None:
+    with short_directory() as short, memory_group(limit_bytes) as group:
+        place = Place(short / "root")
+        place.entering = group.entering  # type: ignore[method-assign]
+        place.env.pop("OLLAMA_KV_TIER_RAM")
+        try:
+            running = place.up_and_ready()
+            answer = ask(place.socket)
+            stock = [line for line in running.lines if "Ollama serves as stock" in line]
+            if limit_bytes < 384 * MIB:
+                assert answer is None
+                assert f"this memory group may have {format_size(limit_bytes)}" in stock[0]
+            else:
+                assert answer is not None, running.lines
+                assert not stock
+                budgets = [t.budget_bytes for t in answer.tiers if t.tier == pb.TIER_RAM]
+                assert sum(budgets) <= (limit_bytes - 256 * MIB) // 4
+            assert place.events == ["serve started"]
+            running.end()
+        finally:
+            place.close()
         assert group.killed == 0

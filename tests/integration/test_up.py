@@ -19,6 +19,7 @@ from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
+from tests.strangers import NOBODY, all_heard, listening_as
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 pytestmark = pytest.mark.slow
@@ -74,7 +75,7 @@ class Place:
     def up(self, *options: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "ollama_tiering", "up", "--host", str(self.address)]
         process = subprocess.Popen(
-            [*command, *options],
+            self.entering(*command, *options),
             env=self.env,
             cwd=self.root,
             stdout=subprocess.PIPE,
@@ -83,6 +84,10 @@ class Place:
         )
         self.started.append(process)
         return process
+
+    def entering(self, *command: str) -> list[str]:
+        """How the command is run."""
+        return [*command]
 
     def up_and_ready(self, *options: str) -> "Running":
         return Running(self.up(*options))
@@ -306,6 +311,34 @@ def test_a_sidecar_that_is_killed_comes_back_while_the_server_goes_on(place: Pla
     assert running.end()[-1] == "sidecar stopped: everything is on disk"
 
 
+def test_a_socket_that_somebody_removed_is_said_and_made_again(place: Place) -> None:
+    running = place.up_and_ready()
+    pid = place.record["sidecar_pid"]
+    shutil.rmtree(place.socket.parent)  # as a logout does
+    running.read_until("nobody can reach the sidecar")
+    running.read_until("the sidecar runs again")
+    assert block_service.ask(place.socket)
+    assert block_service.owner(place.socket) == pid  # it was not started anew
+    assert place.events == ["serve started"]
+    rest = running.end()
+    assert rest[-1] == "sidecar stopped: everything is on disk"
+    assert not [line for line in rest if "nobody can reach" in line]  # said once
+
+
+def test_another_users_sidecar_is_not_used_and_ollama_serves_as_stock(place: Place) -> None:
+    folder = place.root / "theirs"
+    folder.mkdir()
+    place.root.chmod(0o755)
+    with listening_as(NOBODY, folder / "s") as heard:
+        running = place.up_and_ready("--socket", str(folder / "s"))
+        warned = [line for line in running.lines if line.startswith("warning: ")]
+        assert len(warned) == 1
+        assert warned[0].startswith("warning: no sidecar, so Ollama serves as stock")
+        assert f"a process of user {NOBODY} listens on {folder}/s" in warned[0]
+        running.end()
+        assert all_heard(folder / "s", heard) == b""
+
+
 def test_a_sidecar_that_runs_already_is_used_and_left(place: Place) -> None:
     with OwnSidecar(place) as own:
         assert own.process is not None
@@ -504,10 +537,10 @@ def test_the_ram_tier_has_a_place_that_nobody_else_could_have_made(place: Place)
             answer = block_service.ask(place.socket)
             assert answer is not None, running.lines
             (found,) = [
-                tier.directory for tier in answer.tiers if tier.directory.startswith("/dev/shm")
+                tier.directory for tier in answer.tiers if tier.directory.startswith(b"/dev/shm")
             ]
-            assert made in (None, Path(found))  # the second start finds it again
-            made = Path(found)
+            assert made in (None, Path(os.fsdecode(found)))  # the second start finds it again
+            made = Path(os.fsdecode(found))
             assert made != old
             assert made.lstat().st_mode & 0o777 == 0o700
             assert running.end()[-1] == "sidecar stopped: everything is on disk"

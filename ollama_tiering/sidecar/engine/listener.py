@@ -151,9 +151,7 @@ class EngineSocket:
 def bind_privately(listening: socket.socket, held: HeldSocket) -> None:
     """Never open to others: nobody can connect before it listens. ServiceError."""
     try:
-        held.hidden.unlink(missing_ok=True)
-        listening.bind(os.fspath(held.hidden))
-        held.hidden.chmod(0o600)
+        listening.bind(held.address())
         listening.listen(MAX_CONNECTIONS)
         held.show()
     except OSError as error:

@@ -233,7 +233,10 @@ def test_stat_says_version_tiers_and_counters(daemon: SidecarProcess) -> None:
     stat = daemon.stat()
     assert stat.version == __version__
     assert [tier.tier for tier in stat.tiers] == [pb.TIER_RAM, pb.TIER_LOCAL]
-    assert [tier.directory for tier in stat.tiers] == [str(daemon.ram_dir), str(daemon.local_dir)]
+    assert [os.fsdecode(tier.directory) for tier in stat.tiers] == [
+        str(daemon.ram_dir),
+        str(daemon.local_dir),
+    ]
     assert stat.has_calls > 0
     assert stat.put_blocks > 0
 
