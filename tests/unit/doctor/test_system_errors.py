@@ -12,8 +12,9 @@ import click
 import pytest
 
 from ollama_tiering import cli, config
-from ollama_tiering.cli import system_errors
 from ollama_tiering.config import places
+from ollama_tiering.doctor import system_errors
+from ollama_tiering.doctor.check import Check, guarded
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.launch import process
 from ollama_tiering.launch.address import free_address
@@ -191,3 +192,12 @@ def test_a_home_is_asked_for_in_one_place() -> None:
     ]
     # the last two catch it
     assert sorted(asking) == ["config/places.py", "config/settings.py", "sidecar/manifests.py"]
+
+
+def test_a_check_that_cannot_be_made_has_place_and_cure() -> None:
+    def look() -> list[Check]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/x/y")
+
+    (check,) = guarded("storage", look)
+    assert check.finding == "cannot be checked: /x/y: Permission denied"
+    assert "owner" in check.cure
