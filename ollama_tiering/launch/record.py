@@ -19,7 +19,6 @@ import psutil
 
 from ollama_tiering import config
 from ollama_tiering.launch.address import Address
-from ollama_tiering.system.files import naming
 from ollama_tiering.system.locks import open_to_lock
 
 
@@ -58,18 +57,16 @@ class HeldRecord:
     `models`.
     """
 
-    def __init__(self, handle: int, path: Path, left: UpRecord | None) -> None:
+    def __init__(self, handle: int, left: UpRecord | None) -> None:
         self._handle = handle
-        self._path = path
         self._models = ""
         self.left = left  # by one that was killed
 
     def write(self, record: UpRecord) -> None:
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
-        with naming(self._path):
-            os.pwrite(self._handle, content, 0)
-            os.ftruncate(self._handle, len(content))
+        os.pwrite(self._handle, content, 0)
+        os.ftruncate(self._handle, len(content))
 
     def close(self) -> None:
         """The models directory stays known, because names of stored models are read there."""
@@ -87,22 +84,24 @@ def _second_path(address: Address) -> Path:
     return config.state_dir() / "run" / record_path(address).name
 
 
+def _opened(path: Path) -> int:
+    return open_to_lock(path)
+
+
 @contextlib.contextmanager
 def hold(address: Address) -> Iterator[HeldRecord]:
     """Holds the port against another `tiering up`; AlreadyUp if one has it."""
-    path = record_path(address)
     try:
-        handle = open_to_lock(path)
+        handle = _opened(record_path(address))
     except OSError:  # somebody else's runtime directory, as after `su`
-        path = _second_path(address)
-        handle = open_to_lock(path)
+        handle = _opened(_second_path(address))
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyUp(_read(handle)) from None
         left = _read(handle)
-        held = HeldRecord(handle, path, left if left and left.pid else None)
+        held = HeldRecord(handle, left if left and left.pid else None)
         yield held
         held.close()
     finally:
