@@ -169,7 +169,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except OSError as error:
         if debug:
             traceback.print_exc()
-        from ollama_tiering.cli.system_errors import cause_and_cure
+        from ollama_tiering.doctor.system_errors import cause_and_cure
 
         _complain(*cause_and_cure(error))
         return 1

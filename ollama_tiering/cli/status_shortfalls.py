@@ -102,6 +102,8 @@ def _why(runner: pb.RunnerReport) -> str | None:
     if _recomputed(last) <= 1:
         return None
     words = _words(last.shortfall, runner)
+    if last.shortfall == pb.SHORTFALL_TOO_SHORT and last.memory_tokens:  # how a chat goes on
+        return f"next turn: {count(_recomputed(last), 'new token')}, {words}"
     return f"{words} at token {last.at_token:,}" if last.shortfall in _AT else words
 
 

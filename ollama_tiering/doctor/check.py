@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ollama_tiering.doctor.system_errors import cause_and_cure
 from ollama_tiering.errors import TieringError
 
 
@@ -44,4 +45,5 @@ def guarded(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
     except TieringError as error:
         return [fail(name, error.message, error.hint or "")]
     except OSError as error:
-        return [fail(name, f"cannot be checked: {error}")]
+        said, cure = cause_and_cure(error)
+        return [fail(name, f"cannot be checked: {said}", cure)]

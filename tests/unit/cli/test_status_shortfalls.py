@@ -116,6 +116,12 @@ def test_positions_are_said_where_they_say_something() -> None:
     assert why(**last(pb.SHORTFALL_TOO_SHORT)) == "shorter than min_tokens"
 
 
+def test_the_next_turn_of_a_chat_does_not_read_as_a_fault() -> None:
+    memory = {"memory_tokens": 1163, "restored_tokens": 0}
+    said = "next turn: 37 new tokens, shorter than min_tokens (64)"
+    assert why(**last(pb.SHORTFALL_TOO_SHORT, **memory), min_tokens=64) == said
+
+
 def test_a_model_that_is_not_tiered_has_its_reason_and_its_engine() -> None:
     runner = pb.RunnerReport(pid=5, model="m", reason="sliding window", engine="ollama-go/0.16.3")
     answer = pb.StatResponse(version="1", runners=[runner])

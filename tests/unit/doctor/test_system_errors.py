@@ -12,13 +12,12 @@ import click
 import pytest
 
 from ollama_tiering import cli, config
-from ollama_tiering.cli import system_errors
 from ollama_tiering.config import places
+from ollama_tiering.doctor import system_errors
+from ollama_tiering.doctor.check import Check, guarded
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.launch import process
-from ollama_tiering.launch.address import free_address
 from ollama_tiering.launch.block_service import BlockService
-from ollama_tiering.launch.record import UpRecord, hold, record_path
 from ollama_tiering.system.directories import UnsafeDirectory, secure_directory
 from ollama_tiering.system.durable_file import replace_file
 from tests.unit.cli.test_main import add_command, invoke
@@ -82,13 +81,6 @@ def test_output_that_nobody_takes_is_said_to_be_the_output(
 def test_a_file_that_is_open_is_named_when_its_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    address = free_address()
-    with hold(address) as held, monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        with pytest.raises(OSError, match="No space") as caught:
-            held.write(UpRecord(1, ""))
-        assert caught.value.filename == str(record_path(address))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space") as caught:
         replace_file(tmp_path / "durable", "text")
@@ -191,3 +183,12 @@ def test_a_home_is_asked_for_in_one_place() -> None:
     ]
     # the last two catch it
     assert sorted(asking) == ["config/places.py", "config/settings.py", "sidecar/manifests.py"]
+
+
+def test_a_check_that_cannot_be_made_has_place_and_cure() -> None:
+    def look() -> list[Check]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/x/y")
+
+    (check,) = guarded("storage", look)
+    assert check.finding == "cannot be checked: /x/y: Permission denied"
+    assert "owner" in check.cure
