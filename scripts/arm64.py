@@ -92,19 +92,17 @@ def cross_build(cpu: str, report: Report) -> Path:
         }
         ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in linked.items())])
         target = {"GOOS": "linux", "GOARCH": "arm64", "CC": CC, "CXX": CXX}
-        command: list[str | Path] = [
-            go,
-            "build",
-            "-trimpath",
-            "-buildvcs=false",
-            "-ldflags",
-            ldflags,
-        ]
+        command = [str(go), "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
         binary = HERE / f"ollama-{cpu}"
         environment = os.environ | build.go_environment() | target | flags(cpu)
         with report.stage(f"compiling Ollama {tag} for {cpu}"), log.open("wb") as sink:
             done = subprocess.run(
-                [*command, "-o", binary, "."], cwd=tree, env=environment, stdout=sink, stderr=sink
+                [*command, "-o", str(binary), "."],
+                cwd=tree,
+                env=environment,
+                stdout=sink,
+                stderr=sink,
+                check=False,
             )
         if done.returncode:
             raise SystemExit(f"error: the build failed, see {log}")
