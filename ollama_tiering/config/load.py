@@ -50,7 +50,7 @@ def load(overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
     values: dict[str, dict[str, Any]] = {"sidecar": {}, "patch": {}, "server": {}}
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
-        found = _lookup(setting, flags, document.get(section, {}), name, file, text)
+        found = lookup(setting, flags, document.get(section, {}), name, file, text)
         if found is not None:
             value, parse, origin, cure = found
             try:
@@ -96,7 +96,7 @@ def _total_ram_bytes() -> int:
 _Found = tuple[Any, Callable[[Any], Any], str, str]
 
 
-def _lookup(
+def lookup(
     setting: Setting,
     flags: Mapping[str, Any],
     section: Mapping[str, Any],

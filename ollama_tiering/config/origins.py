@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ollama_tiering.config.load import _lookup, _read_file, load
+from ollama_tiering.config.load import _read_file, load, lookup
 from ollama_tiering.config.places import config_file
 from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.config.sizes import format_size
@@ -35,7 +35,7 @@ def in_force(path: Path | None = None) -> list[InForce]:
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
         value = getattr(getattr(settings, section), setting.field)
-        origin = _lookup(setting, {}, document.get(section, {}), name, file, text)
+        origin = lookup(setting, {}, document.get(section, {}), name, file, text)
         said = origin[2] if origin else "default"
         shown = _shown(setting.field, value)
         kept = value if shown != _HIDDEN else None
