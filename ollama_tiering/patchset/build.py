@@ -153,7 +153,7 @@ def _fill(
         _build_ggml(plan, report)
     _put_gpu_libraries(plan, patchset, gpu, report)
     _build_go(plan, patchset, go, build_id, fresh / plan.program, report)
-    if plan.needs_cmake or gpu:
+    if (plan.tree / finished.LIBRARIES).is_dir():
         finished.link_files(plan.tree / finished.LIBRARIES, fresh / finished.LIBRARIES)
     if gpu:
         shutil.copy2(plan.folder / gpu_libraries.RECORD, fresh)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 
 DIGITS = 16
-_NOT_DECISIVE = ("jobs", "allow_untested")
+_NOT_DECISIVE = ("jobs", "allow_untested", "cuda")  # what `cuda` came to is in the kind
 
 
 def state_of(
@@ -49,5 +49,5 @@ def state_of(
     }
     if gpu:
         decisive["gpu"] = gpu
-        decisive["options"] = chosen | {"cuda": "stock"}  # by whatever name the place is called
+        decisive["options"] = chosen | {"cuda_arch": None}  # that is for our own kernels
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset.finished import source_of
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -18,14 +20,18 @@ NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
 
 
+def _newest(options: build.BuildOptions) -> Path:
+    return finished.programs(build.plan(options).name)[0]
+
+
 def test_native_needs_no_cmake_and_compiles_for_this_cpu(
     patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
 ) -> None:
     fake_tools.remove("cmake")
     binary = build.build(NATIVE, patchset, cache, report)
-    assert binary == build.binary_path(NATIVE)
+    assert binary == _newest(NATIVE)
     assert binary.read_text().startswith("built with -O3 -march=native -DTIERING_CPU_")
-    assert "tierInit" in (binary.parent / "kvcache/causal.go").read_text()
+    assert "tierInit" in (source_of(binary) / "kvcache/causal.go").read_text()
     (command,) = fake_tools.calls("go build")
     assert "-mod=readonly" in command
     assert "-X=github.com/ollama/ollama/version.Version=0.16.0" in command
@@ -41,7 +47,8 @@ def test_variants_run_upstreams_presets_first(
         f"cmake --build --preset CPU --parallel {os.cpu_count()}",
     ]
     assert binary.read_text() == "built with \n"
-    assert binary != build.binary_path(NATIVE)
+    assert binary == _newest(VARIANTS)
+    assert not finished.programs("v0.16.0-native")
 
 
 def test_nothing_changed_compiles_nothing_and_is_quick(
@@ -59,12 +66,15 @@ def test_a_changed_overlay_file_compiles_again_in_the_same_tree(
     patches: Path, cache: SourceCache, report: Report, fake_tools: FakeTools
 ) -> None:
     first = build.build(NATIVE, manifest.load(patches), cache, report)
-    kept = (first.parent / "main.go").stat()
+    tree = source_of(first)
+    kept = (tree / "main.go").stat()
     (patches / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
-    assert build.build(NATIVE, manifest.load(patches), cache, report) == first
+    second = build.build(NATIVE, manifest.load(patches), cache, report)
+    assert second != first
+    assert source_of(second) == tree
     assert len(fake_tools.calls("go build")) == 2
-    assert (first.parent / "main.go").stat().st_mtime_ns == kept.st_mtime_ns
-    assert (first.parent / "kvcache/tier.go").read_text() == "package kvcache // new\n"
+    assert (tree / "main.go").stat().st_mtime_ns == kept.st_mtime_ns
+    assert (tree / "kvcache/tier.go").read_text() == "package kvcache // new\n"
 
 
 @pytest.mark.parametrize("damage", ["deleted", "overwritten"])
@@ -97,7 +107,7 @@ def test_stock_is_built_beside_without_the_patch_set(
 ) -> None:
     patched = build.build(NATIVE, patchset, cache, report)
     stock = build.build(replace(NATIVE, stock=True), patchset, cache, report)
-    assert "tierInit" not in (stock.parent / "kvcache/causal.go").read_text()
+    assert "tierInit" not in (source_of(stock) / "kvcache/causal.go").read_text()
     assert build.built_binaries() == [patched]
 
 
@@ -106,7 +116,7 @@ def test_build_tags_make_a_binary_beside_the_ordinary_one(
 ) -> None:
     plain = build.build(NATIVE, patchset, cache, report)
     tagged = build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
-    assert (tagged.parent, tagged.name) == (plain.parent, "ollama-x")
+    assert (source_of(tagged), tagged.name) == (source_of(plain), "ollama-x")
     assert "-tags x" in fake_tools.calls("go build")[1]
     build.build(NATIVE, patchset, cache, report)
     assert len(fake_tools.calls("go build")) == 2
@@ -216,11 +226,11 @@ def test_an_unpinned_tag_needs_allow_untested(
 
 
 def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = build.go_environment()
-    assert environment["GOCACHE"].startswith(os.environ["OLLAMA_TIERING_CACHE"])
+    environment = go_environment()
+    assert str(environment["GOCACHE"]).startswith(os.environ["OLLAMA_TIERING_CACHE"])
     assert environment["GOFLAGS"] == "-modcacherw"
     monkeypatch.setenv("GOCACHE", "/mine")
     monkeypatch.setenv("GOFLAGS", "-p=1")
-    environment = build.go_environment()
+    environment = go_environment()
     assert "GOCACHE" not in environment
     assert environment["GOFLAGS"] == "-p=1 -modcacherw"
