@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.run import run
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.conftest import FAKE_GO, FakeTools
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
@@ -234,3 +236,55 @@ def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.M
     environment = go_environment()
     assert "GOCACHE" not in environment
     assert environment["GOFLAGS"] == "-p=1 -modcacherw"
+
+
+# What a person, a distribution or a packager leaves in the environment, or `go env -w` in a file.
+TARGETS = {
+    **{"GOARCH": "s390x", "GOOS": "windows", "GO111MODULE": "off", "GOWORK": "/x/go.work"},
+    **{"GOEXPERIMENT": "boringcrypto", "CGO_ENABLED": "0", "GOTOOLCHAIN": "go1.99"},
+    "GOFLAGS": "-mod=vendor -p=3 --modfile=/x/go.mod -overlay=/x",
+}
+ASKED = (*TARGETS, "CC", "CGO_CFLAGS", "GOAMD64", "GOPROXY", "GONOSUMDB")
+
+
+def _go_says(go: str) -> dict[str, str]:
+    said = run(go, "env", *ASKED, env=go_environment()).stdout.splitlines()
+    return dict(zip(ASKED, said, strict=True))
+
+
+@pytest.mark.skipif(not shutil.which("go"), reason="needs Go")
+@pytest.mark.parametrize("how", ["environment", "go env -w"])
+def test_the_target_is_ours_whatever_go_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    file = tmp_path / "home/.config/go/env"
+    file.parent.mkdir(parents=True)
+    go, fetching = shutil.which("go") or "", {"GOPROXY": "https://goproxy.cn", "GONOSUMDB": "x.org"}
+    for name in ("GOPROXY", "GONOSUMDB", *TARGETS):
+        monkeypatch.delenv(name, raising=False)
+    plain = _go_says(go)
+    if how == "environment":
+        for name, value in (TARGETS | fetching).items():
+            monkeypatch.setenv(name, value)
+    else:
+        more = {"CC": "nothing", "CGO_CFLAGS": "-Onothing", "GOAMD64": "v4"}
+        told = {n: v for n, v in (TARGETS | fetching | more).items() if n != "GOFLAGS"}
+        file.write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+    flags = {"GOFLAGS": "-p=3 -modcacherw"} if how == "environment" else {}
+    assert _go_says(go) == plain | fetching | flags
+    assert run(go, "env", "GOARCH", env=go_environment("arm64")).stdout == "arm64\n"
+
+
+def test_every_call_of_go_has_it(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOARCH", "s390x")
+    fake_tools.add("go", f'echo "$GOARCH|$GO111MODULE|$GOENV $*" >>"{fake_tools.log}"\n{FAKE_GO}')
+    build.build(NATIVE, patchset, cache, report)
+    calls = fake_tools.calls("|") + fake_tools.calls("s390x|")
+    assert len(calls) >= 3
+    assert all(call.startswith("|on|off ") for call in calls)
