@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering import config
+from ollama_tiering.cli import demo
 from ollama_tiering.cli.up import _chosen
 from ollama_tiering.config.salvage import asked
 from ollama_tiering.errors import (
@@ -257,3 +258,18 @@ def test_a_failure_of_the_choice_itself_does_not_cost_the_server(
     assert "PermissionError" in capsys.readouterr().err
     with pytest.raises(UsageError):
         _chosen("/nowhere", {}, Report(quiet=True))
+
+
+def test_demo_builds_what_its_options_name(ollama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def build(_: Report, **given: Any) -> Path:
+        seen.update(given)
+        return ollama / "bin/ollama"
+
+    monkeypatch.setattr("ollama_tiering.patchset.binary.own_build", build)
+    choice = demo._choose("ollama", "0.17.1", "variants", quiet=True)
+    assert choice.binary == ollama / "bin/ollama"
+    assert seen == {"tag": "v0.17.1", "cpu": "variants"}
+    option = next(one for one in demo.demo.params if one.name == "cpu")
+    assert option.opts == ["--cpu"]
