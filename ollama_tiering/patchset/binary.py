@@ -84,7 +84,7 @@ def own_build(report: Report, **given: Any) -> Path:
         given["cuda"] = stock_of_newest(tag, built_binaries())
     try:
         return ensure_binary(report, **given)
-    except failure.CompileFailed as error:
+    except failure.DoesNotCompile as error:
         if options_of(**given)[1].cpu != "native":
             raise
         report.warn(

@@ -9,7 +9,7 @@ import pytest
 from ollama_tiering.errors import BuildError, MissingTool, TieringError
 from ollama_tiering.patchset import binary, build, failure, finished
 from ollama_tiering.patchset.binary import own_build
-from ollama_tiering.patchset.failure import CompileFailed
+from ollama_tiering.patchset.failure import DoesNotCompile
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -59,7 +59,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_linker_is_heard_and_not_its_objects(
     world: FakeTools, patchset: Patchset, cache: SourceCache, report: Report
 ) -> None:
-    with pytest.raises(CompileFailed) as caught:
+    with pytest.raises(DoesNotCompile) as caught:
         build.build(NATIVE, patchset, cache, report)
     first, *told = caught.value.message.splitlines()
     assert first.startswith("go failed with exit code 1; log: ")
@@ -82,7 +82,7 @@ def test_the_first_errors_are_shown_however_much_follows(
     )
     monkeypatch.setenv("FAKE_GO_FAILS", said)
     for _ in range(2):  # the log of an earlier build is not read
-        with pytest.raises(CompileFailed) as caught:
+        with pytest.raises(DoesNotCompile) as caught:
             build.build(NATIVE, patchset, cache, report)
         _, *told = caught.value.message.splitlines()
         assert told[0] == "  old.c:1: error: the first"
@@ -162,7 +162,7 @@ def test_a_build_for_every_processor_has_no_other_kind_to_go_to(
     world: FakeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_GO_FAILS", "x.c:1: error: no")
-    with pytest.raises(CompileFailed):
+    with pytest.raises(DoesNotCompile):
         own_build(Report(quiet=True), **TAG, cpu="variants")
     assert len(world.calls("go build")) == 1
 
