@@ -26,7 +26,7 @@ _NO_NETWORK: Final = (
 )
 
 
-class CompileFailed(BuildError):
+class DoesNotCompile(BuildError):
     """The code did not compile or link. Other flags may help, unlike with a full disk."""
 
 
@@ -38,7 +38,7 @@ def failed(program: str, done: Finished, log: Path, folder: Path) -> BuildError:
     message = f"{program} failed with exit code {done.returncode}; log: {log}\n{shown}"
     if cure := _weather(done):
         return BuildError(message, hint=cure)
-    return CompileFailed(message, hint="read the log; to start over delete the folder it lies in")
+    return DoesNotCompile(message, hint="read the log; to start over delete the folder it lies in")
 
 
 def first_error(error: BuildError) -> str:
