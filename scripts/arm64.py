@@ -25,8 +25,9 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels import compile as compiling
-from ollama_tiering.patchset import apply, build, elf, gomod, identity, manifest, tools
+from ollama_tiering.patchset import apply, elf, gomod, identity, manifest, tools
 from ollama_tiering.patchset.binary import ENV_BINARY
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -91,10 +92,11 @@ def cross_build(cpu: str, report: Report) -> Path:
             for name, value in patchset.go_ldflags.items()
         }
         ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in linked.items())])
-        target = {"GOOS": "linux", "GOARCH": "arm64", "CC": CC, "CXX": CXX}
+        target = go_environment("arm64") | {"CC": CC, "CXX": CXX} | flags(cpu)
         command = [str(go), "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
         binary = HERE / f"ollama-{cpu}"
-        environment = os.environ | build.go_environment() | target | flags(cpu)
+        merged = {**os.environ, **target}
+        environment = {name: value for name, value in merged.items() if value is not None}
         with report.stage(f"compiling Ollama {tag} for {cpu}"), log.open("wb") as sink:
             done = subprocess.run(
                 [*command, "-o", str(binary), "."],

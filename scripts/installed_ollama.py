@@ -18,7 +18,7 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.patchset import gomod, tools
-from ollama_tiering.patchset.build import go_environment
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, SERVER
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run

@@ -47,6 +47,12 @@ _COLD = {
 )
 @click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 @click.option(
+    "--cpu",
+    type=click.Choice(["native", "variants"]),
+    help="Build for this processor only, or for every one.  "
+    "[default: what is built already, else native]",
+)
+@click.option(
     "--context",
     is_flag=True,
     help="Show a context that does not fit the GPU instead: stock's plan, and K/V paged.",
@@ -55,7 +61,13 @@ _COLD = {
 @click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def demo(
-    engine: str, tag: str | None, context: bool, as_json: bool, keep: bool, quiet: bool
+    engine: str,
+    tag: str | None,
+    cpu: str | None,
+    context: bool,
+    as_json: bool,
+    keep: bool,
+    quiet: bool,
 ) -> None:
     """Answer one prompt four times: computed, from memory, after an unload, and after a restart.
 
@@ -86,7 +98,7 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
     extras.need("models")  # before the build, which may take minutes
-    choice = _choose(engine, tag, quiet)
+    choice = _choose(engine, tag, cpu, quiet)
     say(f"engine: {choice.engine} {choice.binary or ''}".rstrip() + f" ({choice.why})")
     started = time.monotonic()
     with Scratch("demo", keep=keep) as scratch:
@@ -108,7 +120,7 @@ def demo(
         )
 
 
-def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
+def _choose(engine: str, tag: str | None, cpu: str | None, quiet: bool) -> Choice:
     from ollama_tiering.config import load
     from ollama_tiering.engines.choose import choose
     from ollama_tiering.patchset.binary import own_build
@@ -119,7 +131,7 @@ def _choose(engine: str, tag: str | None, quiet: bool) -> Choice:
     return choose(
         engine,
         source_cached=lambda: SourceCache().has(wanted),
-        build=lambda: own_build(Report(quiet=quiet), tag=wanted),
+        build=lambda: own_build(Report(quiet=quiet), tag=wanted, cpu=cpu),
     )
 
 

@@ -64,11 +64,12 @@ def _binary(tag: str | None) -> Path:
     from ollama_tiering.engines.context_driver import paging_binary
     from ollama_tiering.patchset.binary import named_binary
     from ollama_tiering.patchset.build import built_binaries
+    from ollama_tiering.patchset.finished import hold
     from ollama_tiering.patchset.upstream import normal_tag
 
     folder = f"{normal_tag(tag)}-" if tag else ""
     built = [one for one in built_binaries() if one.parent.parent.name.startswith(folder)]
-    return paging_binary(named_binary(), built)
+    return hold(paging_binary(named_binary(), built))
 
 
 def _make_model(scratch: Scratch) -> None:

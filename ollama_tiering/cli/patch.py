@@ -18,7 +18,15 @@ from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import MissingTool, PatchConflict, UsageError
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
-from ollama_tiering.patchset import gomod, gpu_libraries, manifest, stock, tools, upstream
+from ollama_tiering.patchset import (
+    finished,
+    gomod,
+    gpu_libraries,
+    manifest,
+    stock,
+    tools,
+    upstream,
+)
 from ollama_tiering.patchset.binary import ensure_binary, ensure_source, options_of
 from ollama_tiering.patchset.llama_server import built, choose
 from ollama_tiering.patchset.plan import plan as plan_of
@@ -264,12 +272,12 @@ def status(tree: Path | None, as_json: bool) -> None:
 
     patchset = manifest.load()
     roots = [tree] if tree else sorted((config.cache_dir() / "trees").glob("*/src"))
-    finished = set(building.built_binaries())
+    binaries = building.built_binaries()
     rows = []
     for root in roots:
         row = applying.as_json(applying.status(patchset, root))
-        binary = root / "ollama"
-        rows.append(row | {"binary": str(binary) if binary in finished else None})
+        built_there = (str(one) for one in binaries if finished.source_of(one) == root)
+        rows.append(row | {"binary": next(built_there, None)})
     installed = [] if tree else [row_of(one) for one in built.trees()]
     if as_json:
         summary = {

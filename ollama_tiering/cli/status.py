@@ -123,6 +123,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
         "queued_bytes": answer.queued_bytes,
         "not_written": dict(answer.not_written),
         "other_builds_blocks": _other_builds_blocks(answer),
+        "broken_builds": _broken_builds(),
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "models": status_rules.documents(answer),
         "model_uses": status_use.documents(answer, names),
@@ -192,6 +193,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             "more: nothing here finds what they stored; `tiering gc` removes it (not from a "
             "shared directory)"
         )
+    for broken in _broken_builds():
+        yield f"{broken}; end it and start `tiering up` again"
     yield from status_rules.lines(answer)
     names = status_use.names(answer)
     yield from status_use.lines(answer, names)
@@ -203,6 +206,12 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             yield f"  not stored: {refused}"
         if runner.namespace in answer.q8_0_namespaces:
             yield "  lossy: its rows are rounded to q8_0 when they are stored"
+
+
+def _broken_builds() -> list[str]:
+    from ollama_tiering.launch.build_watch import harmed
+
+    return harmed()
 
 
 def _other_builds_blocks(answer: pb.StatResponse) -> int:

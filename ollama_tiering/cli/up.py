@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.record import UpRecord
+    from ollama_tiering.launch.served import Served
     from ollama_tiering.launch.up import UpRequest
     from ollama_tiering.patchset.llama_server.installation import InstalledOllama
     from ollama_tiering.patchset.report import Report
@@ -80,7 +81,8 @@ def up(
 
     Which Ollama that is, `tiering patch` says. An installed one (v0.30 or later) is served as stock
     where it was updated since it was patched, also while it serves, or where it cannot be patched.
-    One line says why and what to do.
+    So is one where nothing can be built, unless another version was named. One line says why and
+    what to do.
 
     Runs until Ctrl-C or SIGTERM. Then Ollama stores what its models hold, and the sidecar copies
     it to the disk. Every OLLAMA_* variable is passed on. An installed Ollama is not touched.
@@ -94,9 +96,9 @@ def up(
     from ollama_tiering.launch.address import address_of
     from ollama_tiering.launch.llama_up import program_for
     from ollama_tiering.launch.record import AlreadyUp, hold
+    from ollama_tiering.launch.served import build_or_installed, ready_made
     from ollama_tiering.launch.service_models import left_behind
     from ollama_tiering.launch.unharmed import unharmed
-    from ollama_tiering.patchset.binary import patched_binary
     from ollama_tiering.patchset.report import Report
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
@@ -108,14 +110,16 @@ def up(
         with hold(address) as held, ExitStack() as uses:
             launching.require_free(address)
             held.write(launching.first_record(request))
-            if unreadable:
-                binary, is_installed = _built_binary(ollama, unreadable)
-                request = replace(request, llama_server=is_installed)
-            elif installed := _chosen(ollama, build, report):
+            if unreadable is None and (installed := _chosen(ollama, build, report)):
                 binary, why = program_for(installed, report, uses)
                 request = replace(request, llama_server=True, installed=installed, why_stock=why)
             else:
-                binary = patched_binary(report, **build)
+                served = (
+                    ready_made(ollama, build, unreadable)
+                    if unreadable
+                    else build_or_installed(build, report)
+                )
+                binary, request = served.binary, _serving(request, served)
             with unharmed(report.warn, "models of another place are not looked for"):
                 if models is None and (said := left_behind(request.models_dir)):
                     report.warn(said)
@@ -141,13 +145,24 @@ def _request(
         settings = config.load(flags)
     except ConfigError as error:
         _require_good_flags(flags)
-        why = f"{error.message} ({error.hint})"
         attention = flags["server.cpu_attention"]
-        socket = config.default_socket_path()
-        return UpRequest(address, socket, models, attention, why_stock=why), error
+        return UpRequest(address, config.default_socket_path(), models, attention), error
     attention, engine = settings.server.cpu_attention, place(settings.sidecar)
     socket = settings.sidecar.socket_path
     return UpRequest(address, socket, models, attention, engine_socket=engine), None
+
+
+def _serving(request: UpRequest, served: Served) -> UpRequest:
+    """As stock, where there is a reason."""
+    if not served.why_stock:
+        return request
+    return replace(
+        request,
+        cpu_attention=None if served.stands_in else request.cpu_attention,
+        why_stock=served.why_stock,
+        llama_server=served.installed is not None,
+        installed=served.installed,
+    )
 
 
 def _chosen(ollama: str | None, build: dict[str, Any], report: Report) -> InstalledOllama | None:
@@ -180,25 +195,6 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
             except (ValueError, TypeError) as error:
                 name = setting.key.partition(".")[2].replace("_", "-")
                 raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
-
-
-def _built_binary(ollama: str | None, unreadable: ConfigError) -> tuple[Path, bool]:
-    """If the settings cannot be read, nothing is built: what exists serves, in the order in which
-    it would be chosen. The second value: it is an installed Ollama, which serves as it is.
-    """
-    from ollama_tiering.patchset.binary import named_binary, ready_binary
-    from ollama_tiering.patchset.llama_server.choose import patched_before
-    from ollama_tiering.patchset.llama_server.installation import find, usual
-
-    if ollama is not None:
-        return find(ollama).program, True
-    if named_binary() is None and (before := patched_before()):
-        return before.program, True
-    if binary := ready_binary():
-        return binary, False
-    if found := usual():
-        return found.program, True
-    raise unreadable
 
 
 def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:

@@ -15,7 +15,7 @@ from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor import check_installed
 from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
 from ollama_tiering.errors import MissingTool, TieringError
-from ollama_tiering.patchset import build, gpu_libraries, manifest, stock, tools
+from ollama_tiering.patchset import build, finished, gpu_libraries, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.report import Report
@@ -121,6 +121,9 @@ def _binaries() -> Iterator[Check]:
     binaries, trees = build.built_binaries(), built.trees()
     yield from check_installed.checks(trees, needed=not named and not binaries)
     for binary in binaries:
+        if harm := finished.harm(binary):
+            yield warn(_BINARY, harm, "tiering patch")
+            continue
         yield ok(_BINARY, str(binary))
         yield from gpu_library(binary)
     if not named and not binaries and not trees:

@@ -13,7 +13,7 @@ from ollama_tiering.config import SidecarConfig, count
 from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch import block_service
+from ollama_tiering.launch import block_service, build_watch
 from ollama_tiering.launch.address import Address, address_of
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import records, running
@@ -28,6 +28,8 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
     answer = block_service.ask(settings.socket_path, administers=True)
     yield _sidecar(settings.socket_path, answer)
     yield _port(address_of())
+    for broken in build_watch.harmed():
+        yield fail("build that serves", build_watch.what_it_means(broken), build_watch.CURE)
     if answer:
         yield from _tiers(answer)
         names = first_names(models_dirs())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ollama_tiering.errors import TieringError
+from ollama_tiering.patchset import finished
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 
 OLLAMA, REFERENCE, AUTO = "ollama", "reference", "auto"
@@ -28,16 +29,12 @@ class Choice:
 
 
 def stock_beside(binary: Path) -> Path | None:
-    """The finished build of the same version and kind without our patches, if there is one. It lies
-    in `<cache>/trees/<name>-stock/src/`, if our binary is in `<name>/src/`.
+    """The newest finished build of the same version and kind without our patches, if there is
+    one.
     """
-    source = binary.parent
-    if source.name != "src":
-        return None
-    folder = source.parent.with_name(f"{source.parent.name}-stock")
-    stock = folder / "src" / "ollama"
-    finished = (folder / "stamp.json").is_file()
-    return stock if finished and os.access(stock, os.X_OK) else None
+    folder = finished.folder_of(binary)
+    found = finished.programs(f"{folder.parent.name}{finished.STOCK}") if folder else []
+    return next((finished.hold(one) for one in found if os.access(one, os.X_OK)), None)
 
 
 def choose(wanted: str, *, source_cached: Callable[[], bool], build: Callable[[], Path]) -> Choice:

@@ -16,6 +16,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service, engine_socket, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, beside, who_listens
 from ollama_tiering.launch.block_service import BlockService
+from ollama_tiering.launch.build_watch import BuildWatch
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import HeldRecord, UpRecord, records
@@ -148,10 +149,16 @@ def run(
             service.stop(interrupts.insisted)
             raise
         record.ready = True
+        watch = BuildWatch(lambda: servers.binary, report.warn)
         news: Callable[[], None] = _nothing
         if before:
             news = RunnerNews(request.socket, report.say, server.pid, request.models_dir)
-        pair = Pair(service if before else None, server, interrupts, report.say, note, news)
+
+        def look() -> None:
+            watch()
+            news()
+
+        pair = Pair(service if before else None, server, interrupts, report.say, note, look)
         pair.successor = lambda: servers.successor(pair)
         note()
         with _stopping(pair, before):

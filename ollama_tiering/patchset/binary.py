@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ollama_tiering.config import PatchConfig, expanded, load
-from ollama_tiering.errors import UsageError
-from ollama_tiering.patchset import gpu_libraries, manifest
+from ollama_tiering.errors import BuildError, TieringError, UsageError
+from ollama_tiering.patchset import failure, finished, gpu_libraries, manifest
 from ollama_tiering.patchset.build import build, built_binaries
 from ollama_tiering.patchset.plan import BuildOptions
 from ollama_tiering.patchset.report import Report
@@ -28,12 +28,40 @@ def named_binary() -> Path | None:
     path = expanded(name).absolute()
     if not path.is_file() or not os.access(path, os.X_OK):
         raise UsageError(f"{ENV_BINARY}={name} is not a program", hint=f"unset {ENV_BINARY}")
-    return path
+    return finished.hold(path)
 
 
 def ready_binary() -> Path | None:
     """The binary that the environment names, else the newest of our own builds. Builds nothing."""
-    return named_binary() or next(iter(built_binaries()), None)
+    return named_binary() or next(map(finished.hold, built_binaries()), None)
+
+
+def ready_build(patch: PatchConfig) -> Path | None:
+    """The newest of our own builds that is what these settings ask for. Builds nothing."""
+    usual = PatchConfig()
+    for binary in built_binaries():
+        name = binary.parent.parent.name
+        if not name.startswith(f"{normal_tag(patch.tag)}-"):
+            continue
+        kinds = name.removeprefix(f"{normal_tag(patch.tag)}-").split("-")
+        its_cuda = next((kind for kind in kinds if kind.startswith("cuda")), "off")
+        if patch.cpu not in (usual.cpu, kinds[0]) or not _is_cuda(patch.cuda, its_cuda, binary):
+            continue
+        return finished.hold(binary)
+    return None
+
+
+def _is_cuda(wanted: str, kind: str, binary: Path) -> bool:
+    """Whether a build of that kind is what `--cuda` names."""
+    word, _, place = wanted.partition("=")
+    if place:
+        record = gpu_libraries.of_stock(binary)
+        return str(Path(place).expanduser().absolute()) in (record.get("place"), record.get("root"))
+    if word == "stock":
+        return kind == "cudastock"
+    if word == "on":
+        return kind not in ("off", "cudastock")
+    return word == "auto" or kind == word
 
 
 def patched_binary(report: Report, **given: Any) -> Path:
@@ -46,7 +74,7 @@ def patched_binary(report: Report, **given: Any) -> Path:
 
 def own_build(report: Report, **given: Any) -> Path:
     """Unless told otherwise, this builds the kind that was built before, and not a second one
-    beside it.
+    beside it. What does not compile for this processor is built for every one.
     """
     settings, usual = load().patch, PatchConfig()
     tag = normal_tag(given.get("tag") or settings.tag)
@@ -54,13 +82,31 @@ def own_build(report: Report, **given: Any) -> Path:
         given["cpu"] = cpu_of_newest(tag, built_binaries())
     if not given.get("cuda") and settings.cuda == usual.cuda:
         given["cuda"] = stock_of_newest(tag, built_binaries())
-    return ensure_binary(report, **given)
+    try:
+        return ensure_binary(report, **given)
+    except failure.DoesNotCompile as error:
+        if options_of(**given)[1].cpu != "native":
+            raise
+        report.warn(
+            f"the build for this processor failed ({failure.first_error(error)}); building for "
+            "every processor instead (--cpu variants)"
+        )
+        return _variants_instead(report, given, error)
+
+
+def _variants_instead(report: Report, given: dict[str, Any], error: BuildError) -> Path:
+    """What went wrong first is what a person has to see where this fails, too."""
+    try:
+        return ensure_binary(report, **given | {"cpu": "variants"})
+    except TieringError as second:
+        report.warn(f"that failed, too: {second.message.splitlines()[0]}")
+        raise error from None
 
 
 def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
     """Kind of CPU code of a version's newest build, so that no second kind is built beside it.
 
-    A binary lies in `<cache>/trees/<tag>-<cpu>[-cuda<major>]/src/`.
+    A binary lies in `<cache>/builds/<tag>-<cpu>[-cuda<major>]/<digest>/`.
     """
     for binary in binaries:
         name = binary.parent.parent.name

@@ -1,10 +1,10 @@
 """From a tag to a patched binary: one build tree per tag and kind of build, kept so that the next
 build is short.
 
-`<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with the binary `src/ollama` and CMake's
-`src/build/`), `build.log` and `stamp.json`. The stamp is a hash of everything that decides the
-result; as long as it fits, a build does nothing. One process builds in a tree at a time (file
-lock).
+`<cache>/trees/<tag>-<kind>/` holds `src/` (the plain tree, with CMake's `src/build/`) and
+`build.log`. What was built there is put into a folder of its own (finished.py), whose name is a
+digest of everything that decides it; where that is whole, a build does nothing. One process builds
+in a tree at a time (file lock).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ollama_tiering import config
-from ollama_tiering.errors import BuildError, UnsupportedUpstream
+from ollama_tiering.errors import UnsupportedUpstream
 from ollama_tiering.patchset import (
     apply,
     estimate,
+    failure,
+    finished,
     gomod,
     gpu_libraries,
     headers,
@@ -33,44 +34,31 @@ from ollama_tiering.patchset import (
     stock,
     tools,
 )
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.plan import BuildOptions, BuildPlan, plan
-from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
+from ollama_tiering.patchset.progress import PackageCount, package_total
 from ollama_tiering.patchset.report import Report
-from ollama_tiering.patchset.run import Finished, stream
+from ollama_tiering.patchset.run import stream
 from ollama_tiering.patchset.tree import disk_full
 from ollama_tiering.patchset.upstream import SourceCache
 
-SHOWN_LINES = 12
-
-
-def binary_path(options: BuildOptions) -> Path:
-    """Where `build` puts the binary, or has put it. The file need not exist."""
-    return plan(options).binary
-
 
 def built_binaries() -> list[Path]:
-    """Every finished binary in the cache, newest first, including those of earlier patch sets."""
-    stamps = (config.cache_dir() / "trees").glob("*/stamp.json")
-    folders = (stamp.parent for stamp in stamps if not stamp.parent.name.endswith("-stock"))
-    binaries = (folder / "src" / "ollama" for folder in folders)
-    return sorted(
-        (b for b in binaries if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True
+    """Every finished binary in the cache, newest first, including those of earlier patch sets; for
+    this machine, with our patches.
+    """
+    found = [one for one in finished.programs() if _is_ours(one.parent.parent.name)]
+    stamps = (config.cache_dir() / "trees").glob("*/stamp.json")  # of an older `tiering`
+    old = (stamp.parent / "src" / "ollama" for stamp in stamps if _is_ours(stamp.parent.name))
+    return found + sorted(
+        (b for b in old if b.is_file()), key=lambda b: b.stat().st_mtime, reverse=True
     )
 
 
-def go_environment() -> dict[str, str]:
-    """Go's caches lie below ours unless the person has set them. The module
-    cache can be removed.
-    """
-    own = config.cache_dir() / "go"
-    wanted = {"GOCACHE": str(own / "build"), "GOMODCACHE": str(own / "mod")}
-    environment = {name: path for name, path in wanted.items() if not os.environ.get(name)}
-    flags = os.environ.get("GOFLAGS", "")
-    environment["GOFLAGS"] = flags if "-modcacherw" in flags else f"{flags} -modcacherw".strip()
-    fixed = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "1", "GOWORK": "off"}
-    return environment | identity.compiler_names() | fixed
+def _is_ours(name: str) -> bool:
+    return not name.endswith(finished.STOCK) and finished.ELSEWHERE not in name
 
 
 def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
@@ -98,7 +86,9 @@ def prepare(plan: BuildPlan, patchset: Patchset, cache: SourceCache, report: Rep
 
 
 def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report: Report) -> Path:
-    """Patches and compiles; returns the binary. The tag must be in the source cache."""
+    """Patches and compiles; returns the binary, which this process holds from now on. The tag must
+    be in the source cache.
+    """
     if not options.allow_untested:
         patchset.require_pin(options.tag)
     if options.stock:
@@ -111,32 +101,62 @@ def build(options: BuildOptions, patchset: Patchset, cache: SourceCache, report:
         gpu = _stock_of(chosen, patchset, report)
         with locked(chosen.folder / "lock", f"another build of {options.tag} is at work", report):
             go = prepare(chosen, patchset, cache, report)
-            state = stamp.state_of(
-                chosen.options,
-                chosen.kind,
-                chosen.compiler_flags,
-                patchset,
-                go,
-                gpu.state() if gpu else None,
-            )
-            if stamp.is_current(chosen.stamp, chosen.binary, state):
-                _put_gpu_libraries(chosen, patchset, gpu, report)
-                report.say(f"{chosen.binary} is up to date")
-                return chosen.binary
-            chosen.stamp.unlink(missing_ok=True)
-            _say_what_it_takes(chosen, report)
-            chosen.log.write_text("", encoding="utf-8")
             build_id = _build_id(chosen, patchset, cache, go, gpu)
-            if chosen.needs_cmake:
-                _build_ggml(chosen, report)
-            _put_gpu_libraries(chosen, patchset, gpu, report)
-            _build_go(chosen, patchset, go, build_id, report)
-            stamp.write(chosen.stamp, chosen.binary, state, build_id)
+            place = finished.root() / chosen.name / _state(chosen, patchset, go, build_id, gpu)
+            binary = place / chosen.program
+            if finished.is_whole(place):
+                report.say(f"{binary} is up to date")
+            else:
+                _say_what_it_takes(chosen, report)
+                chosen.log.write_text("", encoding="utf-8")
+                with finished.filling(place, chosen.program, build_id) as fresh:
+                    _fill(fresh, chosen, patchset, go, build_id, gpu, report)
+                chosen.old_stamp.unlink(missing_ok=True)
+            finished.hold(binary)
+            finished.remove_older(place, chosen.program, report)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(chosen.folder) from None
         raise
-    return chosen.binary
+    return binary
+
+
+def _state(
+    plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, gpu: stock.Installation | None
+) -> str:
+    sources = shim.default_sources(patchset.root)
+    with_shim = (plan.cuda or gpu) and not plan.options.stock and sources.is_dir()
+    return stamp.state_of(
+        plan.options,
+        plan.kind,
+        plan.compiler_flags,
+        patchset,
+        go,
+        build_id,
+        gpu=gpu.state() if gpu else None,
+        shim=shim.digest(sources, plan.tree) if with_shim else "",
+    )
+
+
+def _fill(
+    fresh: Path,
+    plan: BuildPlan,
+    patchset: Patchset,
+    go: Path,
+    build_id: str,
+    gpu: stock.Installation | None,
+    report: Report,
+) -> None:
+    """Compiles in the tree, and puts what came of it into `fresh`."""
+    if plan.needs_cmake:
+        finished.unshare(plan.tree / finished.LIBRARIES)
+        _build_ggml(plan, report)
+    _put_gpu_libraries(plan, patchset, gpu, report)
+    _build_go(plan, patchset, go, build_id, fresh / plan.program, report)
+    if (plan.tree / finished.LIBRARIES).is_dir():
+        finished.link_files(plan.tree / finished.LIBRARIES, fresh / finished.LIBRARIES)
+    if gpu:
+        shutil.copy2(plan.folder / gpu_libraries.RECORD, fresh)
 
 
 def _stock_of(plan: BuildPlan, patchset: Patchset, report: Report) -> stock.Installation | None:
@@ -228,7 +248,9 @@ def _build_id(
     )
 
 
-def _build_go(plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, report: Report) -> None:
+def _build_go(
+    plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, target: Path, report: Report
+) -> None:
     variables = {
         "github.com/ollama/ollama/version.Version": plan.options.tag.removeprefix("v"),
         "github.com/ollama/ollama/server.mode": "release",
@@ -252,30 +274,27 @@ def _build_go(plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, repo
         command += ["-tags", ",".join(plan.options.go_tags)]
     if plan.options.jobs:
         command += ["-p", str(plan.options.jobs)]
-    # beside the final name first: a running server keeps its file, a failed link leaves the old one
-    fresh = plan.binary.with_name(f".{plan.binary.name}.new")
     with report.stage("looking for Go packages"):
-        total = package_total(go, plan.tree, plan.options.go_tags, go_environment())
+        environment = go_environment(plan.options.goarch)
+        total = package_total(go, plan.tree, plan.options.go_tags, environment)
     with (
-        compiler_environment(plan, go) as environment,
+        compiler_environment(plan, go) as flags,
         report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail,
     ):
         counted = PackageCount(total, detail)
-        _step(plan, report, counted, *command, "-o", fresh, ".", environment=environment)
-    fresh.replace(plan.binary)
+        _step(plan, report, counted, *command, "-o", target, ".", environment=flags)
 
 
 @contextmanager
 def compiler_environment(plan: BuildPlan, go: Path) -> Iterator[dict[str, str]]:
-    """The C compilers' flags for a native build, as environment variables. The person's own flags
-    come first.
-    """
+    """The C compilers' flags, as environment variables. The person's own flags come first."""
     wanted = plan.compiler_flags
     with contextlib.ExitStack() as stack:
-        if wanted and not os.environ.get("CGO_CXXFLAGS"):
-            made = headers.precompiled(go, wanted["CGO_CXXFLAGS"], plan.folder)
+        if plan.options.cpu == "native" and not os.environ.get("CGO_CXXFLAGS"):
+            environment = go_environment(plan.options.goarch)
+            made = headers.precompiled(go, wanted["CGO_CXXFLAGS"], plan.folder, environment)
             wanted["CGO_CXXFLAGS"] = stack.enter_context(made)
-        yield {name: value for name, value in wanted.items() if not os.environ.get(name)}
+        yield wanted
 
 
 def _step(
@@ -291,40 +310,20 @@ def _step(
         *args,
         log=plan.log,
         cwd=plan.tree,
-        env=go_environment() | (environment or {}),
+        env=go_environment(plan.options.goarch) | (environment or {}),
         report=report,
         on_line=detail,
     )
     if done.returncode:
-        raise _failed(plan, Path(program).name, done)
-
-
-def _failed(plan: BuildPlan, program: str, done: Finished) -> BuildError:
-    if done.disk_was_full:
-        return disk_full(plan.folder)
-    told = [line for line in done.tail if not is_package(line)]
-    last = "\n".join(f"  {line}" for line in told[-SHOWN_LINES:])
-    return BuildError(
-        f"{program} failed with exit code {done.returncode}; log: {plan.log}\n{last}",
-        hint=_cure(done),
-    )
-
-
-def _cure(done: Finished) -> str:
-    text = "\n".join(done.tail)
-    if re.search(r"dial tcp|no such host|connection refused|TLS handshake|i/o timeout", text):
-        return "Go modules could not be downloaded: check the network or GOPROXY, then run again"
-    if re.search(r"signal: killed|Killed signal|out of memory", text):
-        return "memory ran out: run again with --jobs 1"
-    return "read the log; to start over delete the folder it lies in"
+        raise failure.failed(Path(program).name, done, plan.log, plan.folder)
 
 
 # --- messages -------------------------------------------------------------------------------------
 
 
 def _say_what_it_takes(plan: BuildPlan, report: Report) -> None:
-    environment = os.environ | go_environment()
-    if estimate.is_first(Path(environment["GOCACHE"])):
+    cache = os.environ.get("GOCACHE") or go_environment()["GOCACHE"]
+    if cache and estimate.is_first(Path(cache)):
         options = plan.options
         said = estimate.first_build(
             options.tag, not plan.needs_cmake, options.jobs, config.cache_dir()

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ollama_tiering.errors import PatchConflict
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import GoRequire
 from ollama_tiering.patchset.run import run
 
@@ -38,7 +39,7 @@ def render(
             *edits,
             file,
             cwd=Path(scratch),
-            env={"GOTOOLCHAIN": "local", "GOFLAGS": ""},
+            env=go_environment() | {"GOFLAGS": ""},
         )
         if done.returncode:
             raise PatchConflict(

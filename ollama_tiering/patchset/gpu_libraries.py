@@ -67,8 +67,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def of_stock(program: Path) -> dict[str, Any]:
-    """The record of a program that was built with libraries of a stock Ollama; else empty."""
-    return read_record(program.parent.parent / RECORD)
+    """The record of a program that was built with libraries of a stock Ollama; else empty. That of
+    an older `tiering` lies above it.
+    """
+    return read_record(program.parent / RECORD) or read_record(program.parent.parent / RECORD)
 
 
 def changed_since(record: dict[str, Any]) -> list[str]:

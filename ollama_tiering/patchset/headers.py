@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ollama_tiering.errors import MissingTool
-from ollama_tiering.patchset import identity
 from ollama_tiering.patchset.run import run
 
 # None of them depends on a macro that a source file defines first, as <cassert> does on NDEBUG.
@@ -29,8 +28,11 @@ COMPILED = ".gch"  # the ending that g++ and clang++ look for beside a header
 
 
 @contextmanager
-def precompiled(go: Path, flags: str, folder: Path) -> Iterator[str]:
+def precompiled(
+    go: Path, flags: str, folder: Path, environment: Mapping[str, str | None]
+) -> Iterator[str]:
     """CGO_CXXFLAGS for a build with `flags`; the compiled header lies in `folder` meanwhile.
+    `environment` is Go's.
 
     Go's cache knows packages by their flags, so the header always has the same path. If the
     compiler cannot do it, the flags are returned as they are.
@@ -39,15 +41,14 @@ def precompiled(go: Path, flags: str, folder: Path) -> Iterator[str]:
     header.parent.mkdir(parents=True, exist_ok=True)
     try:
         header.write_text("".join(f"#include <{name}>\n" for name in NAMES), encoding="utf-8")
-        made = _compile(go, flags, header)
+        made = _compile(go, flags, header, environment)
         yield f"{flags} -include {shlex.quote(str(header))}" if made else flags
     finally:
         shutil.rmtree(header.parent)
 
 
-def _compile(go: Path, flags: str, header: Path) -> bool:
+def _compile(go: Path, flags: str, header: Path, environment: Mapping[str, str | None]) -> bool:
     """Uses Go's C++ compiler, with those of Go's options that a compiled header has to share."""
-    environment = {"GOTOOLCHAIN": "local"} | identity.compiler_names()
     said = run(go, "env", "CXX", "GOGCCFLAGS", env=environment).stdout.splitlines()
     if len(said) != 2:
         return False

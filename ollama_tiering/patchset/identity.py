@@ -31,11 +31,12 @@ MARK = b"kvtier-build:"  # before it there, so that it is found in a binary
 
 FLAG_VARIABLES = (  # of the environment: what Go, CMake and the compilers read from it
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"),
-    *("CGO_CFLAGS", "CGO_CXXFLAGS", "CGO_CPPFLAGS", "CGO_LDFLAGS", "GOFLAGS", "GOAMD64"),
+    *("CGO_CFLAGS", "CGO_CXXFLAGS", "CGO_CPPFLAGS", "CGO_LDFLAGS"),
+    *("GOFLAGS", "GOAMD64", "GOARM64"),
     *("CUDAFLAGS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
 )
 
-_COMPILERS = (
+COMPILERS = (
     ("CC", "CGO_CFLAGS", "c", ("gcc", "cc", "clang")),
     ("CXX", "CGO_CXXFLAGS", "c++", ("g++", "c++", "clang++")),
 )
@@ -55,7 +56,7 @@ def build_id(
     stock_cuda: dict[str, str] | None = None,
 ) -> str:
     """16 hex digits. `tree` is the git name of upstream's root tree, `flags` are CGO_CFLAGS and
-    CGO_CXXFLAGS where we set them, `stock_cuda` the libraries that come from a stock Ollama.
+    CGO_CXXFLAGS as the build sets them, `stock_cuda` the libraries that come from a stock Ollama.
     BuildError where a compiler does not answer.
     """
     decisive = {
@@ -85,22 +86,12 @@ def flag_environment() -> dict[str, str]:
     return {name: value for name in FLAG_VARIABLES if (value := os.environ.get(name))}
 
 
-def processor_flag() -> str:
-    """A macro that nobody reads, named after the processor that `-march=native` stands for here.
-
-    Go's cache and our stamp go by the text of the flags: without it they would take what another
-    processor's `native` made, after a cache was moved or on a home that machines share.
-    """
-    command = _command("CC", ("gcc", "cc", "clang"))
-    macros = _macros(command, ["-march=native"], "c")
-    return "-DTIERING_CPU_" + hashlib.sha256(macros.encode()).hexdigest()[:8]
-
-
 def known_build_ids() -> frozenset[str]:
     """The names of all builds in the cache, including one whose successor could not be built."""
-    trees = config.cache_dir() / "trees"
-    found = {name for binary in trees.glob("*/src/ollama*") if (name := build_id_of(binary))}
-    for stamp in trees.glob("*/stamp*.json"):
+    cache = config.cache_dir()
+    found = {name for one in cache.glob("builds/*/*/ollama*") if (name := build_id_of(one))}
+    # the second is of an older `tiering`
+    for stamp in (*cache.glob("builds/*/*/build.json"), *cache.glob("trees/*/stamp*.json")):
         try:
             name = json.loads(stamp.read_text(encoding="utf-8")).get("build")
         except (OSError, ValueError, AttributeError):
@@ -124,13 +115,13 @@ def build_id_of(binary: Path) -> str:
 
 
 def _compilers(flags: dict[str, str]) -> Iterator[str]:
-    for variable, flags_variable, language, names in _COMPILERS:
-        command = _command(variable, names)
-        wanted = os.environ.get(flags_variable) or flags.get(flags_variable, "")
-        yield wanted + "\n" + _macros(command, shlex.split(wanted), language)
+    for variable, flags_variable, language, names in COMPILERS:
+        command = command_of(variable, names)
+        wanted = flags.get(flags_variable) or os.environ.get(flags_variable, "")
+        yield wanted + "\n" + macros(command, shlex.split(wanted), language)
 
 
-def _command(variable: str, names: tuple[str, ...]) -> list[str]:
+def command_of(variable: str, names: tuple[str, ...]) -> list[str]:
     given = shlex.split(os.environ.get(variable, ""))
     return given or [next((name for name in names if shutil.which(name)), names[0])]
 
@@ -138,13 +129,13 @@ def _command(variable: str, names: tuple[str, ...]) -> list[str]:
 def compiler_names() -> dict[str, str]:
     """CC and CXX where Go would not find a compiler by itself: it looks for gcc and g++ alone."""
     return {
-        variable: _command(variable, names)[0]
-        for variable, _, _, names in _COMPILERS
+        variable: command_of(variable, names)[0]
+        for variable, _, _, names in COMPILERS
         if not os.environ.get(variable) and not shutil.which(names[0])
     }
 
 
-def _macros(command: list[str], flags: list[str], language: str) -> str:
+def macros(command: list[str], flags: list[str], language: str) -> str:
     """What the compiler predefines. gcc and clang list it; of another compiler
     the version must do.
     """

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import MissingTool, TieringError
-from ollama_tiering.patchset import identity, manifest, stock, tools
+from ollama_tiering.patchset import finished, manifest, processor, stock, tools
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
-
-NATIVE_FLAGS = "-O3 -march=native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,8 @@ class BuildOptions:
     allow_untested: bool = False
     go_tags: tuple[str, ...] = ()  # build tags; such a binary lies beside the ordinary one
     stock: bool = False  # without the patch set: what tests compare with
+    march: str = processor.NATIVE  # of a native build, as the C compilers name it
+    goarch: str | None = None  # None: this machine's; another one needs CC and CXX for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,32 @@ class BuildPlan:
     @property
     def kind(self) -> str:
         cuda = f"-cuda{self.cuda.major}" if self.cuda else "-cudastock" if self.stock else ""
-        return self.options.cpu + cuda + ("-stock" if self.options.stock else "")
+        march = "" if self.options.march == processor.NATIVE else self.options.march
+        named = "-".join(filter(None, (march, self.options.goarch)))
+        other = finished.ELSEWHERE + named if named else ""
+        return self.options.cpu + cuda + other + (finished.STOCK if self.options.stock else "")
+
+    @property
+    def name(self) -> str:
+        """Of the folder to build in, and of that with what was finished there."""
+        return f"{self.options.tag}-{self.kind}"
 
     @property
     def folder(self) -> Path:
-        return config.cache_dir() / "trees" / f"{self.options.tag}-{self.kind}"
+        return config.cache_dir() / "trees" / self.name
 
     @property
     def tree(self) -> Path:
         return self.folder / "src"
 
     @property
-    def binary(self) -> Path:
-        return self.tree / "-".join(("ollama", *self.options.go_tags))
+    def program(self) -> str:
+        """Its name; it lies in the folder of a finished build."""
+        return "-".join((finished.PROGRAM, *self.options.go_tags))
 
     @property
-    def stamp(self) -> Path:
+    def old_stamp(self) -> Path:
+        """As an older `tiering` left it, whose binary lies in the tree."""
         return self.folder / f"{'-'.join(('stamp', *self.options.go_tags))}.json"
 
     @property
@@ -67,11 +77,8 @@ class BuildPlan:
 
     @property
     def compiler_flags(self) -> dict[str, str]:
-        """Of cgo, where the person has set none."""
-        if self.options.cpu != "native":
-            return {}
-        flags = f"{NATIVE_FLAGS} {identity.processor_flag()}"
-        return {"CGO_CFLAGS": flags, "CGO_CXXFLAGS": flags}
+        """Of cgo: a person's own, or ours; asks the compilers."""
+        return processor.cgo_flags(self.options.march if self.options.cpu == "native" else None)
 
     @property
     def cuda_arch(self) -> str | None:

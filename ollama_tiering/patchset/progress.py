@@ -38,7 +38,9 @@ def is_package(line: str) -> bool:
     return _IMPORT_PATH.fullmatch(line) is not None
 
 
-def package_total(go: Path, tree: Path, tags: tuple[str, ...], env: Mapping[str, str]) -> int:
+def package_total(
+    go: Path, tree: Path, tags: tuple[str, ...], env: Mapping[str, str | None]
+) -> int:
     """How many packages the binary consists of; 0 if Go cannot say, which the build will then
     explain.
     """

@@ -74,12 +74,11 @@ def run(
     command = [str(arg) for arg in args]
     if report:
         report.command(shlex.join(command))
-    merged = {**os.environ, **(env or {})}
     try:
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={name: value for name, value in merged.items() if value is not None},
+            env=_merged(env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -101,6 +100,11 @@ def run(
     return Finished(process.returncode, stdout, tuple((stdout + stderr).splitlines()[-KEPT_LINES:]))
 
 
+def _merged(env: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**os.environ, **env}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
 def _abandon(process: subprocess.Popen[bytes]) -> None:
     """Kills it, and does not wait for ever."""
     process.kill()
@@ -116,7 +120,7 @@ def stream(
     *args: str | Path,
     log: Path,
     cwd: Path,
-    env: Mapping[str, str],
+    env: Mapping[str, str | None],
     report: Report,
     on_line: Callable[[str], None] = lambda _line: None,
 ) -> Finished:
@@ -133,7 +137,7 @@ def stream(
             process = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env={**os.environ, **env},
+                env=_merged(env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,4 @@
-"""What a finished build was made of, in a file beside it. As long as that is unchanged, a build
-does nothing.
-"""
+"""What decides a build, as one digest. The folder of a finished build has its name."""
 
 from __future__ import annotations
 
@@ -16,9 +14,10 @@ from ollama_tiering.patchset.manifest import Patchset
 if TYPE_CHECKING:
     from ollama_tiering.patchset.plan import BuildOptions
 
-FORMAT = 2
+FORMAT = 3
 
-_NOT_DECISIVE = ("jobs", "allow_untested")
+DIGITS = 16
+_NOT_DECISIVE = ("jobs", "allow_untested", "cuda")  # what `cuda` came to is in the kind
 
 
 def state_of(
@@ -27,10 +26,14 @@ def state_of(
     flags: dict[str, str],
     patchset: Patchset,
     go: Path,
+    build_id: str,
+    *,
     gpu: list[list[str | int]] | None = None,
+    shim: str = "",
 ) -> str:
-    """Changes with all that decides the result and is quick to look at. `flags` are ours for the
-    compilers: of a native build they name the processor. `gpu`: the libraries of a stock Ollama.
+    """Hex digits, which change with all that decides the result. `flags` are those of cgo: of a
+    native build they name the processor. `build_id` is the build's name, which covers what the
+    compilers are. `gpu`: the libraries of a stock Ollama. `shim`: the sources of that for GPUs.
     """
     chosen = {k: v for k, v in asdict(options).items() if k not in _NOT_DECISIVE}
     decisive: dict[str, object] = {
@@ -41,29 +44,10 @@ def state_of(
         "go": tools.go_version(go),
         "environment": identity.flag_environment(),
         "flags": flags,
+        "build": build_id,
+        "shim": shim,
     }
-    if gpu:  # only then: other builds stay as they are
+    if gpu:
         decisive["gpu"] = gpu
-        decisive["options"] = chosen | {"cuda": "stock"}  # by whatever name the place is called
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
-def is_current(path: Path, binary: Path, state: str) -> bool:
-    """Whether the binary is the one that was built in this state, and was not changed since."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        same = saved["stamp"] == state and saved["binary"] == _fingerprint(binary)
-        return bool(same and saved["build"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-
-
-def write(path: Path, binary: Path, state: str, build_id: str) -> None:
-    """`build_id` is the build's name (identity.py), for callers that ask which builds are here."""
-    content = {"stamp": state, "binary": _fingerprint(binary), "build": build_id}
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _fingerprint(binary: Path) -> list[int]:
-    info = binary.stat()
-    return [info.st_size, info.st_mtime_ns]
+        decisive["options"] = chosen | {"cuda_arch": None}  # that is for our own kernels
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import MissingTool
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.pip import pip_install
 from ollama_tiering.patchset.report import Report
@@ -63,7 +64,7 @@ def find_go(wanted: tuple[int, ...], report: Report) -> Path:
 
 def go_version(go: str | Path) -> tuple[int, ...]:
     """(1, 26, 8); (0,) if that program is not a working Go."""
-    done = run(go, "env", "GOVERSION", env={"GOTOOLCHAIN": "local"})
+    done = run(go, "env", "GOVERSION", env=go_environment())
     return _numbers(done.stdout) if done.returncode == 0 else (0,)
 
 

@@ -110,23 +110,28 @@ def download_wheels(target: Path, locks: Iterable[Path], say: Callable[[str], No
 def make(
     target: Path, binary: Path, locks: Iterable[Path], say: Callable[[str], None], commit: str = ""
 ) -> dict[str, int]:
-    """Writes the folder; returns the bytes of its parts. `binary` is a patched Ollama that lies in
-    the tree that it was built from. ValueError if that is not so. `commit` is the checkout's.
+    """Writes the folder; returns the bytes of its parts. `binary` is a patched Ollama of our cache,
+    or lies in the tree that it was built from. ValueError if that is not so. `commit` is the
+    checkout's.
     """
-    tree = binary.parent
+    # <cache>/builds/<tag>-<kind>/<digest>/ollama was built in <cache>/trees/<tag>-<kind>/src
+    tree, beside = (
+        binary.parents[2].with_name("trees") / binary.parents[1].name / "src",
+        binary.parent,
+    )
+    tree = tree if tree.is_dir() else beside
     if not (tree / GGML / "src/ggml-cuda").is_dir():
-        raise ValueError(f"{tree}: no sources of ggml-cuda beside {binary.name}")
+        raise ValueError(f"{tree}: no sources of ggml-cuda that {binary.name} was built from")
     target.mkdir(parents=True, exist_ok=True)
     say(f"packing {binary}")
-    program = write_archive(target / PROGRAM, tree, [Path(binary.name), *cpu_libraries(tree)])
+    program = write_archive(target / PROGRAM, beside, [Path(binary.name), *cpu_libraries(beside)])
     say(f"packing the sources of {tree / GGML}")
     sources = write_archive(target / SOURCES, tree, sources_of(tree))
     download_wheels(target / WHEELS, locks, say)
     wheels = sum(path.stat().st_size for path in (target / WHEELS).glob("*.whl"))
     digest = hashlib.sha256(binary.read_bytes()).hexdigest()
-    # <cache>/trees/<tag>-<kind>/src/ollama
     about = {"program": binary.name, "build": tree.parent.name, "sha256": digest, "commit": commit}
-    about["processor"] = "" if any(cpu_libraries(tree)) else " ".join(sorted(processor_flags()))
+    about["processor"] = "" if any(cpu_libraries(beside)) else " ".join(sorted(processor_flags()))
     (target / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     return {PROGRAM: program, SOURCES: sources, WHEELS: wheels}
 

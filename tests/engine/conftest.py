@@ -25,6 +25,7 @@ from ollama_tiering.errors import MissingTool
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -155,7 +156,7 @@ def replay_binary() -> Path:
 @pytest.fixture(scope="session")
 def libraries(binary: Path) -> Path:
     """Two of GGML's CPU libraries, built from the binary's own patched tree; kept in the cache."""
-    cmake, tree = shutil.which("cmake"), binary.parent
+    cmake, tree = shutil.which("cmake"), source_of(binary)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     if cmake is None or not (tree / "CMakePresets.json").is_file() or " avx2 " not in flags:
         pytest.skip(f"needs cmake, AVX2 and the patched source tree of the binary ({tree})")
@@ -174,7 +175,7 @@ def libraries(binary: Path) -> Path:
 @pytest.fixture(scope="session")
 def gpu_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The patched Ollama with a fake GPU (tests/fakegpu); without one under fake_gpu.NO_DEVICE."""
-    built = fake_gpu.build(binary.parent, libraries)
+    built = fake_gpu.build(source_of(binary), libraries)
     return fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("gpu"))
 
 
@@ -204,7 +205,7 @@ def models(binary: Path, together: Path) -> Path:
 @pytest.fixture(scope="session")
 def paged_binary(binary: Path, gpu_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with the shim (csrc/shim) beside the fake GPU's library."""
-    return paged.install(gpu_binary, binary.parent, tmp_path_factory.mktemp("paged") / "ollama")
+    return paged.install(gpu_binary, source_of(binary), tmp_path_factory.mktemp("paged") / "ollama")
 
 
 @pytest.fixture(scope="session")
@@ -212,9 +213,9 @@ def exact_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
     """The same with a fake GPU that runs csrc's kernels (tests/fakegpu/driver): those of
     paged.EMULATED.
     """
-    built = fake_gpu.build(binary.parent, libraries, driver=True)
+    built = fake_gpu.build(source_of(binary), libraries, driver=True)
     gpu = fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("driver"))
-    exact = paged.install(gpu, binary.parent, tmp_path_factory.mktemp("exact") / "ollama")
+    exact = paged.install(gpu, source_of(binary), tmp_path_factory.mktemp("exact") / "ollama")
     paged.put_kernels(exact)
     return exact
 

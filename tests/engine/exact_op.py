@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ollama_tiering.patchset import shim
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import paged
 from tests.engine.fake_gpu import devices
 
@@ -225,5 +226,5 @@ def changed_binary(
     """The installed program with another shim."""
     shutil.copytree(exact_binary.parents[1], folder / "changed", symlinks=True)
     lib = folder / "changed/lib/ollama/cuda_fake"
-    paged.compile_changed(binary.parent, lib, folder / "src", *changes)
+    paged.compile_changed(source_of(binary), lib, folder / "src", *changes)
     return folder / "changed/bin/ollama"

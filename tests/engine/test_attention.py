@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from ollama_tiering import config
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import retrieval
 from tests.engine.harness import Server, Sidecar, in_memory, text
 
@@ -34,7 +35,7 @@ PATIENCE = httpx.Timeout(900)  # seconds; on a quiet machine the longest answer 
 @pytest.fixture(scope="session")
 def operations(binary: Path) -> Path:
     """The test programs on the CPU backend of the binary's own tree; kept in the cache."""
-    cmake, tree = shutil.which("cmake"), binary.parent
+    cmake, tree = shutil.which("cmake"), source_of(binary)
     if cmake is None or not (tree / "ml/backend/ggml/ggml/src/ggml-cpu/exactattn.cpp").is_file():
         pytest.skip(f"needs cmake and the patched source tree of the binary ({tree})")
     folder = config.cache_dir() / "op-test" / tree.parent.name / "build"

@@ -15,6 +15,7 @@ import pytest
 
 from ollama_tiering.launch import server_log
 from ollama_tiering.patchset.binary import ENV_BINARY
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import paged
 from tests.engine.fake_gpu import devices
 
@@ -105,7 +106,7 @@ def test_a_shim_that_gives_another_answer_is_found_out(
 ) -> None:
     """Copies come before their batch's rows are written, and the rows are not written again."""
     change = "attention.cpp", "part_of(graph, both, 2)", "part_of(graph, both, 1)"
-    wrong = paged.install(gpu_binary, binary.parent, tmp_path / "wrong", change)
+    wrong = paged.install(gpu_binary, source_of(binary), tmp_path / "wrong", change)
     done = demo(wrong, tmp_path, "--quiet", **devices(2048, **paged.COMPUTING_LATE))
     if done.returncode != 9:  # NaN can end a request
         assert done.returncode == 1, done.stderr

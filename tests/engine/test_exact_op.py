@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ollama_tiering.kernels import images
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import exact_op, paged
 from tests.engine.exact_op import LATE, MOST, PROMISED, Case, changed_binary, error, nmse, run
 
@@ -249,7 +250,7 @@ def test_its_name_follows_from_its_kernels_and_its_source(
     names.add(name(other))
     lib = other.parents[1] / "lib/ollama/cuda_fake"
     paged.compile_changed(
-        binary.parent, lib, tmp_path / "src", ("exact.h", "kStates = 2", "kStates = 3")
+        source_of(binary), lib, tmp_path / "src", ("exact.h", "kStates = 2", "kStates = 3")
     )
     names.add(name(other))
     assert len(names) == 4

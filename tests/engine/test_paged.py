@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import paged
 from tests.engine.fake_gpu import computed, devices, offloaded
 from tests.engine.harness import Server, Sidecar, assert_same, text
@@ -181,7 +182,7 @@ def test_without_one_of_its_rules_prefetching_gives_other_answers(
     inputs. That rule's fault is noticed by test_shim_library.py.
     """
     late, change = FAULTS[fault]
-    wrong = paged.install(gpu_binary, binary.parent, tmp_path / "wrong", change)
+    wrong = paged.install(gpu_binary, source_of(binary), tmp_path / "wrong", change)
     expected = cpu_answers(wrong, models, tmp_path / "cpu", eight, "paged")
     with Server(
         wrong, tmp_path / "gpu", models, env=paged.hot(2) | devices(1024, **late)

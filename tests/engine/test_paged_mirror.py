@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import paged
 from tests.engine.fake_gpu import MINIMUM_MIB, devices, offloaded
 from tests.engine.harness import Server, Sidecar, assert_same, text
@@ -145,7 +146,7 @@ def test_a_shift_that_the_shim_does_not_see_is_not_missed(
     binary: Path, gpu_binary: Path, models: Path, eight: str, tmp_path: Path, sidecar: Sidecar
 ) -> None:
     """As where a device cannot turn K, and the CPU does it: only the count of writes tells."""
-    blind = paged.install(gpu_binary, binary.parent, tmp_path / "blind", TURNED_BY_THE_CPU)
+    blind = paged.install(gpu_binary, source_of(binary), tmp_path / "blind", TURNED_BY_THE_CPU)
     found = []
     for number, env in enumerate((paged.CPU, paged.hot(0) | paged.mirrors() | devices(1024))):
         folder = tmp_path / str(number)
@@ -313,7 +314,7 @@ def test_a_mirror_that_new_rows_do_not_reach_gives_other_answers(
     binary: Path, gpu_binary: Path, models: Path, eight: str, tmp_path: Path
 ) -> None:
     """Else the tests above would prove nothing of it."""
-    wrong = paged.install(gpu_binary, binary.parent, tmp_path / "wrong", WRITTEN_ONCE)
+    wrong = paged.install(gpu_binary, source_of(binary), tmp_path / "wrong", WRITTEN_ONCE)
     expected = cpu_answers(wrong, models, tmp_path / "cpu", eight, "mirror")
     env = paged.hot(0) | paged.mirrors() | devices(1024)
     with Server(wrong, tmp_path / "gpu", models, env=env) as server:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.patchset import shim, tools
+from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.report import Report
 from tests.engine import paged
 
@@ -258,9 +259,9 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
     folder.mkdir()
     for file in libraries.glob("libggml-base*"):
         shutil.copy2(file, folder, follow_symlinks=False)
-    ggml = binary.parent / shim.GGML
+    ggml = source_of(binary) / shim.GGML
     if not (ggml / "src/ggml-backend-impl.h").is_file():
-        pytest.skip(f"needs the source tree of the binary ({binary.parent})")
+        pytest.skip(f"needs the source tree of the binary ({source_of(binary)})")
     include = [f"-isystem{ggml / 'include'}", f"-isystem{ggml / 'src'}", f"-I{TESTS.parent}"]
     include.append(f"-I{TESTS.parent / 'include'}")
     common = [*tools.cxx_compiler(), "-std=c++17", "-O0", "-g", *WARNINGS, *include]
@@ -283,7 +284,7 @@ def tests_folder(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPat
 def _compile(binary: Path, tests_folder: Path, sources: Path, *flags: str) -> None:
     base = shim.find_base(tests_folder)
     target = tests_folder / shim.LIBRARY
-    shim.compile_shim(sources, binary.parent, base, target, Report(), flags)
+    shim.compile_shim(sources, source_of(binary), base, target, Report(), flags)
 
 
 def _run(tests_folder: Path, program: str) -> subprocess.CompletedProcess[str]:

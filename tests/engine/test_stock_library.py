@@ -15,6 +15,7 @@ import pytest
 
 from ollama_tiering import config
 from ollama_tiering.patchset import gpu_libraries, stock
+from ollama_tiering.patchset.finished import source_of
 from tests.engine import fake_gpu
 from tests.engine.harness import Server, assert_same, text, wait_until
 
@@ -33,7 +34,7 @@ def place(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactor
     shutil.copy2(binary, root / "bin/ollama")
     for file in libraries.glob("libggml-base*"):
         shutil.copy2(file, root / "lib/ollama", follow_symlinks=False)
-    shutil.copy2(fake_gpu.build(binary.parent, libraries) / stock.LIBRARY, folder)
+    shutil.copy2(fake_gpu.build(source_of(binary), libraries) / stock.LIBRARY, folder)
     (folder / "libcublas.so.13.0.1").write_bytes(b"not read by the fake")
     (folder / "libcublas.so.13").symlink_to("libcublas.so.13.0.1")
     return root

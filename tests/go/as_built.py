@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ollama_tiering.config import DEFAULT_TAG
 from ollama_tiering.patchset.build import BuildOptions, compiler_environment, plan
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 
@@ -26,5 +27,7 @@ with (
     locked(native.folder / "lock", "a build is at work", Report()),
     compiler_environment(native, go) as flags,
 ):
-    done = subprocess.run(sys.argv[1:], env={**os.environ, **flags}, check=False)
+    merged = {**os.environ, **go_environment(), **flags}
+    environment = {name: value for name, value in merged.items() if value is not None}
+    done = subprocess.run(sys.argv[1:], env=environment, check=False)
 sys.exit(done.returncode)

@@ -8,10 +8,11 @@ import os
 import sys
 
 from ollama_tiering.config import DEFAULT_TAG
-from ollama_tiering.patchset.build import BuildOptions, binary_path
+from ollama_tiering.patchset import finished
+from ollama_tiering.patchset.plan import BuildOptions, plan
 
 tag = os.environ.get("TIERING_TEST_TAG", DEFAULT_TAG)
-binary = binary_path(BuildOptions(tag=tag, cpu="native", cuda="off"))
-if not binary.is_file():
+native = plan(BuildOptions(tag=tag, cpu="native", cuda="off"))
+if not finished.programs(native.name):
     sys.exit(1)
-print(binary.parent)
+print(native.tree)

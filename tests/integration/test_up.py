@@ -17,6 +17,7 @@ import pytest
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import Address, free_address
+from ollama_tiering.patchset import finished
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 from tests.strangers import NOBODY, all_heard, listening_as
@@ -487,6 +488,71 @@ def test_settings_that_cannot_be_read_build_nothing(place: Place) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 10
     assert "config.toml:2" in out
+
+
+def _build(place: Place, kind: str) -> Path:
+    """A finished build, as `tiering patch` leaves one, of the program that acts as Ollama."""
+    target = place.root / "cache/ollama-tiering/builds" / kind / "0"
+    with finished.filling(target, "ollama", "0" * 16) as fresh:
+        shutil.copy2(place.binary, fresh / "ollama")
+        (fresh / finished.LIBRARIES / "libggml-cpu-x.so").write_text("x")
+    return target / "ollama"
+
+
+@pytest.mark.parametrize("break_it", [_settings_are_broken, _variable_is_broken])
+def test_a_typo_does_not_change_which_version_is_served(
+    place: Place, break_it: Callable[[Place], None]
+) -> None:
+    del place.env["OLLAMA_TIERING_BINARY"]
+    asked, other = _build(place, "v0.16.3-native"), _build(place, "v0.24.0-native")
+    break_it(place)
+    for options in (("--tag", "v0.17.1"), ("--cpu", "variants"), ("--cuda", "on")):
+        process = place.up(*options)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 10, out
+    assert not (other.parent / "events").exists()
+    running = place.up_and_ready("--tag", "v0.16.3")
+    assert place.record["binary"] == str(asked)
+    running.end()
+    assert running.process.returncode == 0
+
+
+def test_it_says_that_its_build_is_not_whole_any_more(place: Place) -> None:
+    binary = _build(place, "v0.16.3-native")
+    place.env["OLLAMA_TIERING_BINARY"] = str(binary)
+    running = place.up_and_ready()
+    library = binary.parent / finished.LIBRARIES / "libggml-cpu-x.so"
+    library.unlink()
+    said = running.read_until("warning: ")
+    assert f"{library} is gone or was changed" in said
+    assert "other, slower code" in said
+    for command in ("status", "doctor"):
+        done = subprocess.run(
+            [sys.executable, "-m", "ollama_tiering", command],
+            env=place.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f"{library} is gone or was changed" in done.stdout, done
+        assert str(running.process.pid) in done.stdout
+    assert "build that serves" in done.stdout
+    running.end()
+
+
+def test_an_installed_ollama_serves_as_stock_where_nothing_can_be_built(place: Place) -> None:
+    del place.env["OLLAMA_TIERING_BINARY"]
+    place.env["PATH"] = f"{place.fake}:{place.env['PATH']}"
+    nothing = ("--source", str(place.root / "nothing"))
+    running = place.up_and_ready(*nothing)
+    said = [line for line in running.lines if "could be built" in line]
+    assert len(said) == 1
+    assert said[0].startswith("warning: no sidecar, so Ollama serves as stock, without its cache:")
+    assert f"{place.binary} is served" in said[0]
+    assert "nothing: no such directory" in said[0]
+    assert not any("exact attention" in line for line in running.lines)
+    running.end()
+    assert place.events[:1] == ["serve started"]
 
 
 def test_a_flag_that_makes_no_sense_is_an_error(place: Place) -> None:

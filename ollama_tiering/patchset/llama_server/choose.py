@@ -28,15 +28,10 @@ def chosen(ollama: str | None, go_options: Mapping[str, Any]) -> InstalledOllama
     UnsupportedUpstream where the installed one that 3 or 4 means is gone, or not whole: an update
     takes minutes, and an engine of another version must not take its place meanwhile.
     """
-    given = [f"--{name.replace('_', '-')}" for name, value in go_options.items() if value]
+    require_one_engine(ollama, go_options)
     if ollama is not None:
-        if given:
-            raise UsageError(
-                f"{given[0]} is for versions with the Go engine, and --ollama for later ones",
-                hint="leave out one of them",
-            )
         return installation.find(ollama)
-    if given or named_binary() or load().patch.tag != PatchConfig().tag:
+    if any(go_options.values()) or named_binary() or load().patch.tag != PatchConfig().tag:
         return None
     if before := patched_before():
         return before
@@ -46,6 +41,16 @@ def chosen(ollama: str | None, go_options: Mapping[str, Any]) -> InstalledOllama
     if found is None:
         installation.require_none_broken()
     return found
+
+
+def require_one_engine(ollama: str | None, go_options: Mapping[str, Any]) -> None:
+    """UsageError where options are for both."""
+    given = [f"--{name.replace('_', '-')}" for name, value in go_options.items() if value]
+    if ollama is not None and given:
+        raise UsageError(
+            f"{given[0]} is for versions with the Go engine, and --ollama for later ones",
+            hint="leave out one of them",
+        )
 
 
 def patched_before() -> InstalledOllama | None:

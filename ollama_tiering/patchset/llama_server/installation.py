@@ -135,6 +135,12 @@ def usual() -> InstalledOllama | None:
     return next((found for p in _usual_programs() if (found := at(p))), None)
 
 
+def usual_program() -> Path | None:
+    """The `ollama` of that one; else of one that is older than v0.30."""
+    found = usual()
+    return found.program if found else next(_usual_programs(), None)
+
+
 def usual_name(program: Path, *, on_path: bool) -> Path:
     """How the service, an installer or (`on_path`) a shell names it: still right where an update
     changes what a link leads to. Itself, where no such name leads to it.

@@ -22,13 +22,13 @@ UNFINISHED: Final = ".building-"  # begins the name of a folder that goes with t
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def hold(folder: Path, uses: contextlib.ExitStack) -> bool:
+def hold(folder: Path, uses: contextlib.ExitStack, record: str = RECORD) -> bool:
     """Until `uses` ends nobody removes the tree in `folder`. False where it is gone or going."""
     try:
-        fd = _opened(folder)
+        fd = _opened(folder / record)
     except FileNotFoundError:
         return False
-    if not _locked(fd, fcntl.LOCK_SH) or not _is_record_of(fd, folder):
+    if not _locked(fd, fcntl.LOCK_SH) or not _is_at(fd, folder / record):
         os.close(fd)
         return False
     uses.callback(os.close, fd)
@@ -49,9 +49,9 @@ def remove_all(folders: Sequence[Path]) -> None:
             put_away(folder)
 
 
-def remove_unused(folder: Path) -> bool:
+def remove_unused(folder: Path, record: str = RECORD) -> bool:
     """Whether it was removed: not where it is in use."""
-    with _taken(folder) as alone:
+    with _taken(folder, record) as alone:
         if alone:
             put_away(folder)
         return alone
@@ -66,9 +66,9 @@ def put_away(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _taken(folder: Path) -> Iterator[bool]:
+def _taken(folder: Path, record: str = RECORD) -> Iterator[bool]:
     try:
-        fd = _opened(folder)
+        fd = _opened(folder / record)
     except OSError:  # no record, so nobody can hold it
         yield True
         return
@@ -78,12 +78,12 @@ def _taken(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _opened(folder: Path) -> int:
+def _opened(record: Path) -> int:
     """For writing, where that is allowed: over NFS a lock for one alone needs it."""
     try:
-        fd = os.open(folder / RECORD, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(record, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
-        fd = os.open(folder / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
     for_owner_only(fd)
     return fd
 
@@ -97,9 +97,9 @@ def _locked(fd: int, kind: int) -> bool:
     return True
 
 
-def _is_record_of(fd: int, folder: Path) -> bool:
+def _is_at(fd: int, record: Path) -> bool:
     """It may have been put away between the look and the lock."""
     try:
-        return os.path.samestat(os.fstat(fd), (folder / RECORD).stat())
+        return os.path.samestat(os.fstat(fd), record.stat())
     except OSError:
         return False

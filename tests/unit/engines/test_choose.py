@@ -6,6 +6,7 @@ import pytest
 
 from ollama_tiering.engines.choose import choose, stock_beside
 from ollama_tiering.errors import BuildError, UsageError
+from ollama_tiering.patchset import finished
 from ollama_tiering.patchset.binary import ENV_BINARY, cpu_of_newest
 
 BUILT = Path("/built/ollama")
@@ -73,16 +74,20 @@ def test_the_kind_of_the_newest_build_of_a_version_is_used_again() -> None:
 
 
 def test_the_stock_build_of_the_same_version_and_kind_is_found_once_it_is_finished(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(tmp_path))
     names = ("v0.16.3-native", "v0.16.3-native-stock", "v0.17.0-native-stock")
-    for name in names:
-        (tmp_path / name / "src").mkdir(parents=True)
-        (tmp_path / name / "src/ollama").touch(mode=0o755)
-    ours, stock = (tmp_path / name / "src/ollama" for name in names[:2])
+    ours, stock, _ = (finished.root() / name / "0/ollama" for name in names)
+    for name in (names[0], names[2]):
+        with finished.filling(finished.root() / name / "0", "ollama", "0" * 16) as fresh:
+            (fresh / "ollama").touch(mode=0o755)
+    stock.parent.mkdir(parents=True)
+    stock.touch(mode=0o755)
     assert stock_beside(ours) is None  # not finished
-    (tmp_path / names[1] / "stamp.json").touch()
+    with finished.filling(stock.parent, "ollama", "0" * 16) as fresh:
+        (fresh / "ollama").touch(mode=0o755)
     assert stock_beside(ours) == stock
-    assert stock_beside(tmp_path / names[0] / "ollama") is None  # no tree of ours
+    assert stock_beside(tmp_path / names[0] / "ollama") is None  # no build of ours
     stock.unlink()
     assert stock_beside(ours) is None

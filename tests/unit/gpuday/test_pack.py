@@ -114,7 +114,7 @@ def test_a_pack_that_is_not_whole_is_none(tmp_path: Path) -> None:
 
 def test_a_program_without_its_tree_cannot_be_packed(tmp_path: Path) -> None:
     (tmp_path / "ollama").touch()
-    with pytest.raises(ValueError, match="no sources of ggml-cuda beside ollama"):
+    with pytest.raises(ValueError, match="no sources of ggml-cuda that ollama was built from"):
         pack.make(tmp_path / "pack", tmp_path / "ollama", [], lambda _: None)
 
 

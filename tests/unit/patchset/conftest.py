@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ollama_tiering.patchset import manifest
+from ollama_tiering.patchset import finished, manifest
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 
@@ -93,7 +94,7 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.fixture(autouse=True)
-def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees the person's cache, settings or git configuration."""
     for name in list(os.environ):
         if name.startswith(("OLLAMA_", "GIT_", "CGO_", "XDG_")) or name in ("CC", "CXX", "GOFLAGS"):
@@ -103,6 +104,8 @@ def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    yield
+    finished.release()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import build, manifest
+from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset.finished import source_of
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.run import run
 from ollama_tiering.patchset.upstream import SourceCache
 from tests.unit.patchset.conftest import FAKE_GO, FakeTools
 
@@ -18,14 +22,18 @@ NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
 
 
+def _newest(options: build.BuildOptions) -> Path:
+    return finished.programs(build.plan(options).name)[0]
+
+
 def test_native_needs_no_cmake_and_compiles_for_this_cpu(
     patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
 ) -> None:
     fake_tools.remove("cmake")
     binary = build.build(NATIVE, patchset, cache, report)
-    assert binary == build.binary_path(NATIVE)
+    assert binary == _newest(NATIVE)
     assert binary.read_text().startswith("built with -O3 -march=native -DTIERING_CPU_")
-    assert "tierInit" in (binary.parent / "kvcache/causal.go").read_text()
+    assert "tierInit" in (source_of(binary) / "kvcache/causal.go").read_text()
     (command,) = fake_tools.calls("go build")
     assert "-mod=readonly" in command
     assert "-X=github.com/ollama/ollama/version.Version=0.16.0" in command
@@ -41,7 +49,8 @@ def test_variants_run_upstreams_presets_first(
         f"cmake --build --preset CPU --parallel {os.cpu_count()}",
     ]
     assert binary.read_text() == "built with \n"
-    assert binary != build.binary_path(NATIVE)
+    assert binary == _newest(VARIANTS)
+    assert not finished.programs("v0.16.0-native")
 
 
 def test_nothing_changed_compiles_nothing_and_is_quick(
@@ -59,12 +68,15 @@ def test_a_changed_overlay_file_compiles_again_in_the_same_tree(
     patches: Path, cache: SourceCache, report: Report, fake_tools: FakeTools
 ) -> None:
     first = build.build(NATIVE, manifest.load(patches), cache, report)
-    kept = (first.parent / "main.go").stat()
+    tree = source_of(first)
+    kept = (tree / "main.go").stat()
     (patches / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
-    assert build.build(NATIVE, manifest.load(patches), cache, report) == first
+    second = build.build(NATIVE, manifest.load(patches), cache, report)
+    assert second != first
+    assert source_of(second) == tree
     assert len(fake_tools.calls("go build")) == 2
-    assert (first.parent / "main.go").stat().st_mtime_ns == kept.st_mtime_ns
-    assert (first.parent / "kvcache/tier.go").read_text() == "package kvcache // new\n"
+    assert (tree / "main.go").stat().st_mtime_ns == kept.st_mtime_ns
+    assert (tree / "kvcache/tier.go").read_text() == "package kvcache // new\n"
 
 
 @pytest.mark.parametrize("damage", ["deleted", "overwritten"])
@@ -97,7 +109,7 @@ def test_stock_is_built_beside_without_the_patch_set(
 ) -> None:
     patched = build.build(NATIVE, patchset, cache, report)
     stock = build.build(replace(NATIVE, stock=True), patchset, cache, report)
-    assert "tierInit" not in (stock.parent / "kvcache/causal.go").read_text()
+    assert "tierInit" not in (source_of(stock) / "kvcache/causal.go").read_text()
     assert build.built_binaries() == [patched]
 
 
@@ -106,7 +118,7 @@ def test_build_tags_make_a_binary_beside_the_ordinary_one(
 ) -> None:
     plain = build.build(NATIVE, patchset, cache, report)
     tagged = build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
-    assert (tagged.parent, tagged.name) == (plain.parent, "ollama-x")
+    assert (source_of(tagged), tagged.name) == (source_of(plain), "ollama-x")
     assert "-tags x" in fake_tools.calls("go build")[1]
     build.build(NATIVE, patchset, cache, report)
     assert len(fake_tools.calls("go build")) == 2
@@ -241,11 +253,63 @@ def test_where_gcc_is_nothing_is_said_of_compilers(fake_tools: FakeTools) -> Non
 
 
 def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = build.go_environment()
-    assert environment["GOCACHE"].startswith(os.environ["OLLAMA_TIERING_CACHE"])
+    environment = go_environment()
+    assert str(environment["GOCACHE"]).startswith(os.environ["OLLAMA_TIERING_CACHE"])
     assert environment["GOFLAGS"] == "-modcacherw"
     monkeypatch.setenv("GOCACHE", "/mine")
     monkeypatch.setenv("GOFLAGS", "-p=1")
-    environment = build.go_environment()
+    environment = go_environment()
     assert "GOCACHE" not in environment
     assert environment["GOFLAGS"] == "-p=1 -modcacherw"
+
+
+# What a person, a distribution or a packager leaves in the environment, or `go env -w` in a file.
+TARGETS = {
+    **{"GOARCH": "s390x", "GOOS": "windows", "GO111MODULE": "off", "GOWORK": "/x/go.work"},
+    **{"GOEXPERIMENT": "boringcrypto", "CGO_ENABLED": "0", "GOTOOLCHAIN": "go1.99"},
+    "GOFLAGS": "-mod=vendor -p=3 --modfile=/x/go.mod -overlay=/x",
+}
+ASKED = (*TARGETS, "CC", "CGO_CFLAGS", "GOAMD64", "GOPROXY", "GONOSUMDB")
+
+
+def _go_says(go: str) -> dict[str, str]:
+    said = run(go, "env", *ASKED, env=go_environment()).stdout.splitlines()
+    return dict(zip(ASKED, said, strict=True))
+
+
+@pytest.mark.skipif(not shutil.which("go"), reason="needs Go")
+@pytest.mark.parametrize("how", ["environment", "go env -w"])
+def test_the_target_is_ours_whatever_go_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    file = tmp_path / "home/.config/go/env"
+    file.parent.mkdir(parents=True)
+    go, fetching = shutil.which("go") or "", {"GOPROXY": "https://goproxy.cn", "GONOSUMDB": "x.org"}
+    for name in ("GOPROXY", "GONOSUMDB", *TARGETS):
+        monkeypatch.delenv(name, raising=False)
+    plain = _go_says(go)
+    if how == "environment":
+        for name, value in (TARGETS | fetching).items():
+            monkeypatch.setenv(name, value)
+    else:
+        more = {"CC": "nothing", "CGO_CFLAGS": "-Onothing", "GOAMD64": "v4"}
+        told = {n: v for n, v in (TARGETS | fetching | more).items() if n != "GOFLAGS"}
+        file.write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+    flags = {"GOFLAGS": "-p=3 -modcacherw"} if how == "environment" else {}
+    assert _go_says(go) == plain | fetching | flags
+    assert run(go, "env", "GOARCH", env=go_environment("arm64")).stdout == "arm64\n"
+
+
+def test_every_call_of_go_has_it(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOARCH", "s390x")
+    fake_tools.add("go", f'echo "$GOARCH|$GO111MODULE|$GOENV $*" >>"{fake_tools.log}"\n{FAKE_GO}')
+    build.build(NATIVE, patchset, cache, report)
+    calls = fake_tools.calls("|") + fake_tools.calls("s390x|")
+    assert len(calls) >= 3
+    assert all(call.startswith("|on|off ") for call in calls)

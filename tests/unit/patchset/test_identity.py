@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError
-from ollama_tiering.patchset import build, identity, manifest
+from ollama_tiering.patchset import build, finished, identity, manifest
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -42,7 +42,8 @@ def test_the_name_is_linked_into_the_binary_and_kept_beside_it(
     stamped: Path, cache: SourceCache, report: Report, fake_tools: FakeTools
 ) -> None:
     build.build(NATIVE, manifest.load(stamped), cache, report)
-    name = json.loads(build.plan(NATIVE).stamp.read_text())["build"]
+    (binary,) = build.built_binaries()
+    name = json.loads((binary.parent / finished.RECORD).read_text())["build"]
     assert len(name) == identity.DIGITS
     assert int(name, 16) >= 0
     (command,) = fake_tools.calls("go build")
@@ -139,11 +140,11 @@ def test_another_compiler_makes_ggml_anew(
     """CMake would keep the libraries of the compiler before."""
     options = replace(NATIVE, cpu="variants")
     binary = build.build(options, manifest.load(stamped), cache, report)
-    made = binary.parent / "build/lib/ollama/libggml-cpu-x.so"
+    made = finished.source_of(binary) / "build/lib/ollama/libggml-cpu-x.so"
     for version, kept in (("1", True), ("2", False)):
         made.parent.mkdir(parents=True, exist_ok=True)
         made.touch()
-        build.plan(options).stamp.unlink()
+        binary.unlink(missing_ok=True)
         monkeypatch.setenv("FAKE_CC_VERSION", version)
         build.build(options, manifest.load(stamped), cache, report)
         assert made.exists() == kept
@@ -161,9 +162,11 @@ def test_a_compiler_that_says_nothing_is_named(
 def test_a_stamp_of_another_kind_names_no_build(
     patchset: Patchset, cache: SourceCache, content: str
 ) -> None:
-    stamp = build.plan(NATIVE).stamp
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text(content, encoding="latin-1")
+    record = finished.root() / "v0.16.0-native/0" / finished.RECORD
+    for stamp in (record, build.plan(NATIVE).old_stamp):
+        stamp.parent.mkdir(parents=True)
+        stamp.write_text(content, encoding="latin-1")
+    assert not finished.is_whole(record.parent)
     assert identity.known_build_ids() == frozenset()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ollama_tiering import config
 from ollama_tiering.patchset import build, estimate, headers, report
+from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
 from ollama_tiering.patchset.report import Report
@@ -63,7 +64,7 @@ def test_go_itself_names_all_packages(tmp_path: Path) -> None:
     (tmp_path / "main.go").write_text(
         'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println() }\n'
     )
-    environment = build.go_environment() | {"GOFLAGS": ""}
+    environment = go_environment() | {"GOFLAGS": ""}
     go = Path(real, "go")
     listed = subprocess.run(
         [go, "list", "-deps", "."], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -88,7 +89,7 @@ def test_a_build_says_time_and_disk_first_and_only_when_the_cache_is_empty(
     (at,) = [n for n, line in enumerate(said) if expected in line]
     assert any(line.startswith("compiling Ollama") for line in said[at:])
     assert not any(line.startswith("compiling") for line in said[:at])
-    built = Path(build.go_environment()["GOCACHE"], "00")
+    built = Path(go_environment()["GOCACHE"], "00")
     built.mkdir(parents=True)
     for number in range(100):
         (built / f"{number}-d").write_text("")
@@ -142,7 +143,7 @@ def test_a_compiled_header_is_used_and_goes_with_the_build(
     source = tmp_path / "x.cpp"
     source.write_text("int main() { std::vector<int> v{1}; return v.front(); }\n")
     folder = tmp_path / "a build"
-    with headers.precompiled(go_that_says, "-O1", folder) as flags:
+    with headers.precompiled(go_that_says, "-O1", folder, {}) as flags:
         assert (folder / "headers/std.h.gch").is_file()
         command = [f"{compiler}/g++", "-fPIC", "-pthread", headers.STANDARD, *shlex.split(flags)]
         command += ["-H", "-Winvalid-pch", "-Werror", "-c", str(source), "-o", "/dev/null"]
@@ -157,7 +158,7 @@ def test_without_a_compiled_header_the_flags_stay(
     tmp_path: Path, go_that_says: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    with headers.precompiled(go_that_says, "-O1", tmp_path) as flags:
+    with headers.precompiled(go_that_says, "-O1", tmp_path, {}) as flags:
         assert flags == "-O1"
     assert not (tmp_path / "headers").exists()
 
