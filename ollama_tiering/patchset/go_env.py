@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering import config
-from ollama_tiering.patchset import identity
+from ollama_tiering.patchset import compilers
 
 _FETCHING: Final = (
     *("GOPROXY", "GOSUMDB", "GOPRIVATE", "GONOPROXY", "GONOSUMDB", "GOINSECURE", "GOVCS", "GOAUTH"),
@@ -37,7 +37,7 @@ def go_environment(goarch: str | None = None) -> dict[str, str | None]:
     flags = [flag for flag in given if not flag.lstrip("-").startswith(_OTHER_SOURCES)]
     if "-modcacherw" not in flags:
         flags.append("-modcacherw")
-    made |= {"GOFLAGS": " ".join(flags)} | _TARGET | identity.compiler_names()
+    made |= {"GOFLAGS": " ".join(flags)} | _TARGET | compilers.compiler_names()
     return made | ({"GOARCH": goarch} if goarch else {})
 
 

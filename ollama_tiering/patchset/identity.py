@@ -15,12 +15,12 @@ import mmap
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import BuildError
+from ollama_tiering.patchset.compilers import COMPILERS, command_of
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.run import run
 from ollama_tiering.patchset.tools import Cuda
@@ -34,11 +34,6 @@ FLAG_VARIABLES = (  # of the environment: what Go, CMake and the compilers read 
     *("CGO_CFLAGS", "CGO_CXXFLAGS", "CGO_CPPFLAGS", "CGO_LDFLAGS"),
     *("GOFLAGS", "GOAMD64", "GOARM64"),
     *("CUDAFLAGS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
-)
-
-COMPILERS = (
-    ("CC", "CGO_CFLAGS", "c", ("gcc", "cc", "clang")),
-    ("CXX", "CGO_CXXFLAGS", "c++", ("g++", "c++", "clang++")),
 )
 
 
@@ -119,20 +114,6 @@ def _compilers(flags: dict[str, str]) -> Iterator[str]:
         command = command_of(variable, names)
         wanted = flags.get(flags_variable) or os.environ.get(flags_variable, "")
         yield wanted + "\n" + macros(command, shlex.split(wanted), language)
-
-
-def command_of(variable: str, names: tuple[str, ...]) -> list[str]:
-    given = shlex.split(os.environ.get(variable, ""))
-    return given or [next((name for name in names if shutil.which(name)), names[0])]
-
-
-def compiler_names() -> dict[str, str]:
-    """CC and CXX where Go would not find a compiler by itself: it looks for gcc and g++ alone."""
-    return {
-        variable: command_of(variable, names)[0]
-        for variable, _, _, names in COMPILERS
-        if not os.environ.get(variable) and not shutil.which(names[0])
-    }
 
 
 def macros(command: list[str], flags: list[str], language: str) -> str:

@@ -13,7 +13,7 @@ import re
 import shlex
 
 from ollama_tiering.errors import BuildError
-from ollama_tiering.patchset import identity
+from ollama_tiering.patchset import compilers, identity
 
 NATIVE = "native"
 _AMX = re.compile(r"^#define __AMX_(\w+?)__ ", re.MULTILINE)
@@ -26,8 +26,8 @@ def cgo_flags(march: str | None) -> dict[str, str]:
     """
     ours = f"-O3 -march={march}" if march else ""
     made = {}
-    for variable, flags_variable, language, names in identity.COMPILERS:
-        command = identity.command_of(variable, names)
+    for variable, flags_variable, language, names in compilers.COMPILERS:
+        command = compilers.command_of(variable, names)
         flags = os.environ.get(flags_variable) or ours
         more = [processor_flag()] if _NATIVE_FLAG.search(flags) else []
         more += _left_out(command, flags, language)
@@ -41,8 +41,8 @@ def processor_flag() -> str:
     Go's cache and our stamp go by the text of the flags: without it they would take what another
     processor's `native` made, after a cache was moved or on a home that machines share.
     """
-    variable, _, language, names = identity.COMPILERS[0]
-    macros = identity.macros(identity.command_of(variable, names), ["-march=native"], language)
+    variable, _, language, names = compilers.COMPILERS[0]
+    macros = identity.macros(compilers.command_of(variable, names), ["-march=native"], language)
     return "-DTIERING_CPU_" + hashlib.sha256(macros.encode()).hexdigest()[:8]
 
 
