@@ -212,7 +212,7 @@ def test_every_variable_is_documented_and_every_documented_one_is_read() -> None
 def test_the_patched_server_says_a_bad_value_as_the_page_says() -> None:
     """Each variable it reads is warned of, but for those that the page names as silent."""
     text = (ROOT / "patches/overlay/kvtier/config.go").read_text(encoding="utf-8")
-    read = set(re.findall(r'value\("(OLLAMA_\w+)"\)', text))
+    read = set(re.findall(r'(?:value|socketPath)\("(OLLAMA_\w+)"\)', text))
     warned = set(re.findall(r'"invalid environment variable, using default", "key", "(\w+)"', text))
     anything = {"OLLAMA_KV_TIER_SOCKET", "OLLAMA_KV_TIER_SALT"}  # no value of them is bad
     page = CONFIGURATION.read_text(encoding="utf-8")
