@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[3]
 CMAKE = """[ "$1" = --version ] && echo version 3.25.1 && exit
 echo "cmake $*" >>"$TIERING_CALLS"
 /bin/mkdir -p build/lib/ollama
-echo "$CFLAGS cpu" >build/lib/ollama/libggml-cpu-haswell.so
+echo "$CFLAGS cpu$FAKE_SOURCE" >build/lib/ollama/libggml-cpu-haswell.so
 echo "$CFLAGS base" >build/lib/ollama/libggml-base.so.0
 [ -z "$FAKE_CMAKE_WAITS" ] || { /bin/touch "$FAKE_CMAKE_WAITS"; /bin/sleep 60; }
 """
@@ -69,6 +69,7 @@ def conda(monkeypatch: pytest.MonkeyPatch, patches: Path) -> None:
 
 def other_patches(monkeypatch: pytest.MonkeyPatch, patches: Path) -> None:
     (patches / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
+    monkeypatch.setenv("FAKE_SOURCE", " of the new patch set")
 
 
 CHANGES = (other_flags, other_cgo_flags, conda, other_patches)
