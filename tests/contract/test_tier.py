@@ -73,6 +73,8 @@ def test_what_is_published_is_read_back(tier: Tier) -> None:
         assert block.file_bytes == len(BLOCKS[0].data)
         assert whole(block) == BLOCKS[0].data
     assert tier.exists(NAMESPACE, key)
+    assert tier.exists(NAMESPACE, key, len(BLOCKS[0].data))
+    assert not tier.exists(NAMESPACE, key, len(BLOCKS[0].data) + 1)
 
 
 def test_physical_bytes_are_at_least_the_file(tier: Tier) -> None:

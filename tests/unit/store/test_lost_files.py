@@ -289,3 +289,21 @@ def test_a_block_that_is_only_looked_at_again_is_no_suspect(
     bench.store.run_pending()
     assert not bench.state.suspects.others
     assert len(bench.state.tree) == 0
+
+
+@pytest.mark.parametrize("kind", [TierKind.RAM, TierKind.LOCAL])
+@pytest.mark.parametrize("harm", [empty, cut])
+def test_a_file_of_another_size_is_neither_given_to_a_client_nor_taken_for_stored(
+    tmp_path: Path, benches: list[Bench], kind: TierKind, harm: Harm
+) -> None:
+    """Nobody reports it: a client that cannot open a file has a miss, and says no more."""
+    bench = on_disks(tmp_path, kind)
+    benches.append(bench)
+    made = bench.put(TOKENS)
+    for index in (3, 7):
+        harm(path_of(bench.tiers[0][0], made[index].key))
+    leased = bench.store.lease(NAMESPACE, [block.key for block in made])
+    assert [block.key for block in leased.blocks] == [block.key for block in made[:3]]
+    outcomes = [one.outcome for one in bench.reserve(made)]
+    wanted = [index for index, one in enumerate(outcomes) if one is Outcome.RESERVED]
+    assert wanted == [3, 7]
