@@ -51,16 +51,22 @@ class SidecarChannel(Closing):
         self._listener: OwnListener | None = None
         self._channels: list[grpc.Channel] = []  # the last one is used
         self._stub: Any = None
+        self._closed = False
 
     def stub(self) -> Any:
-        """ServiceError if nobody listens, or somebody who is not to be asked."""
+        """ServiceError if nobody listens, or somebody who is not to be asked. ValueError once it is
+        closed.
+        """
         with self._lock:
+            if self._closed:
+                raise ValueError("the connection to the sidecar is closed")
             if self._listener is None or not self._listener.has_its_name():
                 self._connect()
             return self._stub
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._end(0)
 
     def _connect(self) -> None:

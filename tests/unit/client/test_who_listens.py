@@ -153,3 +153,11 @@ def test_root_may_ask_the_system_service_and_no_other_users_sidecar(
         assert all_heard(place / "s", heard)
         with BlockClient(place / "s", fail_open=False) as engine, pytest.raises(Stranger):
             engine.stat()
+
+
+def test_a_lease_that_ends_after_its_client_connects_nowhere(tmp_path: Path) -> None:
+    client = BlockClient(tmp_path / "s")
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client._stub  # noqa: B018
+    client._release([1])  # as Blocks does when they are dropped
