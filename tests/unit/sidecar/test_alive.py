@@ -83,7 +83,7 @@ def test_the_status_line_is_said_when_it_changes(monkeypatch: pytest.MonkeyPatch
     signs.say_status()
     assert said == [
         "STATUS=local 0 blocks, 0 B",
-        "STATUS=local 1 blocks, 12.0 KiB; 75 % of 4 asked tokens found",
+        "STATUS=local 1 block, 12.0 KiB; 75 % of 4 asked tokens found",
     ]
     with bench.state.lock:
         bench.state.failed(bench.state.levels[0], OSError(5, "gone"))

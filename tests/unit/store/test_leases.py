@@ -14,7 +14,7 @@ def test_leased_blocks_are_bounded_whoever_leases_them(monkeypatch: pytest.Monke
     table = LeaseTable(clock=lambda: 0.0)
     first = table.open(KEYS, 60.0)
     table.check_room(15)
-    with pytest.raises(NoRoom, match="1 leases of 10 blocks"):
+    with pytest.raises(NoRoom, match="1 lease of 10 blocks is open"):
         table.check_room(16)
     table.open(KEYS, 30.0)
     assert table.expire(30.0) == KEYS
