@@ -61,7 +61,8 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
-			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) + t.NamespaceExtra(),
+			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) +
+			cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) + t.NamespaceExtra(),
 	}.Proto()
 	return cache, m, ""
 }
