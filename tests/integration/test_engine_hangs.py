@@ -131,5 +131,7 @@ def test_a_write_that_hangs_takes_no_more_and_does_not_keep_the_program(
             talk.say("answer", 1, other, ROWS)
             talk.say("shift", 1, 0)
             time.sleep(0.05)
+        talk.say("answer", 1, other, ROWS)
+        assert talk.say("room") == f"{MOST_MIB - 2} MiB"  # nothing more is taken
         began = time.monotonic()
     assert time.monotonic() - began < SECONDS / 2
