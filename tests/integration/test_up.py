@@ -401,12 +401,6 @@ def _socket_cannot_be_made(place: Place) -> None:
     place.env["OLLAMA_KV_TIER_SOCKET"] = str(place.root / "file" / "s")
 
 
-def _runtime_directory_is_unusable(place: Place) -> None:
-    """As that of another user is, after `su`."""
-    (place.root / "file").touch()
-    place.env["XDG_RUNTIME_DIR"] = str(place.root / "file" / "run")
-
-
 def _socket_is_a_file(place: Place) -> None:
     place.socket.parent.mkdir(mode=0o700)
     place.socket.touch()
@@ -453,7 +447,6 @@ def _killed(place: Place) -> None:
     [
         (_not_ours, "ram is writable by others", "chmod 700"),
         (_socket_cannot_be_made, "file: File exists", "name a directory of your own"),
-        (_runtime_directory_is_unusable, "sidecar", "name a directory of your own"),
         (_socket_is_a_file, "exists and is not a socket", "remove it"),
         (_settings_are_broken, "config.toml:2: local_budget: 'many' is not a size", "correct that"),
         (_variable_is_broken, "environment variable OLLAMA_KV_TIER_RAM_GB", "unset"),
@@ -479,6 +472,22 @@ def test_whatever_keeps_the_sidecar_from_starting_is_said_once_and_ollama_serves
     seen = json.loads((place.fake / "environment.json").read_text())
     assert "OLLAMA_KV_TIERING" not in seen
     assert "OLLAMA_KV_TIER_SOCKET" not in seen
+
+
+@pytest.mark.parametrize("runtime", ["file/run", "open"])
+def test_a_runtime_directory_that_is_not_ours_alone_is_left_out(place: Place, runtime: str) -> None:
+    """As that of another user is, after `su`."""
+    (place.root / "file").touch()
+    (place.root / "open").mkdir()
+    (place.root / "open").chmod(0o777)
+    place.env["XDG_RUNTIME_DIR"] = str(place.root / runtime)
+    running = place.up_and_ready()
+    seen = json.loads((place.fake / "environment.json").read_text())
+    socket = Path(seen["OLLAMA_KV_TIER_SOCKET"])
+    assert socket == place.root / "state/ollama-tiering/run/sidecar.sock"
+    assert block_service.ask(socket)
+    assert list((place.root / "open").iterdir()) == []
+    assert running.end()[-1] == "sidecar stopped: everything is on disk"
 
 
 def test_settings_that_cannot_be_read_build_nothing(place: Place) -> None:
