@@ -231,7 +231,7 @@ def test_status_shows_tiers_and_runners(daemon: SidecarProcess) -> None:
     command = [*daemon.command()[:3], "status", "--socket", str(daemon.socket)]
     run = {"env": daemon.environment(), "timeout": 30, "check": True, "text": True}
     text = subprocess.run(command, capture_output=True, **run).stdout  # type: ignore[call-overload]
-    assert "1 blocks" in text
+    assert "1 block, " in text
     assert "sha256-abc: not tiered: recurrent" in text
     output = subprocess.run([*command, "--json"], capture_output=True, **run).stdout  # type: ignore[call-overload]
     document = json.loads(output)
