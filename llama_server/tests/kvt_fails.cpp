@@ -84,9 +84,9 @@ struct server {
             }
             rows.slots[1].broken = rows.slots[1].broken || !into.taken.empty();
         }
-        safely(1, [&] { links.saver->report(report); });
         auto & held = rows.slots[1].tokens;
         rows.slots[1].broken = rows.slots[1].broken || report.restored_tokens > tokens.size() || held.size() < report.restored_tokens;
+        safely(1, [&] { links.saver->report(report); }); // if it throws the slot loses its rows
         return report.restored_tokens;
     }
 };

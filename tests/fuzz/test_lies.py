@@ -48,7 +48,7 @@ def test_no_lie_does_harm(
                 assert "have" in said, f"after {lying.prompts} prompts it ended"
                 assert not harmless or "BROKEN" not in said, f"prompt {lying.prompts}: {said}"
                 restored += " restored 0 " not in said
-            assert restored > lying.prompts / 20, "it believes the truth"
+            assert restored > lying.prompts / 100, "it believes the truth"
         assert truth.changed() == []
 
 
