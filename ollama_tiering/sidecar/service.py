@@ -186,7 +186,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         self, request: pb.CheckFilesRequest, context: Context
     ) -> pb.CheckFilesResponse:
         try:
-            return self._check_files.answer(request)
+            return await self._check_files.answer(request)
         except Exception as error:
             await abort(context, "CheckFiles", error, self._seldom)
 

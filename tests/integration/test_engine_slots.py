@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import struct
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.client.block_client import BlockClient
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import FileKind, frame
+from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.store.block.checksum import crc32c
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
@@ -674,3 +677,25 @@ def test_a_tier_on_a_disk_is_not_taken_for_memory(talk: Talk, first: int) -> Non
     talk.say("direct", 0)
     assert talk.say("prompt", 1, first, 1001) == "have 0 restored 1000 reason 0"
     assert talk.say("reads") == "0 direct"
+
+
+def test_the_first_answer_waits_until_the_model_is_checked(
+    program: Path, tmp_path: Path, first: int
+) -> None:
+    """Two endless files keep the sidecar from reading the engine's own."""
+    endless = [tmp_path / "one", tmp_path / "two"]
+    for path in endless:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with short_directory() as directory, SidecarProcess(directory, ram_gb=0.5) as daemon:
+        with BlockClient(daemon.socket) as client:
+            assert client.check_files([LoadedFile.of(path) for path in endless]) == ()
+        with Talk(program, engine_socket(daemon.socket)) as talk:
+            talk.say("answer", 0, first, 1000)
+            time.sleep(1.0)
+            assert not any(tier.blocks or tier.reserved_bytes for tier in daemon.stat().tiers)
+            assert restored(talk.say("prompt", 1, first, 1001)) == 0
+            for path in endless:
+                os.truncate(path, 0)
+            assert talk.say("settle", 16).startswith("16 blocks")
+            assert restored(talk.say("prompt", 2, first, 1001)) == 1000

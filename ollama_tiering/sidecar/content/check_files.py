@@ -1,10 +1,12 @@
 """CheckFiles: an engine asks whether the files that it has loaded are what they are called.
 
-The answer takes no time: what is not known yet is being read, and the engine asks again.
+The answer takes a moment, in which a file that is known is looked at and a small one is read. Of
+what is not known by then it says so, and the engine asks again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Final
 
@@ -14,21 +16,28 @@ from ollama_tiering.sidecar.content.verdict import FilesVerdict, verdict
 from ollama_tiering.store import block_store_pb2 as pb
 
 MAX_FILES: Final = 64
+PATIENCE_SECONDS: Final = 0.2
+_PAUSE_SECONDS: Final = 0.005
 MAX_PATH_BYTES: Final = 4096  # PATH_MAX of Linux
 
 
 class CheckFiles:
-    """To be used on the event loop only, as it logs what it answers only once."""
+    """To be used on the event loop."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
 
-    def answer(self, request: pb.CheckFilesRequest) -> pb.CheckFilesResponse:
+    async def answer(self, request: pb.CheckFilesRequest) -> pb.CheckFilesResponse:
         """ValueError if the request makes no sense."""
         files = [_loaded(file) for file in request.files]
         check_files(files)
-        asked = [self._contents.ask(file, fresh=True) for file in files]
-        return _message(verdict(files, asked))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_SECONDS
+        while True:
+            found = verdict(files, [self._contents.ask(file, fresh=True) for file in files])
+            if not found.pending or loop.time() >= until:
+                return _message(found)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def check_files(files: list[LoadedFile] | tuple[LoadedFile, ...]) -> None:

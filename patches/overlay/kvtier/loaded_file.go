@@ -62,6 +62,14 @@ func LoadedBlobs(paths ...string) (files []LoadedFile, reason string) {
 	return files, ""
 }
 
+// StartedWith is the model that this process was started for, as it was then; empty where it was started for none.
+func StartedWith() []LoadedFile {
+	if startedWith.Inode == 0 {
+		return nil
+	}
+	return []LoadedFile{startedWith}
+}
+
 func lookAt(path string) (LoadedFile, error) {
 	file := LoadedFile{Path: path}
 	return file, file.look()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -53,6 +54,21 @@ func (t *Tier) checkContent() error {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// known reports whether the model's files are sound. A request that follows the loading of a model at once waits a moment for the
+// sidecar's first word of them: it knows files that it has read before. Where it is still reading them, nobody waits.
+func (t *Tier) known() bool {
+	for deadline := time.Now().Add(kvtier.LookupTimeout); !t.sound.Load(); time.Sleep(time.Millisecond) {
+		if t.unsound.Load() != nil || t.waited.Load() || active.Load() != t {
+			return false
+		}
+		if time.Now().After(deadline) {
+			t.waited.Store(true) // once in all
+			return false
+		}
+	}
+	return true
 }
 
 // sayPending notes why the files are not known yet, and reports whether that is news.

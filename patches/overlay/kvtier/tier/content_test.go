@@ -120,3 +120,26 @@ func TestAModelIsUnloadedSoonAlthoughItsFileIsStillRead(t *testing.T) {
 	}
 	store.content = contentOf(tierpb.CheckFilesResponse_STATE_REFUSED, "the test ends") // ends the loop's waiting
 }
+
+func TestTheFirstRequestWaitsAMomentForTheFirstWordOfTheFile(t *testing.T) {
+	tier, store := withSidecar(t, 1, 192, tierpb.Tier_TIER_RAM)
+	tier.sound.Store(false)
+	store.content = func() (*tierpb.CheckFilesResponse, error) {
+		time.Sleep(5 * time.Millisecond)
+		return contentOf(tierpb.CheckFilesResponse_STATE_SOUND, "")()
+	}
+	go func() { _ = tier.checkContent() }()
+	if f := tier.prefetchFor(t.Context(), tokensFrom(0, 200)); f == nil || f.rows != 192 {
+		t.Error("nothing is restored for the first request after a model that is known was loaded")
+	}
+	tier.sound.Store(false) // and nobody ever says anything
+	start := time.Now()
+	for range 20 {
+		if tier.known() {
+			t.Fatal("known, although nobody said so")
+		}
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("each request waits: %v", took)
+	}
+}

@@ -101,7 +101,7 @@ func (t *Tier) notAsked(most int) tierpb.Shortfall {
 		return readHangs
 	case !t.client.Up():
 		return sidecarAway
-	case !t.sound.Load():
+	case !t.known():
 		return unchecked
 	}
 	return unexplained

@@ -35,6 +35,7 @@ type Tier struct {
 	lookUps lookUps
 	sound   atomic.Bool            // the model's files are what they are called
 	unsound atomic.Pointer[string] // why that is not known yet, as the sidecar said last
+	waited  atomic.Bool            // a look-up has waited for its first word in vain
 	off     atomic.Pointer[string] // why it is, although the model can be tiered; nil: it is on
 	reports atomic.Int32           // reports of damage on their way
 	late    atomic.Int32           // fetches whose reads still hang although nobody waits for them any more
@@ -174,18 +175,21 @@ func (t *Tier) layout(rows, extras int) *kvtier.Layout {
 
 // onSidecarUp reports the runner and stores what the slots hold and the sidecar may have missed.
 func (t *Tier) onSidecarUp() {
+	if files := kvtier.StartedWith(); len(files) > 0 {
+		_, _ = t.client.CheckFiles(files) // so that the sidecar reads it while it is loaded
+	}
 	<-t.attached
 	if t.unsupported != "" {
 		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
 		return
 	}
 	if t.off.Load() == nil {
+		if !t.sound.Load() {
+			go func() { _ = t.checkContent() }() // look-ups wait for it; what is to be stored asks by itself
+		}
 		t.storeAgain()
 	}
 	t.stats.report(t) // after that, so that it says how much is to be stored
-	if t.off.Load() == nil && !t.sound.Load() {
-		_ = t.checkContent() // look-ups wait for it; what is to be stored asks by itself
-	}
 }
 
 // storeAgain queues what the slots hold, from its first block on.
