@@ -34,7 +34,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
             yield ok(name, "off (budget 0)")
             continue
         try:
-            stores_seen.require_place(directory)
+            stores_seen.require_place(directory, volatile=name == "RAM tier")
         except UnusableDirectory as error:
             yield fail(f"{name} directory", error.message, error.hint or "")
             continue

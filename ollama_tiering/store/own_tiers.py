@@ -29,7 +29,7 @@ def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> Tier | Abse
     it, ServiceError where another process uses it.
     """
     try:
-        stores_seen.require_place(directory)
+        stores_seen.require_place(directory, volatile=kind is TierKind.RAM)
         tier = FsTier(kind, directory)
     except (OSError, UnusableDirectory) as error:
         return absent(kind, directory, budget_bytes, error)

@@ -33,26 +33,24 @@ def record_file() -> Path:
     return state_dir() / "stores.json"
 
 
-def require_place(directory: Path) -> None:
+def require_place(directory: Path, *, volatile: bool = False) -> None:
     """NotMounted if making this directory would fill another disk than a person meant who named
     it: only the last part of a path is made. A file system in memory is empty after each boot, so
-    there all of it is, and so are the default places.
+    there all of it is, and so are the default places. `volatile`: that a store is gone is no news.
     """
     if directory in (default_local_dir(), state_dir() / "ram"):
         return
-    if directory.exists():
-        _require_mounted(directory)
+    existing = next(one for one in (directory, *directory.parents) if one.exists())
+    _require_mounted(directory, existing)
+    if existing == directory or in_memory(existing):
         return
     above = directory.parent
-    existing = next(one for one in directory.parents if one.exists())
-    if in_memory(existing):
-        return
-    if not above.exists():
+    if existing != above:
         raise NotMounted(
             f"{directory}: there is no {above}",
             hint=f"is its disk mounted? If it is, make the directory: mkdir -p -m 700 {above}",
         )
-    if str(directory) in _read():
+    if str(directory) in _read() and not volatile:
         raise NotMounted(
             f"{directory}: it had a store and is gone",
             hint="is its disk mounted? If the store was removed on purpose: "
@@ -64,8 +62,6 @@ def remember(directory: Path) -> None:
     """To be called once there is a store. Best effort: without it the next start asks less."""
     known = _read()
     try:
-        if in_memory(directory):
-            return
         mounted = str(mount_point(directory))
         if known.get(str(directory)) == mounted:
             return
@@ -77,16 +73,16 @@ def remember(directory: Path) -> None:
         log.info("place of a store not remembered: path=%s error=%s", directory, error)
 
 
-def _require_mounted(directory: Path) -> None:
+def _require_mounted(directory: Path, existing: Path) -> None:
     if (directory / VERSION_DIRECTORY).exists():
         return
-    now = mount_point(directory)
+    now = mount_point(existing)
     was = Path(_read().get(str(directory), now))
     if was == now or now not in was.parents:
         return
     raise NotMounted(
         f"{directory}: it had a store on the file system of {was}, and is on that of {now} now",
-        hint=f"is the disk of {was} mounted? To begin anew here, remove {record_file()}",
+        hint=f"is its disk mounted? To begin anew here, remove {record_file()}",
     )
 
 

@@ -84,9 +84,10 @@ def of_another_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def not_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had a store, and its disk is not mounted."""
-    monkeypatch.setattr(stores_seen, "in_memory", lambda path: False)
     place.mkdir(mode=0o700)
-    stores_seen.remember(place)
+    with monkeypatch.context() as mounted:
+        mounted.setattr(stores_seen, "mount_point", lambda path: place)
+        stores_seen.remember(place)
     place.rmdir()
 
 
@@ -303,6 +304,16 @@ def test_a_store_that_is_gone_is_not_begun_anew_in_silence(tmp_path: Path) -> No
     (tmp_path / "local").rename(tmp_path / "removed")
     (tmp_path / "local").mkdir(mode=0o700)  # what the cure says
     assert left_out(settings) == []
+
+
+@pytest.mark.usefixtures("on_a_disk")
+def test_a_ram_tier_that_is_gone_is_begun_anew(tmp_path: Path) -> None:
+    """As after a reboot."""
+    settings = config(tmp_path)
+    assert left_out(settings) == []
+    (tmp_path / "ram").rename(tmp_path / "gone")
+    assert left_out(settings) == []
+    assert (tmp_path / "ram").is_dir()
 
 
 @pytest.mark.usefixtures("on_a_disk")
