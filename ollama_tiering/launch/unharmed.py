@@ -22,9 +22,7 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, TieringError):
         cause = error.message.partition("\n")[0]  # the rest is the end of a log
         return f"{cause} ({error.hint})" if error.hint else cause
+    said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        said = f"{where}{error.strerror or error} (see who owns it, and whether it may be written)"
-    else:
-        said = f"{type(error).__name__}: {error}"
+        said += " (check that path, its owner and free space)"
     return " ".join(said.split())

@@ -215,7 +215,7 @@ def _start_sidecar(
             cause = ""
             service.give_up()
         except Exception as error:  # whatever it is, Ollama must start
-            why, cause = f"{service.why_not(error)}; log: {service.log}", "no sidecar, so "
+            why, cause = f"{service.why_not(error)}; log: {request.sidecar_log}", "no sidecar, so "
             service.give_up()
         except BaseException:
             service.give_up()
