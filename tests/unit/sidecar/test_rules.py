@@ -191,7 +191,7 @@ def test_status_says_of_a_model_why_nothing_of_it_is_stored_and_what_the_others_
         assert f"  not stored: {RULE}" in said
         assert f"model private:latest: not stored: {RULE}" in said
         (line,) = [line for line in said if line.startswith("model public:latest: local ")]
-        assert line.endswith(" KiB of 976.6 KiB, dropped when unused for 7 days")
+        assert line.endswith(" KiB of 1.0 MB, dropped when unused for 7 days")
         with pytest.raises(SystemExit):
             cli.main(["status", "--json", "--socket", str(daemon.socket)])
         found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["models"]}
