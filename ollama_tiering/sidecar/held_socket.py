@@ -47,8 +47,9 @@ class HeldSocket:
     def take(self) -> None:
         """Removes the socket of a dead sidecar; ServiceError or OSError if a live one has it."""
         secure_directory(self.path.parent)
-        _close(self._directory)
-        self._directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        _close(self._directory)  # only now: its number may soon be another file's
+        self._directory = directory
         if not self._has_lock():
             lock = lock_file(self._lock_path, f"socket {self.path}")
             _close(self._lock)

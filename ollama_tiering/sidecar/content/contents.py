@@ -64,20 +64,25 @@ class Contents:
         self._running: set[LoadedFile] = set()
         self._stopping = threading.Event()
         self._pool = DaemonPool(_THREADS, "content")
+        self._looking = DaemonPool(_THREADS, "content-look")  # does not wait for what is read
 
     def ask(self, file: LoadedFile, *, fresh: bool = False) -> Content:
         """At once, and begins what is left to do. With `fresh` an older finding does not count: the
         file may have been changed since, under an engine that has it mapped.
         """
         with self._changed:
-            return self._ask(file, fresh=fresh)
+            recent = self._clock() - FRESH_SECONDS
+            return self._ask(file, recent, fresh=fresh)
 
     def wait(self, files: Sequence[LoadedFile], seconds: float) -> list[Content]:
-        """As `ask` with `fresh`, but waits so long at most for those that are being read."""
+        """As `ask` with `fresh`, but each file is looked at after the call, and it waits so long at
+        most for those that are being read.
+        """
         until = time.monotonic() + seconds
         with self._changed:
+            since = self._clock()
             while True:
-                asked = [self._ask(file, fresh=True) for file in files]
+                asked = [self._ask(file, since, fresh=True) for file in files]
                 left = until - time.monotonic()
                 if all(one.settled for one in asked) or left <= 0 or self._stopping.is_set():
                     return asked
@@ -88,14 +93,16 @@ class Contents:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        if not self._pool.close(_END_SECONDS):
+        closed = [pool.close(_END_SECONDS) for pool in (self._pool, self._looking)]
+        if not all(closed):
             log.warning("the file of a model hangs, left behind")
 
-    def _ask(self, file: LoadedFile, *, fresh: bool) -> Content:
+    def _ask(self, file: LoadedFile, since: float, *, fresh: bool) -> Content:
+        """A finding counts if the look began at `since` or later."""
         finding = self._found.pop(file, None)
         if finding is not None:
             self._found[file] = finding
-            if finding.for_good or self._clock() - finding.looked_at < FRESH_SECONDS:
+            if finding.for_good or finding.looked_at >= since:
                 return finding.content
         self._begin(file)
         return finding.content if finding is not None and not fresh else Content()
@@ -105,7 +112,8 @@ class Contents:
             return
         self._running.add(file)
         try:
-            self._pool.submit(self._look, file)
+            pool = self._looking if self._record.knows(file.identity) else self._pool
+            pool.submit(self._look, file)
         except RuntimeError:  # the sidecar ends
             self._running.discard(file)
 

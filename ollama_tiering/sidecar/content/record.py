@@ -46,6 +46,10 @@ class ContentRecord:
                 self._digests[identity] = found
             return found
 
+    def knows(self, identity: FileIdentity) -> bool:
+        """Never waits, not even for `note`."""
+        return identity in self._digests
+
     def note(self, identity: FileIdentity, digest: str) -> None:
         """May block; an OSError becomes a line in the log."""
         with self._lock:

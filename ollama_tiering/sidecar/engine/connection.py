@@ -173,6 +173,8 @@ class Connection:
             found = self._proof.look(kind)
             self._know(found)
             if not found.digests:
+                if kind == Kind.COMMIT and self._writes is not None:
+                    self._writes.close()  # gives back what was reserved for it
                 return unproven(kind, body, found)
         if self._look_ups is None or self._writes is None or self._runner is None:
             if kind == Kind.RELEASE:
@@ -235,7 +237,7 @@ class Connection:
             store, heads, turns = engines.store, engines.heads, engines.turns
             store.learn_model(identity.namespace, identity.model)
             self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-            look_ups = EngineLookUps(store, heads, hello, identity, self._runner, turns, min_tokens)
+            look_ups = EngineLookUps(store, heads, hello, identity, self._runner, min_tokens)
             self._look_ups = look_ups
             self._writes = Writes(store, heads, identity, look_ups, self._runner, turns)
         if self._runner is not None and self._refused:

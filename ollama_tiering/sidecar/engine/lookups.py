@@ -26,7 +26,7 @@ from ollama_tiering.sidecar.engine import states
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
-from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS, Turns
+from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
@@ -81,11 +81,9 @@ class EngineLookUps:
         hello: Hello,
         identity: Identity,
         runner: EngineRunner,
-        turns: Turns,
         min_tokens: int,
     ) -> None:
         self._store = store
-        self._turns = turns
         self._heads = heads
         self._identity = identity
         self._reader = HeadReader(identity)

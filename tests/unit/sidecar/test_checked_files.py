@@ -108,6 +108,23 @@ def test_a_blob_is_stored_under_its_name_and_another_file_under_its_content(
     assert len({name for _, name in names}) == 2
 
 
+def test_what_was_reserved_is_given_back_where_the_file_changes_before_the_commit(
+    daemon: SidecarProcess, tmp_path: Path
+) -> None:
+    path, tokens = tmp_path / "model.gguf", prompt(1, 100)
+    path.write_bytes(b"a tune")
+    with FakeEngine(daemon.socket, said(path)) as engine:
+        assert planned(engine, tokens).files
+        assert daemon.stat().tiers[0].reserved_bytes > 0
+        time.sleep(1.1)  # what was found before counts for a second
+        path.write_bytes(b"a TUNE")
+        until = time.monotonic() + SECONDS
+        while daemon.stat().tiers[0].reserved_bytes and time.monotonic() < until:
+            engine.client.commit(m.Commit(()))
+            time.sleep(0.05)
+        assert daemon.stat().tiers[0].reserved_bytes == 0
+
+
 def test_nothing_is_offered_or_restored_while_the_file_is_read(
     daemon: SidecarProcess, tmp_path: Path
 ) -> None:

@@ -308,6 +308,42 @@ def test_a_time_of_change_that_is_ahead_is_waited_for_once() -> None:
     assert hashing._unripe_seconds(ahead, 0) == pytest.approx(0.05)
 
 
+def test_a_file_that_is_known_waits_for_no_other_that_is_read(
+    tmp_path: Path, reading: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = LoadedFile.of(model(tmp_path, b"known", "known"))
+    digest = settled(reading, known).digest
+    released, begun = threading.Event(), threading.Semaphore(0)
+
+    def hanging(*_: object) -> str:
+        begun.release()
+        released.wait(SECONDS)
+        return ""
+
+    monkeypatch.setattr(contents_module, "file_digest", hanging)
+    for name in ("one", "two"):
+        reading.ask(LoadedFile.of(model(tmp_path, name.encode(), name)))
+    assert all(begun.acquire(timeout=SECONDS) for _ in range(2))
+    try:
+        assert reading.wait([known], SECONDS / 2) == [Content(digest=digest)]
+    finally:
+        released.set()
+
+
+def test_what_is_stored_was_looked_at_after_it_was_asked_for(
+    tmp_path: Path, reading: Contents, clock: Clock
+) -> None:
+    path = model(tmp_path)
+    file = LoadedFile.of(path)
+    assert settled(reading, file).digest
+    clock.now += contents_module.FRESH_SECONDS / 2
+    time.sleep(0.02)  # times of change go by ticks
+    with path.open("r+b") as written:
+        written.write(b"W")
+    assert reading.ask(file).digest, "a look-up goes by a finding of this second"
+    assert "was changed after it was loaded" in settled(reading, file).doubt
+
+
 DAMAGE = [
     b"",
     b"{",

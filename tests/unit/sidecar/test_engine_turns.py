@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import pytest
 
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
+from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.engine import lookups, turns
 from ollama_tiering.sidecar.engine.connection import Connection
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, identity_of
@@ -138,14 +139,14 @@ def test_between_two_pieces_of_a_plan_for_a_million_tokens_a_look_up_has_its_tur
     monkeypatch.setattr(lookups, "prefix_chain", counted)
     store = SimpleNamespace(
         match_in_pieces=lambda *_: iter([[]]),
-        match=lambda *_: [],
+        find=lambda *_: ([], lambda: None),
         reserve_seconds=60.0,
         open_session=lambda *_: Session(tmp_path),
     )
     heads, runner = cast(Any, None), cast(Any, None)
 
     def look_ups() -> EngineLookUps:
-        return EngineLookUps(cast(Any, store), heads, said, identity, runner, given, 64)
+        return EngineLookUps(cast(Any, store), heads, said, identity, runner, 64)
 
     answered: list[int] = []
     others, prompt = look_ups(), bytes(4 * 8192)
@@ -168,23 +169,27 @@ def test_between_two_pieces_of_a_plan_for_a_million_tokens_a_look_up_has_its_tur
 def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
     shared, seen = Turns(), []
 
-    def match(*_: object) -> list[object]:
+    def find(*_: object) -> tuple[list[object], Callable[[], None]]:
         seen.append(shared._look_ups)
-        return []
+        return [], lambda: None
 
-    store = SimpleNamespace(learn_model=lambda *_: None, reserve_seconds=60.0, match=match)
+    store = SimpleNamespace(learn_model=lambda *_: None, reserve_seconds=60.0, find=find)
+    said, contents = hello(), Contents()
+    assert all(one.digest for one in contents.wait(said.files, 30.0))
     engines = SimpleNamespace(
         store=store,
         runners=SimpleNamespace(runner=lambda *_: SimpleNamespace()),
         heads=None,
+        contents=contents,
         turns=shared,
         min_tokens=64,
         lease_seconds=60.0,
     )
     served = Connection(cast(Any, None), 1, cast(Any, engines))
-    served._answer(Kind.HELLO, hello().pack())
+    served._answer(Kind.HELLO, said.pack())
     served._answer(Kind.MATCH, m.EngineMatch(bytes(4 * 200), 0, 0).pack())
     served._answer(Kind.RELEASE, m.EngineLease(7).pack())
+    contents.close()
     assert seen == [1]
     assert shared._look_ups == 0
 
