@@ -15,6 +15,7 @@ from ollama_tiering.config.environment import ENV_CACHE, ENV_CONFIG
 from ollama_tiering.errors import ConfigError
 
 APP_NAME = "ollama-tiering"
+_CONNECT_SECONDS: Final = 2.0
 _LOGIND: Final = Path("/run/user")
 _LINGERING: Final = Path("/var/lib/systemd/linger")  # a file for each user that does
 
@@ -78,16 +79,23 @@ def default_socket_path() -> Path:
     """
     runtime = runtime_dir()
     folders = [run_dir(), state_dir() / "run", *([runtime / APP_NAME] if runtime else [])]
-    first, *others = dict.fromkeys(folder / "sidecar.sock" for folder in folders)
-    if first.is_socket():
-        return first
-    return next((path for path in others if _is_listened_on(path)), first)
+    paths = tuple(dict.fromkeys(folder / "sidecar.sock" for folder in folders))
+    return next((path for path in paths if _is_listened_on(path)), paths[0])
+
+
+def is_socket(path: Path) -> bool:
+    """False also where this user may not look, or a disk does not answer."""
+    try:
+        return path.is_socket()
+    except OSError:
+        return False
 
 
 def _is_listened_on(path: Path) -> bool:
-    if not path.is_socket():
+    if not is_socket(path):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)  # a process that is suspended
         try:
             probe.connect(os.fspath(path))
         except OSError:

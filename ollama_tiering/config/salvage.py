@@ -92,7 +92,7 @@ def _may_have_said(lines: list[str], number: int) -> frozenset[str]:
     begins = "[" in line.partition("=")[0]
     if begins or "patch" in line or (before and "patch" in before[-1]):
         return _NAMES
-    return frozenset(name for name in _NAMES if name in line)
+    return _NAMES & frozenset(re.findall(r"[\w-]+", line.partition("=")[0]))
 
 
 def _misplaced(document: Mapping[str, Any]) -> frozenset[str]:

@@ -48,7 +48,7 @@ class EnginesHere:
 def engines_here(socket: Path) -> EnginesHere:
     """Asks the sidecar there, if one runs, what its runners are and were."""
     used: dict[str, set[str]] = {}
-    if answer := block_service.ask(socket):
+    if answer := block_service.ask(socket, administers=True):
         pairs = [(one.model, one.engine) for one in answer.runners if one.tiered]
         pairs += [(one.model, one.engine) for one in answer.model_uses if one.requests]
         for model, engine in pairs:

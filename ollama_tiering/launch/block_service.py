@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from ollama_tiering.client.channel import SidecarChannel
+from ollama_tiering.config import is_socket
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
 from ollama_tiering.launch.unharmed import in_one_line
@@ -122,7 +123,7 @@ class BlockService:
         """Whether it can be reached: that its process lives is not enough. Cheap: it is asked now
         and then, and one late answer is weather.
         """
-        if (self.child and not self.child.running) or not self.socket.is_socket():
+        if (self.child and not self.child.running) or not is_socket(self.socket):
             return False
         if time.monotonic() >= self._ask_at:
             self._unanswered = 0 if ask(self.socket) else self._unanswered + 1
@@ -152,7 +153,7 @@ class BlockService:
         """Why it does not answer."""
         if self.child and not self.child.running:
             return died(self.child).message
-        lost = "does not answer" if self.socket.is_socket() else "is gone"
+        lost = "does not answer" if is_socket(self.socket) else "is gone"
         pid = f" (process {self.child.pid})" if self.child else ""
         return f"nobody can reach the sidecar{pid}: {self.socket} {lost}"
 

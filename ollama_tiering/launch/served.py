@@ -13,8 +13,9 @@ from typing import Any
 from ollama_tiering.config import PatchConfig, load
 from ollama_tiering.config.salvage import asked
 from ollama_tiering.errors import BuildError, ConfigError, TieringError, UsageError
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.patchset import failure
-from ollama_tiering.patchset.binary import named_binary, patched_binary, ready_build
+from ollama_tiering.patchset.binary import ENV_BINARY, named_binary, patched_binary, ready_build
 from ollama_tiering.patchset.build import built_binaries
 from ollama_tiering.patchset.llama_server import choose, installation
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
@@ -36,11 +37,16 @@ def build_or_installed(build: Mapping[str, Any], report: Report) -> Served:
     """The patched Ollama, built if needed. Where that fails, an installed one as stock, if it is
     not another version than the one that was named.
     """
+    if named := named_binary():
+        report.say(f"using {named} ({ENV_BINARY})")
+        return Served(named)
     try:
         return Served(patched_binary(report, **build))
-    except (UsageError, ConfigError):
+    except ConfigError:
         raise
-    except (TieringError, OSError) as error:
+    except Exception as error:  # whatever it is, Ollama must start
+        if isinstance(error, UsageError) and any(build.values()):
+            raise  # a wrong option
         program = installation.usual_program()
         if program is None or not _is_meant(program, build.get("tag")):
             raise
@@ -60,9 +66,9 @@ def _is_meant(program: Path, tag: str | None) -> bool:
     return version == normal_tag(tag or settings.tag)
 
 
-def _in_one_line(error: TieringError | OSError) -> str:
+def _in_one_line(error: Exception) -> str:
     if not isinstance(error, TieringError):
-        return str(error)
+        return in_one_line(error)
     first = error.message.splitlines()[0]
     told = failure.first_error(error) if isinstance(error, BuildError) else first
     said = first if told == first else f"{first}: {told}"

@@ -18,6 +18,7 @@ from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
 ENV_BINARY = "OLLAMA_TIERING_BINARY"
+_CPU_KINDS = ("native", "variants")
 
 
 def named_binary() -> Path | None:
@@ -40,15 +41,23 @@ def ready_build(patch: PatchConfig) -> Path | None:
     """The newest of our own builds that is what these settings ask for. Builds nothing."""
     usual = PatchConfig()
     for binary in built_binaries():
-        name = binary.parent.parent.name
-        if not name.startswith(f"{normal_tag(patch.tag)}-"):
+        kinds = _kinds(binary, normal_tag(patch.tag))
+        if not kinds:
             continue
-        kinds = name.removeprefix(f"{normal_tag(patch.tag)}-").split("-")
         its_cuda = next((kind for kind in kinds if kind.startswith("cuda")), "off")
         if patch.cpu not in (usual.cpu, kinds[0]) or not _is_cuda(patch.cuda, its_cuda, binary):
             continue
         return finished.hold(binary)
     return None
+
+
+def _kinds(binary: Path, tag: str) -> list[str]:
+    """`native`, `cuda12`: of a build of that version; none of one that only begins so, as
+    v0.16.3-rc1 does.
+    """
+    before, _, kinds = binary.parent.parent.name.partition(f"{tag}-")
+    found = kinds.split("-") if not before else []
+    return found if found and found[0] in _CPU_KINDS else []
 
 
 def _is_cuda(wanted: str, kind: str, binary: Path) -> bool:
@@ -109,9 +118,8 @@ def cpu_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
     A binary lies in `<cache>/builds/<tag>-<cpu>[-cuda<major>]/<digest>/`.
     """
     for binary in binaries:
-        name = binary.parent.parent.name
-        if name.startswith(f"{tag}-"):
-            return name.removeprefix(f"{tag}-").partition("-")[0]
+        if kinds := _kinds(binary, tag):
+            return kinds[0]
     return None
 
 
@@ -120,7 +128,7 @@ def stock_of_newest(tag: str, binaries: Iterable[Path]) -> str | None:
     of an archive that is gone, of what was unpacked.
     """
     for binary in binaries:
-        if binary.parent.parent.name.startswith(f"{tag}-"):
+        if _kinds(binary, tag):
             record = gpu_libraries.of_stock(binary)
             places = (record[key] for key in ("place", "root") if key in record)
             return next((f"stock={place}" for place in places if Path(place).exists()), None)

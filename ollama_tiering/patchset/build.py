@@ -297,6 +297,9 @@ def compiler_environment(plan: BuildPlan, go: Path) -> Iterator[dict[str, str]]:
         yield wanted
 
 
+_ENGLISH = {"LC_ALL": "C"}  # what failed is read in what the compiler says
+
+
 def _step(
     plan: BuildPlan,
     report: Report,
@@ -310,7 +313,7 @@ def _step(
         *args,
         log=plan.log,
         cwd=plan.tree,
-        env=go_environment(plan.options.goarch) | (environment or {}),
+        env=go_environment(plan.options.goarch) | _ENGLISH | (environment or {}),
         report=report,
         on_line=detail,
     )

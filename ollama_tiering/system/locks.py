@@ -24,7 +24,8 @@ _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLO
 def for_owner_only(fd: int) -> None:
     """Takes the others' rights from a file of ours, such as one that an older version made."""
     info = os.fstat(fd)
-    if info.st_uid == os.geteuid() and info.st_mode & 0o077:
+    ours = info.st_uid == os.geteuid() and info.st_nlink == 1  # a second name may be no lock's
+    if ours and info.st_mode & 0o077:
         with contextlib.suppress(OSError):  # a file system without modes
             os.fchmod(fd, 0o600)
 

@@ -114,6 +114,8 @@ def make(
     or lies in the tree that it was built from. ValueError if that is not so. `commit` is the
     checkout's.
     """
+    if len(binary.parents) < 3:
+        raise ValueError(f"{binary} does not lie where builds do")
     # <cache>/builds/<tag>-<kind>/<digest>/ollama was built in <cache>/trees/<tag>-<kind>/src
     tree, beside = (
         binary.parents[2].with_name("trees") / binary.parents[1].name / "src",

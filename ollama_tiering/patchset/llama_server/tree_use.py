@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.system.locks import for_owner_only
 
 UNFINISHED: Final = ".building-"  # begins the name of a folder that goes with the next patch
+_RECORD_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -26,7 +28,7 @@ def hold(folder: Path, uses: contextlib.ExitStack, record: str = RECORD) -> bool
     """Until `uses` ends nobody removes the tree in `folder`. False where it is gone or going."""
     try:
         fd = _opened(folder / record)
-    except FileNotFoundError:
+    except OSError:  # gone; or another user's, which this one cannot keep
         return False
     if not _locked(fd, fcntl.LOCK_SH) or not _is_at(fd, folder / record):
         os.close(fd)
@@ -69,8 +71,11 @@ def put_away(folder: Path) -> None:
 def _taken(folder: Path, record: str = RECORD) -> Iterator[bool]:
     try:
         fd = _opened(folder / record)
-    except OSError:  # no record, so nobody can hold it
+    except FileNotFoundError:  # no record, so nobody can hold it
         yield True
+        return
+    except OSError:  # it cannot be known
+        yield False
         return
     try:
         yield _locked(fd, fcntl.LOCK_EX)
@@ -79,11 +84,18 @@ def _taken(folder: Path, record: str = RECORD) -> Iterator[bool]:
 
 
 def _opened(record: Path) -> int:
-    """For writing, where that is allowed: over NFS a lock for one alone needs it."""
+    """For writing, where that is allowed: over NFS a lock for one alone needs it. No link is
+    followed: root looks in the caches of others.
+    """
     try:
-        fd = os.open(record, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError:
-        fd = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(record, os.O_RDWR | _RECORD_FILE)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        fd = os.open(record, os.O_RDONLY | _RECORD_FILE)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(record))
     for_owner_only(fd)
     return fd
 

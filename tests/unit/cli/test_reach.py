@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.cli import reach
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.system import listener
 from tests.places import short_directory
 from tests.unit.cli.test_main import invoke
 
@@ -28,7 +28,7 @@ def test_a_denied_socket_is_9_with_cause_place_and_cure(
         path = folder / "s.sock"
         server.bind(str(path))
         server.listen()
-        monkeypatch.setattr(reach.sockets, "socket", Denied)
+        monkeypatch.setattr(listener.socket, "socket", Denied)
         assert invoke(*args, "--socket", str(path)) == ServiceError.exit_code
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"error: {path}: this user may not use the sidecar there"
