@@ -40,7 +40,7 @@ def status(socket: Path | None, as_json: bool) -> None:
     try:
         answer = _ask(path)
     except ServiceError as error:
-        if broken and socket is None:
+        if broken:
             raise broken from None
         if as_json:
             document = {"running": False, "socket": str(path), "error": error.message}

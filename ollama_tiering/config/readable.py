@@ -32,7 +32,7 @@ def readable(
     overrides: Mapping[str, Any] | None = None, *, path: Path | None = None
 ) -> tuple[Config, ConfigError | None]:
     """The settings, and what is wrong with them, as `load` says it. What is not valid has its
-    default.
+    default; a flag that is not valid is the ConfigError itself.
     """
     try:
         return load(overrides, path=path), None
@@ -45,8 +45,11 @@ def readable(
     for setting in SETTINGS:
         section, _, name = setting.key.partition(".")
         if found := lookup(setting, flags, document.get(section, {}), name, file, ""):
-            with contextlib.suppress(ValueError, TypeError, OverflowError):
+            try:
                 values[section][setting.field] = found[1](found[0])
+            except (ValueError, TypeError, OverflowError):
+                if setting.key in flags:
+                    raise broken from None
     with contextlib.suppress(ConfigError):
         values["sidecar"]["model_rules"] = read_rules(document.get(MODELS, {}), file, "")
     sidecar = SidecarConfig(**(_sidecar_defaults() | values["sidecar"]))
