@@ -115,10 +115,11 @@ def _held(address: Address) -> tuple[int, str]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle, ""
         except BlockingIOError:
-            try:
-                raise AlreadyUp(_read(handle)) from None
-            finally:
-                os.close(handle)
+            found = _read(handle)
+            os.close(handle)
+            if found is None or not found.pid or psutil.pid_exists(found.pid):
+                raise AlreadyUp(found) from None
+            why = "another machine or container with this home has the record"
         except (OSError, TieringError) as error:
             why = in_one_line(error)
             if handle >= 0:

@@ -135,7 +135,8 @@ def test_a_typo_does_not_change_what_is_served(
     """An installed one is there, too, and the newest build is of a version nobody asked for."""
     monkeypatch.setenv("PATH", f"{ollama}/bin:/usr/bin:/bin")
     kinds = ("native-cudastock", "native-cuda12", "variants", "native")
-    for name in (*(f"v0.16.3-{one}" for one in kinds), "v0.17.1-native", "v0.24.0-native"):
+    others = ("v0.17.1-native", "v0.24.0-native", "v0.16.3-rc1-native")
+    for name in (*(f"v0.16.3-{one}" for one in kinds), *others):
         add_build(name, ollama)
     write_settings(typo + settings)
     if kind is None:
@@ -164,6 +165,8 @@ UNKNOWN = {"tag", "cpu", "cuda", "source"}
     ("text", "unknown"),
     [
         ("", set()),
+        ("[server]\ncpu_attention = stock\n", set()),  # has the name of another one in it
+        ("[sidecar]\nlocal_dir = /data/cuda-cache\n", set()),
         ("[sidecar]\nram_budget = 8GiB\n[patch]\ncpu = 'variants'\n", set()),
         ("[patch]\ntag = v0.17.1\n", UNKNOWN),  # no quotes
         ("[patch]\ntag = 17\n", {"tag"}),
@@ -241,7 +244,10 @@ def test_a_wrong_option_is_no_failure_of_a_build(
     for error in (UsageError("x"), ConfigError("x"), KeyboardInterrupt()):
         monkeypatch.setattr(served, "patched_binary", no_build(error))  # type: ignore[arg-type]
         with pytest.raises(type(error)):
-            build_or_installed({}, QUIET)
+            build_or_installed({"cuda": "stock=/nowhere"}, QUIET)
+    for error in (UsageError("of no option"), RuntimeError("a bug")):
+        monkeypatch.setattr(served, "patched_binary", no_build(error))  # type: ignore[arg-type]
+        assert build_or_installed({}, QUIET).binary == ollama / "bin/ollama"
 
 
 def test_a_failure_of_the_choice_itself_does_not_cost_the_server(

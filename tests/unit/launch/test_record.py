@@ -24,9 +24,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_held_port_tells_who_has_it() -> None:
-    record = UpRecord(pid=7, url="http://127.0.0.1:1", ready=True)
+    record = UpRecord(pid=os.getpid(), url="http://127.0.0.1:1", ready=True)
     with hold(Address(port=1)) as held:
-        held.write(UpRecord(pid=7, url="x" * 200))
+        held.write(UpRecord(pid=os.getpid(), url="x" * 200))
         held.write(record)
         with pytest.raises(AlreadyUp) as caught, hold(Address("localhost", 1)):
             pass
@@ -94,3 +94,13 @@ def test_where_the_runtime_directory_is_somebody_elses_the_record_lies_in_the_st
             pass
     assert caught.value.record == record
     assert running(Address(port=1)) is None
+
+
+def test_a_home_that_another_machine_shares_keeps_this_one_from_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")  # so the state directory is the only place
+    with hold(Address(port=1)) as there:
+        there.write(UpRecord(pid=(1 << 31) - 1, url="http://127.0.0.1:1", ready=True))
+        with hold(Address(port=1)) as here:
+            assert "another machine" in here.lacks

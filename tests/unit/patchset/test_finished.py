@@ -22,6 +22,7 @@ from ollama_tiering.launch import build_watch, record
 from ollama_tiering.launch.build_watch import BuildWatch
 from ollama_tiering.launch.record import UpRecord
 from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset.llama_server import tree_use
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -195,6 +196,36 @@ def test_another_process_that_holds_a_build_keeps_it(
             holder.stdin.close()
             holder.wait(30)
             holder.stdout.close()
+
+
+def test_a_record_that_leads_elsewhere_is_neither_held_nor_changed(
+    served: Path, tmp_path: Path
+) -> None:
+    finished.release()
+    other = tmp_path / "of another"
+    other.write_text("{}")
+    other.chmod(0o644)
+    record_file = served.with_name(finished.RECORD)
+    for make in (record_file.symlink_to, record_file.hardlink_to):
+        record_file.unlink()
+        make(other)
+        assert finished.hold(served) == served
+        assert other.stat().st_mode & 0o777 == 0o644
+        finished.release()
+
+
+def test_a_build_that_another_user_holds_for_itself_is_started_all_the_same(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    finished.release()
+    monkeypatch.setattr(tree_use.os, "open", denied)
+    assert finished.hold(served) == served
+    assert not tree_use.remove_unused(served.parent, finished.RECORD), "nobody knows who uses it"
+    monkeypatch.undo()
+    assert served.is_file()
 
 
 @pytest.mark.parametrize(
