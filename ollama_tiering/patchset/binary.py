@@ -65,7 +65,7 @@ def _is_cuda(wanted: str, kind: str, binary: Path) -> bool:
     word, _, place = wanted.partition("=")
     if place:
         record = gpu_libraries.of_stock(binary)
-        return str(Path(place).expanduser().absolute()) in (record.get("place"), record.get("root"))
+        return str(expanded(place).absolute()) in (record.get("place"), record.get("root"))
     if word == "stock":
         return kind == "cudastock"
     if word == "on":

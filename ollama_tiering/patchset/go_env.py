@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering import config
+from ollama_tiering.errors import ConfigError
 from ollama_tiering.patchset import compilers
 
 _FETCHING: Final = (
@@ -46,7 +47,10 @@ def _written_down() -> dict[str, str]:
     named = os.environ.get("GOENV")
     if named == "off":
         return {}
-    home = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    try:
+        home = os.environ.get("XDG_CONFIG_HOME") or str(config.expanded("~/.config"))
+    except ConfigError:  # there is no home, so nothing was written there
+        return {}
     try:
         text = Path(named or f"{home}/go/env").read_text(encoding="utf-8", errors="replace")
     except OSError:

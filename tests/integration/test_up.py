@@ -451,7 +451,7 @@ def _killed(place: Place) -> None:
         (_settings_are_broken, "config.toml:2: local_budget: 'many' is not a size", "correct that"),
         (_variable_is_broken, "environment variable OLLAMA_KV_TIER_RAM_GB", "unset"),
         (_exception, "unexpected ZeroDivisionError", "report what it prints"),
-        (_local_directory_is_a_link, "link: ", "not a link"),
+        (_local_directory_is_a_link, "link is a link", "name the directory itself"),
         (_killed, "was ended by SIGKILL", "log: "),
     ],
 )

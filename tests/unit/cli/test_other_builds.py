@@ -35,7 +35,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SidecarP
         monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
         stub = rpc.BlockStoreStub(channel)
         for build in (HERE, GONE, RUNNING, BY_HAND):
-            ns = dataclasses.replace(samples.namespace(layers=1), engine=engine(build))
+            ns = samples.namespace(layers=1)
+            ns = dataclasses.replace(ns, engine=engine(build), extra="content=sha256")
             stream = PutStream(stub, ns)
             assert all(result.stored for result in stream.put(samples.sequence(ns, range(8))))
             stream.close()

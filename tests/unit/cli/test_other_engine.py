@@ -21,7 +21,7 @@ HERE = "ab" * 8
 GO = f"ollama-go/0.16.3+{HERE}"
 LLAMA = "llama-server/b7437-0123456+" + "cd" * 8
 MODEL = "sha256-" + "12" * 32
-NS = dataclasses.replace(samples.namespace(MODEL, layers=1), engine=GO)
+NS = dataclasses.replace(samples.namespace(MODEL, layers=1), engine=GO, extra="content=sha256")
 BLOCKS = samples.sequence(NS, range(8))
 
 

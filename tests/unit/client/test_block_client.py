@@ -230,13 +230,13 @@ def test_what_was_checked_is_what_is_used_whatever_becomes_of_the_file(
 
 
 _READ_AFTER_TRUNCATION: Final = """
-import sys
+import os, sys
 from pathlib import Path
 import ollama_tiering.client.restored as restored
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 path = Path(sys.argv[1])
-answer = pb.GetResponse(path=str(path), file_bytes=path.stat().st_size, tier=pb.TIER_RAM)
+answer = pb.GetResponse(path=os.fsencode(path), file_bytes=path.stat().st_size, tier=pb.TIER_RAM)
 data = restored.load(answer)
 with path.open("r+b") as file:
     file.truncate(0)

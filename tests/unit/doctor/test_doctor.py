@@ -343,7 +343,7 @@ def test_the_remote_tier_is_looked_at(place: Path) -> None:
 def test_a_tier_that_rests_is_warned_of() -> None:
     tiers = [
         pb.TierStat(tier=pb.TIER_RAM, state="ok"),
-        pb.TierStat(tier=pb.TIER_REMOTE, directory="/nfs", state="resting", failures={"EIO": 3}),
+        pb.TierStat(tier=pb.TIER_REMOTE, directory=b"/nfs", state="resting", failures={"EIO": 3}),
     ]
     (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
     assert check.state is CheckState.WARN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -94,8 +95,8 @@ def test_has_says_remote_and_get_names_files_in_ram(reader: SidecarProcess, root
         for given, block in zip(answers, BLOCKS, strict=True):
             assert given.found
             assert given.tier == pb.TIER_RAM
-            assert Path(given.path).is_relative_to(reader.ram_dir)
-            assert Path(given.path).read_bytes() == block.data
+            assert Path(os.fsdecode(given.path)).is_relative_to(reader.ram_dir)
+            assert Path(os.fsdecode(given.path)).read_bytes() == block.data
     assert not list((root / "remote").glob("v1/*/*/*.tmp"))
 
 
@@ -121,7 +122,7 @@ def test_a_remote_tier_in_zstd_is_decoded_by_whoever_reads_it(root: Path) -> Non
         assert b"".join(a.part for a in answers) == b"".join(block.data for block in BLOCKS)
         for given, block in zip(get(channel), BLOCKS, strict=True):
             assert given.tier == pb.TIER_RAM
-            assert Path(given.path).read_bytes() == block.data
+            assert Path(os.fsdecode(given.path)).read_bytes() == block.data
         assert remote(two.stat()).decode_bytes_per_second > 0
 
 

@@ -101,8 +101,8 @@ def test_the_service_starts_gives_signs_of_life_reloads_and_stops(
             manager.wait(is_ping)
             manager.wait(is_ping)
             ram, local = service.stat().tiers
-            assert (ram.directory, ram.budget_bytes) == (str(root / "shm"), 16_000_000)
-            assert local.directory == str(root / "state/ollama-tiering/blocks")
+            assert (ram.directory, ram.budget_bytes) == (os.fsencode(root / "shm"), 16_000_000)
+            assert local.directory == os.fsencode(root / "state/ollama-tiering/blocks")
             configure(root, ram_budget="8MB")
             service.reload()
             manager.wait(lambda said: said.startswith("RELOADING=1"))
