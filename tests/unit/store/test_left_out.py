@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.config import MIB, MemoryLimit, SidecarConfig, default_local_dir, state_dir
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store import own_tiers
 from ollama_tiering.store.assemble import open_store
@@ -27,6 +27,8 @@ from ollama_tiering.store.tiers.names import (
     VERSION_DIRECTORY,
 )
 from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import EVERYTHING, Administration
+from ollama_tiering.store.tools.offline import Purpose, offline
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.system import directories
 from tests.unit.store.test_assemble import config, opened
@@ -309,6 +311,58 @@ def test_it_can_be_opened_once_the_cause_is_gone(
     assert not isinstance(other, AbsentTier)
     assert not can_be_opened(absent)  # another process has it
     other.close()
+
+
+def test_nothing_is_removed_that_would_come_back_with_a_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(config(tmp_path))
+    session = first.open_session(NS.digest(), NS.fields(), int(NS.block_tokens))
+    blocks = samples.sequence(NS, range(8))
+    for block in blocks:
+        assert session.put_inline(block.key, block.data, last=True)
+    first.close()
+    (tmp_path / "ram" / VERSION_DIRECTORY).joinpath(
+        NS.digest().hex(), blocks[0].key.hex()[:2], f"{blocks[0].key.hex()}.kvb"
+    ).unlink()  # evicted there
+    mended = failing_below(tmp_path / "local", errno.EROFS, monkeypatch, "open", "mkdir")
+    store = opened(config(tmp_path))
+    try:
+        admin = Administration(store, alone=False)
+        planned = admin.remove(EVERYTHING, dry_run=True)
+        assert planned.blocks
+        with pytest.raises(TieringError, match="the local tier is left out") as refused:
+            admin.remove(EVERYTHING, dry_run=False)
+        assert refused.value.hint
+        assert admin.remove(EVERYTHING, dry_run=True) == planned
+        # Its beginning lies on the tier that is left out.
+        waste = admin.collect(older_than_seconds=0, models=None, dry_run=False)
+        assert sum(one.files for one in waste) == 0
+    finally:
+        store.close()
+    mended()
+    store = opened(config(tmp_path))
+    try:
+        Administration(store, alone=False).remove(EVERYTHING, dry_run=False)
+    finally:
+        store.close()
+    assert list(tmp_path.rglob("*.kvb")) == []
+
+
+@pytest.mark.usefixtures("on_a_disk")
+def test_without_a_sidecar_too_nothing_is_removed_while_a_disk_is_away(tmp_path: Path) -> None:
+    settings, decide = config(tmp_path), RuleBook(config(tmp_path)).decide
+    opened(settings).close()
+    (tmp_path / "local").rename(tmp_path / "unmounted")
+    with (
+        offline(settings, decide, Purpose.CHANGE) as admin,
+        pytest.raises(TieringError, match="the local tier is left out"),
+    ):
+        admin.remove(EVERYTHING, dry_run=False)
+    (tmp_path / "unmounted").rename(tmp_path / "local")
+    (tmp_path / "ram").rename(tmp_path / "gone")  # as after a reboot
+    with offline(settings, decide, Purpose.CHANGE) as admin:
+        admin.remove(EVERYTHING, dry_run=False)
 
 
 # --- which directory is made -------------------------------------------------------------------
