@@ -140,6 +140,7 @@ class TieredStore:
             low_watermark=low_watermark,
         )
         self.left_out: tuple[AbsentTier, ...] = ()  # of the settings, but not to be had now
+        self.hangs = False  # it could not be closed whole: what is open ends with the process
         self._measure = measure
         self._flushed = 0.0
         if not background:
@@ -345,6 +346,7 @@ class TieredStore:
         left = LeftOver(*only_in_ram(self._state))
         if finish.is_alive():
             log.warning("a disk hangs: what is open now ends with the process")
+            self.hangs = True
             return left
         for level in self._state.levels:
             level.tier.close()
