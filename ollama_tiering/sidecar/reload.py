@@ -46,6 +46,7 @@ class Reloader:
         limit: Callable[[Path, int, TierKind], int],
         say: Callable[[str], None] = notify,
         book: RuleBook | None = None,
+        wanted: asyncio.Event | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -53,7 +54,12 @@ class Reloader:
         self._limit = limit
         self._say = say
         self._book = book or RuleBook(config)
-        self._wanted = asyncio.Event()
+        self._wanted = wanted or asyncio.Event()
+
+    @property
+    def config(self) -> SidecarConfig:
+        """The settings as they are now."""
+        return self._config
 
     def request(self) -> None:
         """A signal handler. Several signals before the first one is dealt with count as one."""
@@ -132,3 +138,11 @@ class Reloader:
             format_size(over),
         )
         return True
+
+
+def with_live(asked: SidecarConfig, now: SidecarConfig) -> SidecarConfig:
+    """`asked` with what was changed since while the sidecar ran, and only that: a place that was
+    chosen for the RAM tier is no setting.
+    """
+    names = (*_BUDGETS, *_WATERMARKS, *_RULES, "log_level")
+    return replace(asked, **{name: getattr(now, name) for name in names})

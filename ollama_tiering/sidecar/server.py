@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import resource
@@ -22,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, count, format_size, state_dir
+from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
@@ -40,8 +40,9 @@ from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
+from ollama_tiering.sidecar.openings import Openings, end_tasks, has_ended
 from ollama_tiering.sidecar.peer import PeerGuard
-from ollama_tiering.sidecar.reload import Reloader
+from ollama_tiering.sidecar.reload import Reloader, with_live
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
@@ -50,8 +51,6 @@ from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store import (
     LeftOver,
     TieredStore,
-    TierKind,
-    can_be_opened,
     cut_budget,
     open_store,
     ram_place,
@@ -68,7 +67,6 @@ _GRACE_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 _PEER_SECONDS: Final = 1.0  # how often connections that never call are looked at
-_TRY_AGAIN_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)  # to open what was left out
 _OPEN_FILES: Final = 8192  # far above what MAX_CONNECTIONS and the tiers need
 
 
@@ -86,21 +84,29 @@ def serve(
     share_one_arena()
     _allow_open_files()
     os.umask(0o077)  # of all that is made here, sockets too
-    with hold_socket(config.socket_path) as held_socket:
+    openings = Openings()
+    # One loop for all of them: without its handlers a signal would end the process at once.
+    with hold_socket(config.socket_path) as held_socket, asyncio.Runner() as runner:
         while True:
-            left, again = _serve_once(config, held_socket, ready, reread)
-            if not again:
+            left, again = _serve_once(config, held_socket, (runner, openings), ready, reread)
+            runner.run(asyncio.sleep(0.01))  # hears a signal that came meanwhile
+            if again is None or openings.told_to_end:
                 return left
             log.info("a tier that was left out can be had: the store is opened again")
+            config = again
 
 
 def _serve_once(
     asked: SidecarConfig,
     held_socket: HeldSocket,
+    around: tuple[asyncio.Runner, Openings],
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
-) -> tuple[LeftOver, bool]:
-    """Until the end, or until a tier that was left out can be had: then it is to be done again."""
+) -> tuple[LeftOver, SidecarConfig | None]:
+    """Until the end, or until a tier that was left out can be had: then it is to be done again with
+    these settings.
+    """
+    runner, openings = around
     config = ram_place.placed(asked)
     book = RuleBook(config)
     store = open_store(config, book.decide)
@@ -108,9 +114,10 @@ def _serve_once(
         with held(state_dir(), ledger := Ledger()) as file:
             uses = ModelBook(ledger, config.models_dir)
             reread = _keeping_place(asked, config, reread)
-            again = asyncio.run(
-                _serve(config, held_socket, store, book, (uses, file), ready, reread)
+            serving = _serve(
+                config, held_socket, store, book, (uses, file), openings, ready, reread
             )
+            now = runner.run(serving)
     finally:
         left = store.close(_DRAIN_SECONDS)
         if left.blocks:
@@ -119,7 +126,15 @@ def _serve_once(
                 left.blocks,
                 format_size(left.left_bytes),
             )
-    return left, again
+    if now is None:
+        return left, None
+    if store.hangs:  # its locks end with the process
+        raise ServiceError(
+            "a tier that was left out can be had, but the store cannot be opened again in this "
+            "process: a disk hangs",
+            hint="start the sidecar again; a service manager does",
+        )
+    return left, with_live(asked, now)
 
 
 def _keeping_place(
@@ -144,17 +159,29 @@ async def _serve(
     store: TieredStore,
     book: RuleBook,
     counts: tuple[ModelBook, LedgerFile],
+    openings: Openings,
     ready: Callable[[str], None] | None,
     reread: Callable[[], SidecarConfig] | None,
-) -> bool:
-    """Returns whether it ended because a tier that was left out can be had."""
-    stopping, back = asyncio.Event(), asyncio.Event()
+) -> SidecarConfig | None:
+    """The settings as they are now, if it ended because a tier that was left out can be had."""
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        openings.told_to_end = True
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    reloader = Reloader(store, config, reread or (lambda: config), cut_budget, book=book)
+        loop.add_signal_handler(number, end)
+    if openings.told_to_end:
+        stopping.set()
+    reloader = Reloader(
+        *(store, config, reread or (lambda: config), cut_budget),
+        book=book,
+        wanted=openings.reload_wanted,
+    )
     hung_up = sys.stderr.isatty() or reread is None
-    loop.add_signal_handler(signal.SIGHUP, stopping.set if hung_up else reloader.request)
+    loop.add_signal_handler(signal.SIGHUP, end if hung_up else reloader.request)
     uses, ledger_file = counts
     registry = make_registry(store, uses, runners := RunnerTable())
     guard = PeerGuard(config.socket_path, bound=held_socket.hidden_name)
@@ -180,13 +207,13 @@ async def _serve(
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
         counting = (uses.keep_up(pool), ledger_file.keep(pool))
-        returning = _watch_left_out(store, pool, back, stopping)
+        returning = asyncio.create_task(openings.wait_for_one(store, pool))
+        returning.add_done_callback(lambda task: stopping.set() if has_ended(task) else None)
         chores = (
             Alive(store).run(),
             reloader.run(pool),
             _watch_peers(guard),
             watching,
-            returning,
             keep_reachable({held_socket: server.listen, **engine}, pool),
             *counting,
         )
@@ -198,14 +225,15 @@ async def _serve(
         await stopping.wait()
         log.info("stopping")
         standing.phase = "stopping"
-        if not back.is_set():
+        if openings.told_to_end:
             notify("STOPPING=1")
-        for task in tasks:
+        for task in (*tasks, returning):
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
         await ledger_file.end(pool)
-    return back.is_set()
+    await end_tasks()
+    return None if openings.told_to_end else reloader.config
 
 
 @contextlib.contextmanager
@@ -254,23 +282,6 @@ async def _watch_peers(guard: PeerGuard) -> None:
     while True:
         await asyncio.sleep(_PEER_SECONDS)
         guard.trim()
-
-
-async def _watch_left_out(
-    store: TieredStore, pool: Executor, back: asyncio.Event, stopping: asyncio.Event
-) -> None:
-    """Ends the serving, for a moment, once a tier that could not be opened can be."""
-    loop = asyncio.get_running_loop()
-    own = [one for one in store.left_out if one.kind is not TierKind.REMOTE]
-    for seconds in itertools.chain(_TRY_AGAIN_SECONDS, itertools.repeat(_TRY_AGAIN_SECONDS[-1])):
-        if not own:
-            return
-        await asyncio.sleep(seconds)
-        for one in own:
-            if await loop.run_in_executor(pool, can_be_opened, one):
-                back.set()
-                stopping.set()
-                return
 
 
 async def _watch_names(book: RuleBook, store: TieredStore, pool: Executor) -> None:

@@ -84,10 +84,18 @@ def _own_tiers(config: SidecarConfig, left_out: list[AbsentTier]) -> list[tuple[
             opened = open_tier(kind, directory, budget_bytes)
             if isinstance(opened, AbsentTier):
                 _leave_out(opened, left_out)
-            elif kind is TierKind.RAM and not _is_worth_it(config, directory):
-                opened.close()
+                continue
+            tiers.append((opened, 0))  # closed if anything fails
+            try:
+                cut_bytes = _what_it_may_have(config, kind, directory, budget_bytes)
+            except OSError as error:
+                _close([tiers.pop()])
+                _leave_out(absent(kind, directory, budget_bytes, error), left_out)
+                continue
+            if cut_bytes:
+                tiers[-1] = opened, cut_bytes
             else:
-                tiers.append((opened, cut_budget(directory, budget_bytes, kind)))
+                _close([tiers.pop()])
     except BaseException:
         _close(tiers)
         raise
@@ -171,6 +179,18 @@ def _open_shared(directory: Path) -> SharedFsTier:
     tier = SharedFsTier(directory)
     stores_seen.remember(directory)
     return tier
+
+
+def _what_it_may_have(
+    config: SidecarConfig, kind: TierKind, directory: Path, budget_bytes: int
+) -> int:
+    """0 means no such tier."""
+    if kind is TierKind.RAM and not _is_worth_it(config, directory):
+        return 0
+    cut_bytes = cut_budget(directory, budget_bytes, kind)
+    if not cut_bytes:
+        log.warning("no %s tier: there is no room for it: path=%s", kind.label, directory)
+    return cut_bytes
 
 
 def _is_worth_it(config: SidecarConfig, directory: Path) -> bool:

@@ -4,6 +4,7 @@ is left out, with the reason, and tried again later (sidecar/server.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from ollama_tiering.store.tiers import stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.group_share import within_group
+from ollama_tiering.store.tiers.names import PINS_NAME, TOMBSTONES_NAME
+from ollama_tiering.store.upkeep.pin_file import load_pins
+from ollama_tiering.store.upkeep.tombstones import load_tombstones
 from ollama_tiering.system.directories import UnusableDirectory, cure_of
 
 log = logging.getLogger(__name__)
@@ -49,14 +53,17 @@ def absent(
 
 
 def can_be_opened(left_out: AbsentTier) -> bool:
-    """Whether it is worth to open the store again."""
+    """Whether it is worth to open the store again: the lists that lie there can be read too."""
     try:
         opened = open_tier(left_out.kind, left_out.directory, left_out.budget_bytes)
-    except ServiceError:
+        if isinstance(opened, AbsentTier):
+            return False
+        with contextlib.closing(opened):
+            filesystem_bytes(left_out.directory)
+            load_pins(left_out.directory / PINS_NAME)
+            load_tombstones(left_out.directory / TOMBSTONES_NAME)
+    except (OSError, ServiceError):
         return False
-    if isinstance(opened, AbsentTier):
-        return False
-    opened.close()
     return True
 
 

@@ -122,9 +122,13 @@ class TieredStore:
         absent = absent_remote is not None
         rows = opening.load(self._state, index, absent_remote=absent)
         self.pins = PinBook(self._state, pin_share)
-        self.pins.load()  # before anything may be evicted
         self.graveyard = Graveyard(self._state, self.pins.home, rows.values(), absent_remote)
-        self.graveyard.load()  # before the remote tier is looked at
+        try:
+            self.pins.load()  # before anything may be evicted
+            self.graveyard.load()  # before the remote tier is looked at
+        except BaseException:
+            self._keeper.close()
+            raise
         self._withdrawal = Withdrawal(self._state, self.pins, self.graveyard, self._keeper.scrub)
         survey = Survey(self._state, self._background.stop, then=self.pins.enforce)
         self._remote = of_shared_level(
@@ -136,6 +140,7 @@ class TieredStore:
             low_watermark=low_watermark,
         )
         self.left_out: tuple[AbsentTier, ...] = ()  # of the settings, but not to be had now
+        self.hangs = False  # it could not be closed whole: what is open ends with the process
         self._measure = measure
         self._flushed = 0.0
         if not background:
@@ -341,6 +346,7 @@ class TieredStore:
         left = LeftOver(*only_in_ram(self._state))
         if finish.is_alive():
             log.warning("a disk hangs: what is open now ends with the process")
+            self.hangs = True
             return left
         for level in self._state.levels:
             level.tier.close()
@@ -360,6 +366,8 @@ class TieredStore:
 
     def _begin(self) -> None:
         """What the background thread does once, at its start."""
+        self.pins.take_over()
+        self.graveyard.flush(now=True)
         if self._measure:
             measure_levels(self._state)
         self._flushed = self._state.clock()

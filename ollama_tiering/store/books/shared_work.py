@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,10 +45,13 @@ def described(state: StoreState, level: Level, namespace: NamespaceId) -> None:
         _books(level).to_describe.pop(namespace, None)
 
 
-def oldest(state: StoreState, level: Level) -> BlockRecord | None:
-    """The block that the level would evict first."""
+def oldest(state: StoreState, level: Level, nth: int) -> BlockRecord | None:
+    """The block that the level would evict after `nth` others; it goes round where there are
+    fewer.
+    """
     with state.lock:
-        key = next(iter(level.lru), None)
+        some = list(itertools.islice(level.lru, nth + 1))
+        key = some[nth % len(some)] if some else None
         return state.tree.get(key) if key is not None else None
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -140,7 +142,9 @@ class RemoteTier:
         self.growth_bytes = ALIGNMENT if self._authenticity.required else 0
         self._open_inner = open_inner
         self._inner: SharedTier | None = None
-        self._leaving: set[tuple[NamespaceId, BlockKey]] = set()  # by a call that has not returned
+        # Calls that have not returned; a retry may end while the call before it still hangs.
+        self._leaving: Counter[tuple[NamespaceId, BlockKey]] = Counter()
+        self._noting = threading.Lock()
         self._threads = DeadlineThreads(
             "remote-tier", limit=max_threads, deadline_seconds=deadline_seconds
         )
@@ -204,7 +208,9 @@ class RemoteTier:
     def publish(self, temp: TempBlock, *, durable: bool = True) -> int:
         """After a TimeoutError the block may still become visible; the next scan then finds it."""
         assert isinstance(temp, RemoteTempBlock)
-        if (temp.namespace, temp.key) in self._leaving:
+        with self._noting:
+            leaving = self._leaving[temp.namespace, temp.key]  # reading makes no entry
+        if leaving:
             raise TimeoutError(errno.ETIMEDOUT, "a call hangs that would take the new file away")
         temp.complete(self._authenticity)
         try:
@@ -285,11 +291,15 @@ class RemoteTier:
         """Notes the name for as long as the call lasts, past its deadline too."""
 
         def noted(tier: SharedTier) -> None:
-            self._leaving.add((namespace, key))
+            with self._noting:
+                self._leaving[namespace, key] += 1
             try:
                 work(tier)
             finally:
-                self._leaving.discard((namespace, key))
+                with self._noting:
+                    self._leaving[namespace, key] -= 1
+                    if not self._leaving[namespace, key]:
+                        del self._leaving[namespace, key]
 
         self._call(noted)
 

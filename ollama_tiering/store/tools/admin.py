@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
+from ollama_tiering.errors import TieringError
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import chain_walk, copies, reading
@@ -89,7 +90,10 @@ class Administration:
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
         """Removes the selected chains. What another chain needs, is pinned or is in use stays. Of
         what is removed, no token stays in this host's tiers, nor in index or quarantine.
+        TieringError if one of them is left out, for a copy there would come back with it.
         """
+        if not dry_run:
+            self._require_own_tiers()
         lister = self._lister()
         ends = self._records(lister, selection)
         everything = selection == EVERYTHING
@@ -166,7 +170,8 @@ class Administration:
             if builds is not None and lister.other_build(record.namespace, builds)
         ]
         broken = []  # empty as long as a beginning may exist where nobody has looked yet
-        if self._all_seen and all(level.known for level in self._state.levels):
+        seen = self._all_seen and not self._store.left_out
+        if seen and all(level.known for level in self._state.levels):
             broken = [record for record in ends.values() if not lister.chain(record).complete]
         forbidden = [r for r in ends.values() if self._state.terms.of(r.namespace).remove]
         result = []
@@ -231,6 +236,16 @@ class Administration:
             yield _SessionSink(session)
         finally:
             self._store.close_session(session)
+
+    def _require_own_tiers(self) -> None:
+        for one in self._store.left_out:
+            if one.kind is not TierKind.REMOTE:
+                raise TieringError(
+                    f"nothing was removed: the {one.kind.label} tier is left out, and a copy there "
+                    f"would come back with it: {one.why}",
+                    hint=f"{one.cure}; or do without that tier for good: remove what is at "
+                    f"{one.directory}, set sidecar.{one.kind.label}_budget = 0, and restart",
+                )
 
     def _with_words(self, line: ChainLine) -> ChainLine:
         end = self._state.tree.get(line.key)

@@ -16,18 +16,21 @@ from typing import Final
 
 from ollama_tiering.config import SidecarConfig
 from ollama_tiering.store.assemble import open_store
+from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.books.terms import Decide
+from ollama_tiering.store.own_tiers import absent
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.ram_place import placed, recorded
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
+from ollama_tiering.store.tiers.stores_seen import require_place
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import ENDLESS_BYTES, FrozenIndex, FrozenRemote, FrozenTier
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.system.deadline import DeadlineThreads
-from ollama_tiering.system.directories import UnsafeDirectory
+from ollama_tiering.system.directories import UnsafeDirectory, UnusableDirectory
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +67,18 @@ def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[
     )
     wanted_remote = config.remote_dir is not None and config.remote_budget_bytes > 0
     tiers: list[tuple[Tier, int]] = []
+    left_out: list[AbsentTier] = []
     budgets: list[int] = []
     lowest: Path | None = None
     try:
         for kind, directory, budget_bytes in wanted:
-            if budget_bytes and directory is not None and directory.is_dir():
+            if not budget_bytes or directory is None:
+                continue
+            try:
+                require_place(directory, volatile=kind is TierKind.RAM)
+            except (OSError, UnusableDirectory) as error:
+                left_out.append(absent(kind, directory, budget_bytes, error))
+            if directory.is_dir():
                 tiers.append((FrozenTier(kind, directory), ENDLESS_BYTES))
                 budgets.append(budget_bytes)
                 lowest = directory
@@ -96,6 +106,7 @@ def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[
         level.lru.budget_bytes = budget_bytes  # only now: opening must not evict down to it
         if thaw and isinstance(level.tier, FrozenTier):
             level.tier.thaw()
+    store.left_out = tuple(left_out)
     store.pins.enforce()
     return store, remote is not None or not wanted_remote
 

@@ -61,6 +61,18 @@ class PinBook:
             pinning.restore(self._state, load_pins(path))
         self.enforce()
 
+    def take_over(self) -> None:
+        """Writes the pins of lists that lay elsewhere to their right place: in the RAM tier they
+        would go with a reboot.
+        """
+        if not self._elsewhere:
+            return
+        with self._changing:
+            try:
+                self._save(must_fit=False)
+            except OSError as error:
+                log.error("pins not written, a reboot may lose some: path=%s %s", self.path, error)
+
     def enforce(self) -> None:
         """To be called whenever the budget has changed: a budget holds, pins or not."""
         for pin in pinning.enforce(self._state, self.home, self._share):

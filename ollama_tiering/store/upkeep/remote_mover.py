@@ -32,6 +32,7 @@ _STOP_SECONDS: Final = 1.0
 _PROBE_BYTES: Final = 8 << 20
 _PART_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 4096  # that shows whether a block can be read
+_PROBED_BLOCKS: Final = 8  # the oldest, of which one is read
 
 
 class RemoteMover(Mover):
@@ -67,6 +68,7 @@ class RemoteMover(Mover):
         self._read_bytes = 0  # by clients, when it was last looked at
         self._demoting = False
         self._stalled = False
+        self._probed = 0  # which of the oldest blocks is read to try the tier
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -111,6 +113,8 @@ class RemoteMover(Mover):
             self._tier.probe()
             self._read_a_little()
         except OSError as error:
+            # The disk may be bad at this block alone: another one at the next try.
+            self._probed = (self._probed + 1) % _PROBED_BLOCKS
             weather.failed(state, level, error, "probe")
             return False
         weather.worked(state, level)
@@ -118,8 +122,8 @@ class RemoteMover(Mover):
         return True
 
     def _read_a_little(self) -> None:
-        """Of the oldest block, not from this machine's own memory."""
-        record = shared_work.oldest(self._state, self._level)
+        """Not from this machine's own memory."""
+        record = shared_work.oldest(self._state, self._level, self._probed)
         if record is None:
             return
         try:
@@ -191,7 +195,7 @@ class RemoteMover(Mover):
         return self._expiry.run(state, [level]) or over
 
     def measure(self) -> None:
-        """Times reading a part of the oldest block, unless clients read since the last time.
+        """Times reading a part of an old block, unless clients read since the last time.
 
         A tier that was once measured slow, or never, would else not be chosen, and never measured.
         """
@@ -199,7 +203,7 @@ class RemoteMover(Mover):
         if level.stats.read_bytes != self._read_bytes:
             self._read_bytes = level.stats.read_bytes
             return
-        record = shared_work.oldest(state, level)
+        record = shared_work.oldest(state, level, self._probed)
         if record is None or self._stopping.is_set():
             return
         try:

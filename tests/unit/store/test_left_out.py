@@ -10,21 +10,26 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.config import MIB, SidecarConfig, default_local_dir, state_dir
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.config import MIB, MemoryLimit, SidecarConfig, default_local_dir, state_dir
+from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.store import own_tiers
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.own_tiers import can_be_opened, open_tier
-from ollama_tiering.store.tiers import stores_seen
+from ollama_tiering.store.tiers import group_share, stores_seen
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import (
+    INDEX_NAME,
     LOCK_NAME,
     PINS_NAME,
     TOMBSTONES_NAME,
     VERSION_DIRECTORY,
 )
 from ollama_tiering.store.tools import samples
+from ollama_tiering.store.tools.admin import EVERYTHING, Administration
+from ollama_tiering.store.tools.offline import Purpose, offline
+from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.system import directories
 from tests.unit.store.test_assemble import config, opened
 
@@ -185,6 +190,79 @@ def test_lists_that_cannot_be_read_leave_their_tier_out(
         store.close()
 
 
+@pytest.mark.parametrize("name", [PINS_NAME, TOMBSTONES_NAME])
+def test_with_such_lists_it_is_not_worth_to_open_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    opened(config(tmp_path)).close()
+    (tmp_path / "local" / name).write_text("{}")
+    real = os.open
+    broken = [True]
+
+    def call(path: Any, *args: Any, **options: Any) -> int:
+        if broken[0] and str(path).endswith(name) and "local" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", call)
+    closed: list[Path] = []
+    close = BlockIndex.close
+
+    def noted(index: BlockIndex) -> None:
+        closed.append(index.path)
+        close(index)
+
+    monkeypatch.setattr(BlockIndex, "close", noted)
+    store = opened(config(tmp_path))
+    assert closed == [tmp_path / "local" / INDEX_NAME]  # of the store that was not to be had
+    (missing,) = store.left_out
+    store.close()
+    assert not can_be_opened(missing)
+    broken[0] = False
+    assert can_be_opened(missing)
+    left = open_tier(TierKind.LOCAL, tmp_path / "local", MIB)
+    assert not isinstance(left, AbsentTier)  # nothing holds its lock
+    left.close()
+
+
+@pytest.mark.parametrize("kind", [TierKind.RAM, TierKind.LOCAL])
+def test_a_tier_whose_size_cannot_be_asked_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: TierKind
+) -> None:
+    place = tmp_path / kind.label
+    real = own_tiers.filesystem_bytes
+
+    def broken_since_it_was_opened(path: Path) -> int:
+        if path == place:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(place))
+        return real(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(own_tiers, "filesystem_bytes", broken_since_it_was_opened)
+        (missing,) = left_out(config(tmp_path))
+        assert (missing.kind, missing.directory) == (kind, place)
+        assert not can_be_opened(missing)
+    assert can_be_opened(missing)  # nothing holds its lock
+    assert left_out(config(tmp_path)) == []
+
+
+def test_a_memory_group_that_holds_the_model_only_has_no_ram_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = MemoryLimit(220 * MIB, Path("/sys/fs/cgroup/memory.max"))
+    monkeypatch.setattr(group_share, "memory_limit", lambda: limit)
+    monkeypatch.setattr(group_share, "in_memory", lambda path: True)
+    store = opened(config(tmp_path))
+    try:
+        assert [level.tier.kind for level in store.state.levels] == [TierKind.LOCAL]
+        assert store.left_out == ()
+    finally:
+        store.close()
+    other = open_tier(TierKind.RAM, tmp_path / "ram", MIB)
+    assert not isinstance(other, AbsentTier)  # nothing holds its lock
+    other.close()
+
+
 def test_the_remote_tier_waits_for_the_list_of_what_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +311,58 @@ def test_it_can_be_opened_once_the_cause_is_gone(
     assert not isinstance(other, AbsentTier)
     assert not can_be_opened(absent)  # another process has it
     other.close()
+
+
+def test_nothing_is_removed_that_would_come_back_with_a_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(config(tmp_path))
+    session = first.open_session(NS.digest(), NS.fields(), int(NS.block_tokens))
+    blocks = samples.sequence(NS, range(8))
+    for block in blocks:
+        assert session.put_inline(block.key, block.data, last=True)
+    first.close()
+    (tmp_path / "ram" / VERSION_DIRECTORY).joinpath(
+        NS.digest().hex(), blocks[0].key.hex()[:2], f"{blocks[0].key.hex()}.kvb"
+    ).unlink()  # evicted there
+    mended = failing_below(tmp_path / "local", errno.EROFS, monkeypatch, "open", "mkdir")
+    store = opened(config(tmp_path))
+    try:
+        admin = Administration(store, alone=False)
+        planned = admin.remove(EVERYTHING, dry_run=True)
+        assert planned.blocks
+        with pytest.raises(TieringError, match="the local tier is left out") as refused:
+            admin.remove(EVERYTHING, dry_run=False)
+        assert refused.value.hint
+        assert admin.remove(EVERYTHING, dry_run=True) == planned
+        # Its beginning lies on the tier that is left out.
+        waste = admin.collect(older_than_seconds=0, models=None, dry_run=False)
+        assert sum(one.files for one in waste) == 0
+    finally:
+        store.close()
+    mended()
+    store = opened(config(tmp_path))
+    try:
+        Administration(store, alone=False).remove(EVERYTHING, dry_run=False)
+    finally:
+        store.close()
+    assert list(tmp_path.rglob("*.kvb")) == []
+
+
+@pytest.mark.usefixtures("on_a_disk")
+def test_without_a_sidecar_too_nothing_is_removed_while_a_disk_is_away(tmp_path: Path) -> None:
+    settings, decide = config(tmp_path), RuleBook(config(tmp_path)).decide
+    opened(settings).close()
+    (tmp_path / "local").rename(tmp_path / "unmounted")
+    with (
+        offline(settings, decide, Purpose.CHANGE) as admin,
+        pytest.raises(TieringError, match="the local tier is left out"),
+    ):
+        admin.remove(EVERYTHING, dry_run=False)
+    (tmp_path / "unmounted").rename(tmp_path / "local")
+    (tmp_path / "ram").rename(tmp_path / "gone")  # as after a reboot
+    with offline(settings, decide, Purpose.CHANGE) as admin:
+        admin.remove(EVERYTHING, dry_run=False)
 
 
 # --- which directory is made -------------------------------------------------------------------

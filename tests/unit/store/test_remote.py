@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tools import samples
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
@@ -452,3 +456,67 @@ def test_a_look_that_failed_is_made_again_soon(bench: RemoteBench) -> None:
     bench.tick(4)
     bench.store.run_pending()
     assert bench.store.report().tiers[2].state == "ok"
+
+
+def test_a_block_that_cannot_be_read_does_not_keep_the_tier_out(
+    bench: RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad sector, and the other blocks can be read."""
+    made = bench.put(range(4 * 4))
+    bench.store.run_pending()
+    bench.look()
+    mover, level = bench.store._remote, bench.state.levels[bench.remote]
+    assert mover is not None
+    for block in made:
+        record = bench.state.tree.get(block.key)
+        assert record is not None
+        assert mover.copy(record, bench.state.levels[bench.remote - 1], level)
+    bad = next(iter(level.lru))
+    peek = mover._tier.peek
+
+    def broken(namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
+        if key == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return peek(namespace, key)
+
+    monkeypatch.setattr(mover._tier, "peek", broken)
+    with bench.state.lock:
+        bench.state.failed(level, OSError(errno.EIO, "away"))
+    for _ in range(2):
+        bench.tick(120)
+        mover.recover()
+    assert not bench.state.suspended(level)
+    mover.measure()  # of a block that can be read
+    assert not bench.state.suspended(level)
+
+
+def test_while_one_of_two_removals_hangs_no_new_file_is_put_there(
+    bench: RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = bench.state.levels[bench.remote].tier
+    assert isinstance(tier, RemoteTier)
+    (block,) = samples.sequence(NS, list(range(4)))
+    hung, let_go = threading.Event(), threading.Event()
+
+    def remove(namespace: NamespaceId, key: BlockKey) -> None:
+        if not hung.is_set():
+            hung.set()
+            let_go.wait(30)
+
+    monkeypatch.setattr(tier._opened(), "remove", remove)
+    monkeypatch.setattr(tier._threads, "deadline_seconds", 0.5)
+    with pytest.raises(TimeoutError):
+        tier.remove(NAMESPACE, block.key)
+    assert hung.is_set()
+    monkeypatch.setattr(tier._threads, "deadline_seconds", 10.0)
+    tier.remove(NAMESPACE, block.key)  # the retry returns, the first call does not
+    temp = tier.create(NAMESPACE, block.key, len(block.data))
+    temp.write_at(0, block.data)
+    with pytest.raises(TimeoutError, match="would take the new file away"):
+        tier.publish(temp)
+    let_go.set()
+    end = time.monotonic() + 10
+    while tier.stalled and time.monotonic() < end:
+        time.sleep(0.01)
+    tier.publish(temp)
+    assert tier.exists(NAMESPACE, block.key)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.graves import Grave
+from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -24,6 +26,7 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import FrozenRemote
 from ollama_tiering.store.upkeep.graveyard import Block
+from ollama_tiering.store.upkeep.pin_file import load_pins
 from ollama_tiering.store.upkeep.tombstones import load_tombstones, text_of_tombstones
 from ollama_tiering.store.values import Removal, Selection
 from ollama_tiering.system.directories import UnsafeDirectory
@@ -663,3 +666,34 @@ def test_what_was_removed_and_pinned_while_the_local_tier_was_away_stays_so(
     # The lists are in one place again: nothing that was undone comes back with the next start.
     assert not (tmp_path / "ram" / TOMBSTONES_NAME).exists()
     assert not (tmp_path / "ram" / PINS_NAME).exists()
+
+
+def test_lists_from_beside_the_ram_tier_are_soon_in_their_right_place(tmp_path: Path) -> None:
+    """A reboot would take them with that tier."""
+    ram: list[tuple[Tier, int]] = [(FsTier(TierKind.RAM, tmp_path / "ram"), 32 * MIB)]
+    alone = Bench(tiers=ram, absent_remote=tmp_path / "remote")
+    kept, gone = alone.put(TOKENS), alone.put(OTHER_TOKENS)
+    admin = Administration(alone.store, alone=False)
+    admin.remove(Selection(ids=(gone[-1].key.hex(),)), dry_run=False)
+    alone.store.pins.pin(kept[-1].key)
+    alone.store.close(drain_seconds=0)
+    pins, tombstones = tmp_path / "ram" / PINS_NAME, tmp_path / "ram" / TOMBSTONES_NAME
+    removed = load_tombstones(tombstones)
+    assert len(removed) == len(gone)
+    store = TieredStore(
+        [
+            (FsTier(TierKind.RAM, tmp_path / "ram"), 32 * MIB),
+            (FsTier(TierKind.LOCAL, tmp_path / "local"), 32 * MIB),
+        ],
+        measure=False,
+    )
+    end = time.monotonic() + 10
+    while (pins.exists() or tombstones.exists()) and time.monotonic() < end:
+        time.sleep(0.01)
+    try:
+        assert [pin.key for pin in load_pins(tmp_path / "local" / PINS_NAME)] == [kept[-1].key]
+        assert load_tombstones(tmp_path / "local" / TOMBSTONES_NAME) == removed
+        assert not pins.exists()
+        assert not tombstones.exists()
+    finally:
+        store.close(drain_seconds=0)
