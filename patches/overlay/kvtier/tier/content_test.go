@@ -111,14 +111,20 @@ func TestASidecarThatCannotCheckFilesIsAsOneThatRefuses(t *testing.T) {
 
 func TestAModelIsUnloadedSoonAlthoughItsFileIsStillRead(t *testing.T) {
 	tier, store := unproven(t)
-	store.content = contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)
+	var ends atomic.Bool
+	store.content = func() (*tierpb.CheckFilesResponse, error) {
+		if ends.Load() {
+			return contentOf(tierpb.CheckFilesResponse_STATE_REFUSED, "the test ends")()
+		}
+		return contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)()
+	}
 	go tier.snapshotLoop()
 	start := time.Now()
 	tier.Flush(t.Context())
 	if took := time.Since(start); took > flushTimeout/2 {
 		t.Errorf("the server waits for %v", took)
 	}
-	store.content = contentOf(tierpb.CheckFilesResponse_STATE_REFUSED, "the test ends") // ends the loop's waiting
+	ends.Store(true) // the loop's waiting
 }
 
 func TestTheFirstRequestWaitsAMomentForTheFirstWordOfTheFile(t *testing.T) {
