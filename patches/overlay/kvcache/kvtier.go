@@ -70,8 +70,14 @@ func KVTierCacheOf(cache Cache) (c *KVTierCache, reason string) {
 	default:
 		return nil, fmt.Sprintf("cache of type %T, not supported yet", cache)
 	}
-	if unknown := tierUnknown(cache); unknown != "" {
-		return nil, fmt.Sprintf("cache of type %T, which may hold more than is known of: %s", cache, unknown)
+	whole := []Cache{cache}
+	for _, child := range c.children {
+		whole = append(whole, child)
+	}
+	for _, part := range whole {
+		if unknown := tierUnknown(part); unknown != "" {
+			return nil, fmt.Sprintf("cache of type %T, which may hold more than is known of: %s", part, unknown)
+		}
 	}
 	if reason := c.unsupported(); reason != "" {
 		return nil, reason

@@ -2,6 +2,7 @@ package kvcache
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,5 +47,16 @@ func TestTierACacheAroundAnotherIsNotTakenForIt(t *testing.T) {
 	type around struct{ *Causal }
 	if c, reason := KVTierCacheOf(around{NewCausalCache(nil)}); c != nil || !strings.Contains(reason, "not supported") {
 		t.Errorf("%v, %q", c, reason)
+	}
+}
+
+func TestTierTheCachesInAWrapperAreLookedInto(t *testing.T) {
+	known := tierKnown
+	t.Cleanup(func() { tierKnown = known })
+	tierKnown = slices.DeleteFunc(slices.Clone(known), func(name string) bool { return name == "Causal.keys" }) // as if it were new
+	for _, cache := range []Cache{NewCausalCache(nil), NewWrapperCache(NewSWACache(4, nil), NewCausalCache(nil))} {
+		if c, reason := KVTierCacheOf(cache); c != nil || !strings.Contains(reason, "Causal.keys") {
+			t.Errorf("%T: %v, %q", cache, c, reason)
+		}
 	}
 }

@@ -82,6 +82,7 @@ func TestVariablesThatChangeBitsAreInTheNamespace(t *testing.T) {
 	for _, variable := range []string{
 		"CUDA_VISIBLE_DEVICES=0", "GGML_VK_VISIBLE_DEVICES=1", "HIP_VISIBLE_DEVICES=0", "GGML_BACKEND_PATH=/a", "OMP_WAIT_POLICY=active",
 		"KMP_BLOCKTIME=200", "NVIDIA_VISIBLE_DEVICES=all", "CUDA_CACHE_PATH=/c", "CUDA_PATH=/c", "LLAMA_ARG_PORT=1", "XGGML_A=1", "OLLAMA_HOST=a", "PATH_OMP_=1",
+		"GPU_DEVICE_ORDINAL=1", "ZE_AFFINITY_MASK=0", "LLAMA_SERVER_SLOTS=1",
 	} {
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)

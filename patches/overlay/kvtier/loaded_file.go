@@ -37,7 +37,7 @@ func modelOf(args []string) LoadedFile {
 		if !given && i+1 < len(args) {
 			path = args[i+1]
 		}
-		file, _ := lookAt(path) // not there: whoever loads it says so
+		file, _ := LookAt(path) // not there: whoever loads it says so
 		return file
 	}
 	return LoadedFile{}
@@ -50,7 +50,7 @@ func LoadedBlobs(paths ...string) (files []LoadedFile, reason string) {
 		if name := filepath.Base(path); !blobName.MatchString(name) {
 			return nil, "file that is no blob of Ollama's, named by its digest: " + name
 		}
-		file, err := lookAt(path)
+		file, err := LookAt(path)
 		if err != nil {
 			return nil, "its file can't be looked at: " + err.Error()
 		}
@@ -70,7 +70,8 @@ func StartedWith() []LoadedFile {
 	return []LoadedFile{startedWith}
 }
 
-func lookAt(path string) (LoadedFile, error) {
+// LookAt is a file as it is now.
+func LookAt(path string) (LoadedFile, error) {
 	file := LoadedFile{Path: path}
 	return file, file.look()
 }

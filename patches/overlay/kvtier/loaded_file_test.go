@@ -52,7 +52,7 @@ func TestAFileThatChangesWhileItIsLoadedIsNotTiered(t *testing.T) {
 	startedAt = time.Now().Add(time.Hour).UnixNano()
 	before := startedWith
 	defer func() { startedWith = before }()
-	startedWith, _ = lookAt(path)
+	startedWith, _ = LookAt(path)
 	if _, reason := LoadedBlobs(path); reason != "" {
 		t.Error(reason)
 	}
@@ -77,7 +77,7 @@ func TestOnlyNamesThatAreDigestsSayWhatIsInAFile(t *testing.T) {
 
 func TestTheModelOfARunnerIsInItsArguments(t *testing.T) {
 	path := blob(t)
-	want, _ := lookAt(path)
+	want, _ := LookAt(path)
 	for _, args := range [][]string{
 		{"runner", "--ollama-engine", "--model", path, "--port", "1"}, {"runner", "-model", path}, {"runner", "--model=" + path},
 	} {

@@ -18,7 +18,7 @@ func (c *Client) noteFolders(stat *tierpb.StatResponse) {
 	var folders []string
 	for _, tier := range stat.GetTiers() {
 		if folder := string(tier.Directory); filepath.IsAbs(folder) {
-			folders = append(folders, filepath.Clean(folder))
+			folders = append(folders, strings.TrimSuffix(folder, "/")+"/")
 		}
 	}
 	c.folders.Store(&folders)
@@ -47,8 +47,11 @@ func (c *Client) checkReserved(ctx context.Context, reservations []*tierpb.Reser
 	return nil
 }
 
+// mayFill compares with directories as the sidecar writes them, for it names files in the same way: with a ".." in one, too.
 func (c *Client) mayFill(path string) bool {
 	folders := c.folders.Load()
-	return folders != nil && filepath.Clean(path) == path && strings.HasSuffix(path, unfinished) &&
-		slices.ContainsFunc(*folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
+	return folders != nil && strings.HasSuffix(path, unfinished) && slices.ContainsFunc(*folders, func(folder string) bool {
+		rest, below := strings.CutPrefix(path, folder)
+		return below && filepath.IsLocal(rest) && filepath.Clean(rest) == rest
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ type namingSidecar struct {
 func (s *namingSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: "/other"}, {Directory: s.folder}, {}}}, nil
+	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte("/other")}, {Directory: []byte(s.folder)}, {}}}, nil
 }
 
 func (s *namingSidecar) Put(stream tierpb.BlockStore_PutServer) error {
@@ -36,7 +37,7 @@ func (s *namingSidecar) Put(stream tierpb.BlockStore_PutServer) error {
 		}
 		s.mu.Lock()
 		answer := &tierpb.PutReserved{Reservations: []*tierpb.Reservation{
-			{Outcome: tierpb.Reservation_OUTCOME_PRESENT}, {Outcome: tierpb.Reservation_OUTCOME_RESERVED, Path: s.path},
+			{Outcome: tierpb.Reservation_OUTCOME_PRESENT}, {Outcome: tierpb.Reservation_OUTCOME_RESERVED, Path: []byte(s.path)},
 		}}
 		s.mu.Unlock()
 		if err := stream.Send(&tierpb.PutResponse{Result: &tierpb.PutResponse_Reserved{Reserved: answer}}); err != nil {
@@ -83,6 +84,20 @@ func TestOnlyUnfinishedBlocksBelowATiersDirectoryAreFilled(t *testing.T) {
 	} {
 		if err := fill(path); err == nil {
 			t.Errorf("%q would be filled", path)
+		}
+	}
+	// A directory that is set with a ".." in it is named so, and what lies beside it is refused as ever.
+	for _, folder := range []string{dir + "/home/../tier", dir + "/tier/"} {
+		sidecar.mu.Lock()
+		sidecar.folder = folder
+		sidecar.mu.Unlock()
+		if err := fill(strings.TrimSuffix(folder, "/") + "/v1/ab/key.tmp"); err != nil {
+			t.Error(err)
+		}
+		for _, path := range []string{folder + "/../key.tmp", folder + "/v1/../../key.tmp", folder + "//key.tmp", folder + "/v1/../key.tmp"} {
+			if err := fill(path); err == nil {
+				t.Errorf("%q would be filled", path)
+			}
 		}
 	}
 	if !c.Up() {

@@ -19,15 +19,15 @@ var (
 		"ATLAS_", "DNNL_", "ONEDNN_", "FLEXIBLAS", "ARMPL_", "XDNN_", "GLIBC_TUNABLES",
 	}
 
-	// harmless is how those of them begin that say where files lie, what is logged, how a server is started or how a thread
-	// waits. GGML itself sets the last of those, in a build with OpenMP.
+	// harmless is how those of them begin that say where files lie, what is logged, how a server is started, which devices are
+	// visible or how a thread waits. GGML itself sets KMP_BLOCKTIME, in a build with OpenMP.
 	harmless = []string{
 		"GGML_BACKEND_PATH", "LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "LLAMA_LOG_", "LLAMA_OFFLINE", "CUDA_CACHE_",
 		"CUDA_COREDUMP_", "CUDA_HOME", "CUDA_MPS_LOG_", "CUDA_MPS_PIPE_", "CUDA_PATH", "CUDA_VERSION", "CUBLAS_LOG",
 		"CUDNN_LOG", "NVIDIA_DRIVER_", "NVIDIA_REQUIRE_", "NVIDIA_PRODUCT_", "HIP_PATH", "ROCM_HOME", "ROCM_PATH",
 		"ROCBLAS_LAYER", "ROCBLAS_LOG_", "ROCBLAS_VERBOSE", "MIOPEN_ENABLE_LOG", "HSA_COREDUMP_", "AMD_LOG_", "ONEAPI_ROOT",
 		"MKL_VERBOSE", "VK_LOADER_DEBUG", "OMP_DISPLAY_", "KMP_WARNINGS", "DNNL_VERBOSE", "ONEDNN_VERBOSE", "ASCEND_HOME",
-		"KMP_BLOCKTIME", "OMP_WAIT_POLICY",
+		"KMP_BLOCKTIME", "OMP_WAIT_POLICY", "LLAMA_SERVER_", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
 	}
 )
 

@@ -24,10 +24,19 @@ const beingChecked = "its file is being checked"
 // errUnchecked: the model's file is not known to be sound, which has been said.
 var errUnchecked = errors.New("the model's file is not checked")
 
-// checkContent returns when the model's files are known to be what they were when they were loaded, and what they are called.
-// It asks each time: a file that was written to under a runner that has it mapped has changed the weights, too.
-func (t *Tier) checkContent() error {
-	until := time.Now().Add(contentWait)
+// learnContent asks until the model's files are known, however long it takes to read them, or the tiering ends: without it no
+// request is looked up. wait is how long one question goes on. Each time that the sidecar comes up it is begun anew.
+func (t *Tier) learnContent(wait time.Duration) {
+	begun := t.asked.Add(1)
+	for t.checkContent(wait) != nil && active.Load() == t && t.asked.Load() == begun {
+		time.Sleep(contentMost)
+	}
+}
+
+// checkContent returns when the model's files are known to be what they were when they were loaded, and what they are called,
+// or after wait. It asks each time: a file that was written to under a runner that has it mapped has changed the weights, too.
+func (t *Tier) checkContent(wait time.Duration) error {
+	until := time.Now().Add(wait)
 	for pause := contentFirst; ; pause = min(2*pause, contentMost) {
 		answer, err := t.client.CheckFiles(t.model.Files)
 		if err != nil {

@@ -100,7 +100,7 @@ func TestASidecarThatCannotCheckFilesIsAsOneThatRefuses(t *testing.T) {
 	store.content = func() (*tierpb.CheckFilesResponse, error) {
 		return nil, status.Error(codes.Unimplemented, "unknown method")
 	}
-	if err := tier.checkContent(); !errors.Is(err, errUnchecked) {
+	if err := tier.checkContent(contentWait); !errors.Is(err, errUnchecked) {
 		t.Errorf("%v", err)
 	}
 	if Active() != nil || !tier.client.Up() {
@@ -111,14 +111,20 @@ func TestASidecarThatCannotCheckFilesIsAsOneThatRefuses(t *testing.T) {
 
 func TestAModelIsUnloadedSoonAlthoughItsFileIsStillRead(t *testing.T) {
 	tier, store := unproven(t)
-	store.content = contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)
+	var ends atomic.Bool
+	store.content = func() (*tierpb.CheckFilesResponse, error) {
+		if ends.Load() {
+			return contentOf(tierpb.CheckFilesResponse_STATE_REFUSED, "the test ends")()
+		}
+		return contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)()
+	}
 	go tier.snapshotLoop()
 	start := time.Now()
 	tier.Flush(t.Context())
 	if took := time.Since(start); took > flushTimeout/2 {
 		t.Errorf("the server waits for %v", took)
 	}
-	store.content = contentOf(tierpb.CheckFilesResponse_STATE_REFUSED, "the test ends") // ends the loop's waiting
+	ends.Store(true) // the loop's waiting
 }
 
 func TestTheFirstRequestWaitsAMomentForTheFirstWordOfTheFile(t *testing.T) {
@@ -128,7 +134,7 @@ func TestTheFirstRequestWaitsAMomentForTheFirstWordOfTheFile(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		return contentOf(tierpb.CheckFilesResponse_STATE_SOUND, "")()
 	}
-	go func() { _ = tier.checkContent() }()
+	go tier.learnContent(contentWait)
 	if f := tier.prefetchFor(t.Context(), tokensFrom(0, 200)); f == nil || f.rows != 192 {
 		t.Error("nothing is restored for the first request after a model that is known was loaded")
 	}
@@ -141,5 +147,52 @@ func TestTheFirstRequestWaitsAMomentForTheFirstWordOfTheFile(t *testing.T) {
 	}
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("each request waits: %v", took)
+	}
+}
+
+func TestAFileThatTakesLongToReadIsAskedAboutUntilItIsKnown(t *testing.T) {
+	tier, store := unproven(t)
+	var asked atomic.Int32
+	store.content = func() (*tierpb.CheckFilesResponse, error) {
+		switch asked.Add(1) {
+		case 1:
+			return contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)()
+		case 2: // an answer that fails, without the sidecar being away
+			return nil, status.Error(codes.ResourceExhausted, "too many questions")
+		}
+		return contentOf(tierpb.CheckFilesResponse_STATE_SOUND, "")()
+	}
+	start := time.Now()
+	tier.learnContent(0) // one question, as if reading took longer than all that one waits
+	if !tier.sound.Load() {
+		t.Errorf("after %d questions the file is given up, although it is only read for long", asked.Load())
+	}
+	if took := time.Since(start); took < contentMost {
+		t.Errorf("%d questions in %v", asked.Load(), took)
+	}
+}
+
+func TestThereIsOneQuestionForLookUpsHoweverOftenTheSidecarComesUp(t *testing.T) {
+	tier, store := unproven(t)
+	store.content = contentOf(tierpb.CheckFilesResponse_STATE_PENDING, beingChecked)
+	ended := make(chan struct{}, 2)
+	begin := func(number int64) {
+		go func() { tier.learnContent(0); ended <- struct{}{} }()
+		for tier.asked.Load() < number {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	begin(1)
+	begin(2)
+	select {
+	case <-ended: // that of before
+	case <-time.After(10 * time.Second):
+		t.Fatal("both go on")
+	}
+	active.Store(nil)
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on after the tiering has ended")
 	}
 }

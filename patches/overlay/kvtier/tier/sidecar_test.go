@@ -134,7 +134,7 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 }
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
-	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: s.dir}}}, nil
+	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte(s.dir)}}}, nil
 }
 
 // CheckFiles says what content does, or that all is sound.

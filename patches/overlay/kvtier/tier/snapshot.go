@@ -96,7 +96,7 @@ func (t *Tier) store(l *lineage, blocks []*block, after []int) (done int, err er
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
 func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
-	if err := t.checkContent(); err != nil {
+	if err := t.checkContent(contentWait); err != nil {
 		return 0, err
 	}
 	// A block that was found damaged counts as present until the store has heard of it.

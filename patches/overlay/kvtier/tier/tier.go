@@ -36,6 +36,7 @@ type Tier struct {
 	sound   atomic.Bool            // the model's files are what they are called
 	unsound atomic.Pointer[string] // why that is not known yet, as the sidecar said last
 	waited  atomic.Bool            // a look-up has waited for its first word in vain
+	asked   atomic.Int64           // how often it was begun to be asked for look-ups
 	off     atomic.Pointer[string] // why it is, although the model can be tiered; nil: it is on
 	reports atomic.Int32           // reports of damage on their way
 	late    atomic.Int32           // fetches whose reads still hang although nobody waits for them any more
@@ -185,7 +186,7 @@ func (t *Tier) onSidecarUp() {
 	}
 	if t.off.Load() == nil {
 		if !t.sound.Load() {
-			go func() { _ = t.checkContent() }() // look-ups wait for it; what is to be stored asks by itself
+			go t.learnContent(contentWait) // look-ups wait for it; what is to be stored asks by itself
 		}
 		t.storeAgain()
 	}

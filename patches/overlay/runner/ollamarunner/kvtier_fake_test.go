@@ -2,9 +2,12 @@ package ollamarunner
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"math"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -131,7 +134,7 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ..
 	layers := tierKept(tiered)
 	engineHost.Store(host)
 	f.tier.Attach(f.rows, tier.Model{
-		Slots: slots, Layers: layers, Windows: append(tierWindows(tiered, false), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
+		Files: []kvtier.LoadedFile{tierFakeFile(t)}, Slots: slots, Layers: layers, Windows: append(tierWindows(tiered, false), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),
 		}.Proto(),
@@ -141,6 +144,21 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ..
 		panic("the test is over")
 	})
 	return f
+}
+
+// tierFakeFile is a model's file, which the sidecar reads before it stores anything.
+func tierFakeFile(t *testing.T) kvtier.LoadedFile {
+	t.Helper()
+	content := []byte(t.Name())
+	path := filepath.Join(t.TempDir(), fmt.Sprintf("sha256-%x", sha256.Sum256(content)))
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := kvtier.LookAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // newTierFakeWithSidecar is newTierFake with the sidecar that KVTIER_TEST_SOCKET names, once it is known to answer. Slot 0
