@@ -189,12 +189,20 @@ std::vector<saving::want> saving::fetch(const std::shared_ptr<job> & one, const 
     std::unique_lock<std::mutex> lock(mutex_);
     wants_ = std::move(wants);
     if (!ending_) {
-        wake_(); // not after the end
+        lock.unlock(); // the main loop may hold what this waits for, and want the lock; end() waits for the thread
+        wake_();
+        lock.lock();
     }
     changed_.wait(lock, [this] {
         return ending_ || std::all_of(wants_.begin(), wants_.end(), [](const want & each) { return each.served; });
     });
-    return std::exchange(wants_, {});
+    auto had = std::exchange(wants_, {});
+    for (auto & each : had) {
+        if (!each.served) {
+            each.block = {}; // at the end it may be half read
+        }
+    }
+    return had;
 }
 
 bool saving::fill(const reserved & named, const buffer & block, filled & done) const {
