@@ -272,12 +272,13 @@ def test_a_block_that_is_half_read_when_the_engine_ends_is_not_stored(
 
 @pytest.mark.timeout(SECONDS)
 def test_a_server_that_wakes_from_sleep_does_not_wait_for_a_saver_that_wakes_it(
-    talk: Talk, first: int
+    program: Path, daemon: SidecarProcess, first: int
 ) -> None:
     """It holds what the saver's thread waits for, and ends it."""
-    assert talk.say("asleep", 0, first, 640) == "done"
-    talk.say("answer", 1, first + (1 << 29), 64)
-    assert talk.say("settle", 1).startswith("1 blocks")
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        assert talk.say("asleep", 0, first, 640) == "done"
+        talk.say("answer", 1, first + (1 << 29), 64)
+        assert talk.say("settle", 1).startswith("1 blocks")
 
 
 def test_what_is_answered_before_the_first_hello_is_stored(
