@@ -56,6 +56,7 @@ class AnsweringSidecar(BadSidecar):
     def __init__(self, path: Path, answers: Sequence[bytes]) -> None:
         super().__init__(path, answers)
         self.hung_up = threading.Event()
+        self.answers_given = 0
 
     def _talk(self, client: socket.socket) -> None:
         given = 0
@@ -69,6 +70,7 @@ class AnsweringSidecar(BadSidecar):
                     given += 1
             except EOFError:
                 if given:
+                    self.answers_given = given
                     self.hung_up.set()
 
 

@@ -542,7 +542,7 @@ def test_rows_that_went_unannounced_are_never_stored(talk: Talk, first: int) -> 
 
 
 def test_what_is_refused_gives_back_its_reservations(program: Path, tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / "block.tmp"
     path.write_bytes(bytes(4096 + (BLOCK_MIB << 20)))
     path.chmod(0o600)
     named = m.EngineReserved(1, str(path), path.stat().st_size, 4096, 0, 64)
@@ -554,6 +554,7 @@ def test_what_is_refused_gives_back_its_reservations(program: Path, tmp_path: Pa
         for _ in range(PLANES):
             talk.say("turn")
         assert sidecar.hung_up.wait(SECONDS)
+    assert sidecar.answers_given == 2
 
 
 def test_a_large_state_that_comes_slowly_is_waited_for(
