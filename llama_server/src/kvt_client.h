@@ -49,7 +49,7 @@ public:
 
     bool up() const { return line_.load() == line::up; }
 
-    // Up, or hung up by hang_up() and about to be up again: what is to be stored may wait for it.
+    // Up, or about to be, at first or after hang_up(): what is to be stored may wait for it.
     bool stands() const { return line_.load() != line::down; }
 
     // Waits until the first try to connect has ended, at most so long.
@@ -78,7 +78,7 @@ public:
 
 private:
     using clock = std::chrono::steady_clock;
-    enum class line : uint8_t { down, again, up }; // again: after hang_up(), until it was tried once
+    enum class line : uint8_t { down, again, up }; // again: at first and after hang_up(), until it was tried once
 
     template <typename Call> status safely(const Call & call);
     void lose_if_over();
@@ -100,7 +100,7 @@ private:
     std::mutex io_; // held for the whole of a call
     int fd_ = -1;   // under io_
 
-    std::atomic<line> line_ { line::down };
+    std::atomic<line> line_ { line::again };
     std::atomic<uint32_t> failures_ { 0 };
 
     mutable std::mutex state_; // of all below

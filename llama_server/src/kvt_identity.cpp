@@ -30,7 +30,8 @@ constexpr string_view harmless[] = {
     "CUDA_VERSION",      "CUBLAS_LOG",      "CUDNN_LOG",        "NVIDIA_DRIVER_",  "NVIDIA_REQUIRE_", "NVIDIA_PRODUCT_",
     "HIP_PATH",          "ROCM_HOME",       "ROCM_PATH",        "ROCBLAS_LAYER",   "ROCBLAS_LOG_",    "ROCBLAS_VERBOSE",
     "MIOPEN_ENABLE_LOG", "HSA_COREDUMP_",   "AMD_LOG_",         "ONEAPI_ROOT",     "MKL_VERBOSE",     "VK_LOADER_DEBUG",
-    "OMP_DISPLAY_",      "OMP_WAIT_POLICY", "KMP_BLOCKTIME",    "KMP_WARNINGS",    "DNNL_VERBOSE",     "ONEDNN_VERBOSE",  "ASCEND_HOME",
+    "OMP_DISPLAY_",      "OMP_WAIT_POLICY", "KMP_BLOCKTIME",    "KMP_WARNINGS",    "DNNL_VERBOSE",    "ONEDNN_VERBOSE",
+    "ASCEND_HOME",       "LLAMA_SERVER_",   "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
 };
 
 bool begins(string_view text, string_view with) { return text.substr(0, with.size()) == with; }

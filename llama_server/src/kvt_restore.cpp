@@ -114,8 +114,8 @@ bool restoring::hanging() {
     reap();
     std::lock_guard<std::mutex> lock(mutex_);
     const auto since = steady_clock::now() - most_stall_;
-    return retired_.size() >= most_retired ||
-           std::any_of(retired_.begin(), retired_.end(), [since](const auto & one) { return one->stalled || one->moved < since; });
+    const auto hangs = [since](const auto & one) { return one->stalled || one->moved + one->slack < since; };
+    return retired_.size() >= most_retired || std::any_of(retired_.begin(), retired_.end(), hangs);
 }
 
 bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
@@ -151,8 +151,9 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
     const bool over = one.read || one.shown >= one.last;
     if (written && !over) {
         lock.unlock();
-        const auto patience = hanging() ? std::min(most_stall_, stall_beside_one) : most_stall_;
+        const bool beside_one = hanging();
         lock.lock();
+        const auto patience = beside_one ? std::min(most_stall_, stall_beside_one) : most_stall_ + one.slack;
         if (steady_clock::now() - one.moved <= patience) {
             return false;
         }

@@ -6,6 +6,12 @@
 
 namespace kvt {
 
+namespace {
+
+constexpr size_t slow_bytes_per_ms = 20000; // of a disk that is slow and does not hang
+
+} // namespace
+
 // The thread has read all that it will, and nobody else knows of the job.
 void restoring::resume(job & one, row_sink & sink) {
     if ((one.state.empty() && one.windows.empty()) || one.written < one.end) {
@@ -53,8 +59,11 @@ bool restoring::read_end(job & one, lease & held) {
         if (lacking == shortfall_damaged) {
             held.damaged((uint32_t) i);
         }
+        std::lock_guard<std::mutex> lock(mutex_);
+        one.moved = steady_clock::now();
     }
     std::lock_guard<std::mutex> lock(mutex_);
+    one.slack = milliseconds(0);
     one.report.fetch_seconds += seconds_since(began);
     if (lacking != shortfall_none) {
         one.report.reason = lacking;
@@ -90,8 +99,10 @@ uint32_t restoring::read_beside(const job & one, const file & named, lease & hel
 // False if it takes too long, or nobody wants the rows any more.
 bool restoring::reserve(job & one, lease & held) {
     size_t bytes = 0;
+    size_t largest = 0;
     for (size_t i = one.blocks; i < one.found.files.size(); ++i) {
         bytes += (size_t) one.found.files[i].used;
+        largest = std::max(largest, (size_t) one.found.files[i].used);
     }
     const auto latest = steady_clock::now() + milliseconds(most_wait_ms);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -107,6 +118,8 @@ bool restoring::reserve(job & one, lease & held) {
     if (one.dropped) {
         return false;
     }
+    one.moved = steady_clock::now();
+    one.slack = milliseconds((int64_t) (largest/slow_bytes_per_ms));
     one.beside = true;
     ++besides_;
     one.ahead += bytes;

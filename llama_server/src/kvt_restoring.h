@@ -71,6 +71,7 @@ private:
         bool dropped = false;
         bool ended = false;        // so has the thread
         steady_clock::time_point moved = steady_clock::now(); // when something new had come
+        milliseconds slack { 0 };  // that it may take longer until then: a state comes as a whole
         finished report;
         bool stalled = false;      // nothing new had come for too long
         worker thread;

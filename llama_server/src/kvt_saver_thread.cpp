@@ -18,7 +18,7 @@ constexpr milliseconds store_timeout { 5000 };
 constexpr milliseconds connect_nap { 50 };
 constexpr int connect_naps = 40;
 constexpr milliseconds later_nap { 250 };
-constexpr int later_naps = 1200; // five minutes: what a large model takes to be checked
+constexpr std::chrono::minutes most_later { 5 }; // what a large model takes to be checked
 constexpr size_t batch_bytes = 16u << 20;
 constexpr size_t most_files = 64;
 constexpr size_t most_windows = 4096; // docs/engine-protocol.md
@@ -91,15 +91,20 @@ bool saving::connected() {
     return store_->up() && !ending_;
 }
 
-// The model's file is being checked: what is to be stored waits meanwhile. False if that takes too long.
-bool saving::later(int & naps) {
+// The model's file is being checked: what is to be stored waits meanwhile. False if that takes too long; then what comes
+// after it asks only once.
+bool saving::later(steady_clock::time_point latest) {
+    if (!patient_) {
+        return false;
+    }
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait_for(lock, later_nap, [this] { return ending_; });
-    return ++naps < later_naps && !ending_;
+    patient_ = steady_clock::now() < latest;
+    return patient_ && !ending_;
 }
 
 void saving::store(const std::shared_ptr<job> & one) {
-    int naps = 0;
+    const auto latest = steady_clock::now() + most_later;
     const size_t most_bytes = std::max<size_t>(block_bytes(said_, block_tokens), (size_t) block_tokens*said_.window_row_bytes);
     const size_t fit = batch_bytes/std::max<size_t>(most_bytes, 1);
     const uint32_t most = (uint32_t) std::clamp<size_t>(fit, 1, most_files);
@@ -113,9 +118,13 @@ void saving::store(const std::shared_ptr<job> & one) {
         if (store_->plan(one->tokens.data(), one->tokens.size(), most, {}, offers, store_timeout, plan, windows) != status::ok) {
             return;
         }
-        if (plan.outcome == 4 && later(naps)) {
-            continue;
+        if (plan.outcome == 4) {
+            if (later(latest)) {
+                continue;
+            }
+            return;
         }
+        patient_ = true;
         more = plan.outcome == 1;
         const bool rows_left = !plan.files.empty() && plan.files[0].kind == file_kind::rows;
         if (rows_left || plan.outcome == 0) {
@@ -128,6 +137,7 @@ void saving::store(const std::shared_ptr<job> & one) {
         const auto files = fill_all(one, plan);
         std::vector<std::string> reasons;
         if (!files.empty() && store_->commit(files, store_timeout, reasons) != status::ok) {
+            store_->hang_up(); // as below
             return;
         }
         size_t stored = 0;
@@ -141,6 +151,10 @@ void saving::store(const std::shared_ptr<job> & one) {
                 one->stored_states.insert(named.first_position);
             }
         }
+        if (stored < files.size()) {
+            store_->hang_up(); // what was refused may still be reserved
+            return;
+        }
         if (files.size() < plan.files.size()) {
             store_->hang_up(); // gives back what was reserved and is not filled
             if (plan.files[files.size()].kind != file_kind::window || windows.empty()) {
@@ -151,7 +165,7 @@ void saving::store(const std::shared_ptr<job> & one) {
             more = true;
             continue;
         }
-        more = more && stored == files.size() && !files.empty();
+        more = more && !files.empty();
     }
 }
 
@@ -189,12 +203,20 @@ std::vector<saving::want> saving::fetch(const std::shared_ptr<job> & one, const 
     std::unique_lock<std::mutex> lock(mutex_);
     wants_ = std::move(wants);
     if (!ending_) {
-        wake_(); // not after the end
+        lock.unlock(); // the main loop may hold what this waits for, and want the lock; end() waits for the thread
+        wake_();
+        lock.lock();
     }
     changed_.wait(lock, [this] {
         return ending_ || std::all_of(wants_.begin(), wants_.end(), [](const want & each) { return each.served; });
     });
-    return std::exchange(wants_, {});
+    auto had = std::exchange(wants_, {});
+    for (auto & each : had) {
+        if (!each.served) {
+            each.block = {}; // at the end it may be half read
+        }
+    }
+    return had;
 }
 
 bool saving::fill(const reserved & named, const buffer & block, filled & done) const {

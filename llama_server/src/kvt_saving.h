@@ -72,7 +72,7 @@ private:
     bool hangs();
     void store(const std::shared_ptr<job> & one);
     bool connected();
-    bool later(int & naps);
+    bool later(steady_clock::time_point latest);
     std::vector<want> fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files);
     std::vector<state_offer> offers_of(const job & one, bool windows) const;
     void note_present(job & one, const std::vector<state_offer> & offers, const planned & plan);
@@ -94,6 +94,7 @@ private:
     const std::function<void()> wake_;
     const size_t most_kept_;
     const milliseconds most_stall_;
+    bool patient_ = true; // of the thread: it waits while the model's file is being checked
 
     mutable std::mutex mutex_; // of all below
     std::condition_variable changed_;

@@ -1,12 +1,14 @@
 // An engine with two slots for tests of saving and restoring: its main loop is the one that reads its input.
 //   kvt_slots SOCKET [MIB [MIB [MIB [MS]]]]   that may be read ahead, and kept; of a state, without which no slot goes on; that
-//                             a prompt may wait for something new
+//                             a prompt may wait for something new; with KVT_EAGER in the environment it does not wait until
+//                             it is connected
 //   answer SLOT FIRST COUNT   the slot holds the rows of tokens FIRST …; they are to be stored, and a state behind them
 //   hold SLOT FIRST COUNT     it holds them, and they are not to be stored
 //   prompt SLOT FIRST COUNT   it gets another prompt: what is not stored is kept, then what is stored comes back
 //   begin SLOT FIRST COUNT    the same prompt, of which nothing is brought yet
 //   bring SLOT [SLOT]         turns of the main loop until these slots have got all; as `prompt` answers, and if it is slow,
 //                             " in S steps, longest M ms"
+//   asleep SLOT FIRST COUNT   as `answer`, and the server sleeps: its saver ends while the main loop holds what a wake waits for
 //   turn                      the saver gets a segment of the rows that it asks for
 //   ahead                     "N MiB": that are read ahead of all slots, when it is no more
 //   drop SLOT                 nobody wants it any more
@@ -36,9 +38,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <mutex>
 #include <sstream>
 #include <utility>
 
@@ -61,8 +65,10 @@ struct server {
     server(const char * path, size_t read_ahead, size_t kept, size_t state, kvt::milliseconds stall)
         : state_bytes(state), look_up(path, said), waiting(path, said), storing(path, said), restorer(look_up, waiting, said, read_ahead, stall),
           saver(storing, look_up, said, [this] { woken.store(true); }, kept, stall) {
-        look_up->wait_first(patience);
-        storing->wait_first(patience);
+        if (std::getenv("KVT_EAGER") == nullptr) {
+            look_up->wait_first(patience);
+            storing->wait_first(patience);
+        }
     }
 
     std::string settle(uint64_t blocks) {
@@ -149,6 +155,31 @@ struct server {
         saver.step(rows, clock_type::now());
     }
 
+    void asleep(int number, const std::vector<int32_t> & tokens) {
+        rows.slots[number].tokens = tokens;
+        std::mutex tasks;
+        std::atomic<bool> waking { false };
+        std::atomic<bool> over { false };
+        const auto wake = [&] {
+            waking.store(true);
+            tasks.lock();
+            tasks.unlock();
+            over.store(true);
+        };
+        const auto wait = [](const std::atomic<bool> & until) {
+            while (!until.load()) {
+                std::this_thread::sleep_for(kvt::milliseconds(1));
+            }
+        };
+        {
+            const std::lock_guard<std::mutex> lock(tasks);
+            kvt::saver other(storing, look_up, said, wake);
+            other.add(number, tokens, 0);
+            wait(waking);
+        }
+        wait(over);
+    }
+
     // When no more is read ahead.
     std::string ahead() const {
         size_t bytes = restorer.ahead();
@@ -209,6 +240,8 @@ int main(int argc, char ** argv) {
             one.begin(number, tokens_of(first, count));
         } else if (what == "bring") {
             answer = one.bring(first == 0 ? std::vector<int> { number } : std::vector<int> { number, first });
+        } else if (what == "asleep") {
+            one.asleep(number, tokens_of(first, count));
         } else if (what == "turn") {
             one.turn();
         } else if (what == "ahead") {

@@ -50,6 +50,30 @@ class BadSidecar:
             client.sendall(next(self._answers))
 
 
+class AnsweringSidecar(BadSidecar):
+    """Gives one answer after the other, and notes that a connection which got some has ended."""
+
+    def __init__(self, path: Path, answers: Sequence[bytes]) -> None:
+        super().__init__(path, answers)
+        self.hung_up = threading.Event()
+        self.answers_given = 0
+
+    def _talk(self, client: socket.socket) -> None:
+        given = 0
+        with client, contextlib.suppress(OSError, StopIteration):
+            _request(client)
+            client.sendall(WELCOME)
+            try:
+                while True:
+                    _request(client)
+                    client.sendall(next(self._answers))
+                    given += 1
+            except EOFError:
+                if given:
+                    self.answers_given = given
+                    self.hung_up.set()
+
+
 def _request(client: socket.socket) -> None:
     head = client.recv(HEAD.size, socket.MSG_WAITALL)
     if len(head) < HEAD.size:

@@ -20,7 +20,7 @@ from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.store.block.checksum import crc32c
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
-from tests.integration.bad_sidecar import BadSidecar
+from tests.integration.bad_sidecar import AnsweringSidecar, BadSidecar
 from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
 from tests.places import short_directory, tmpfs_directory
 from tests.sidecar import SidecarProcess
@@ -257,6 +257,44 @@ def test_a_block_that_was_half_read_is_not_stored_when_the_rest_is_lost(
     talk.say("answer", 1, first + (1 << 29), 64)  # ends after it
     assert talk.say("settle", 1).startswith("1 blocks")
     assert restored(talk.say("prompt", 1, first, 65)) == 0
+
+
+def test_a_block_that_is_half_read_when_the_engine_ends_is_not_stored(
+    program: Path, daemon: SidecarProcess, first: int
+) -> None:
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        talk.say("slow", 50)
+        talk.say("answer", 0, first, 64)
+        talk.say("turn")
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        assert restored(talk.say("prompt", 0, first, 65)) == 0
+
+
+@pytest.mark.timeout(SECONDS)
+def test_a_server_that_wakes_from_sleep_does_not_wait_for_a_saver_that_wakes_it(
+    program: Path, daemon: SidecarProcess, first: int
+) -> None:
+    """It holds what the saver's thread waits for, and ends it."""
+    with Talk(program, engine_socket(daemon.socket)) as talk:
+        assert talk.say("asleep", 0, first, 640) == "done"
+        talk.say("answer", 1, first + (1 << 29), 64)
+        assert talk.say("settle", 1).startswith("1 blocks")
+
+
+def test_what_is_answered_before_the_first_hello_is_stored(
+    program: Path, daemon: SidecarProcess, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVT_EAGER", "1")
+    with (
+        short_directory() as folder,
+        SlowSidecar(folder / "s", engine_socket(daemon.socket)) as slow,
+    ):
+        slow.seconds = 0.5
+        with Talk(program, slow.path) as talk:
+            assert talk.greeting == "not up"
+            talk.say("answer", 0, first, 640)
+            slow.seconds = 0.0
+            assert talk.say("settle", 10).startswith("10 blocks")
 
 
 def test_a_block_that_was_half_read_is_stored_as_it_was_before_a_shift(
@@ -501,6 +539,37 @@ def test_rows_that_went_unannounced_are_never_stored(talk: Talk, first: int) -> 
     # Nothing is left reserved: the same can be stored at once.
     talk.say("answer", 0, first, 1000)
     assert talk.say("settle", 17).startswith("17 blocks")
+
+
+def test_what_is_refused_gives_back_its_reservations(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "block.tmp"
+    path.write_bytes(bytes(4096 + (BLOCK_MIB << 20)))
+    path.chmod(0o600)
+    named = m.EngineReserved(1, str(path), path.stat().st_size, 4096, 0, 64)
+    plan = frame(Kind.PLANNED, m.Planned(m.EngineOutcome.ALL, "", (named,)).pack())
+    refused = frame(Kind.COMMITTED, m.Committed(("the header cannot be written",)).pack())
+    sidecar = AnsweringSidecar(tmp_path / "s", [plan, refused])
+    with sidecar, Talk(program, tmp_path / "s") as talk:
+        talk.say("answer", 0, 0, 64)
+        for _ in range(PLANES):
+            talk.say("turn")
+        assert sidecar.hung_up.wait(SECONDS)
+    assert sidecar.answers_given == 2
+
+
+def test_a_large_state_that_comes_slowly_is_waited_for(
+    program: Path, daemon: SidecarProcess, first: int
+) -> None:
+    """It takes longer than anything else may."""
+    most = "512", "512", "64", "1000"
+    with Talk(program, engine_socket(daemon.socket), *most) as talk:
+        talk.say("answer", 0, first, 640)
+        assert talk.say("settle", 11).startswith("11 blocks")
+        talk.say("hang", "pread")
+        talk.say("begin", 1, first, 641)
+        time.sleep(1.5)
+        talk.say("go", "on")
+        assert talk.say("bring", 1) == "have 0 restored 640 reason 0"
 
 
 def test_what_is_answered_while_the_saver_connects_again_is_stored(talk: Talk, first: int) -> None:

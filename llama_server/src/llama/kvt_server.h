@@ -54,7 +54,7 @@ public:
     // for the turn to do: all requests wait for their rows.
     bool step(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
         try {
-            refuse(slots);
+            refuse(slots, params, cache);
             return !path_.empty() && turn(slots, params, cache);
         } catch (const std::exception & error) { // slots that wait go on in a later turn
             SRV_WRN("kv tiering: %s\n", error.what());
@@ -140,7 +140,7 @@ public:
 
 private:
     bool turn(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
-        own_cache_.turn(links_.look_up != nullptr && (*links_.look_up)->up(), cache, params);
+        own_cache_.turn(tiered(), cache, params);
         const auto until = steady_clock::now() + saving_step;
         ++turn_; // each slot is the first in its turn, so that none waits for ever
         for (size_t i = 0; i < slots.size(); ++i) {
@@ -183,8 +183,19 @@ private:
         return true;
     }
 
+    // Whether the sidecar answers for this model. While it checks the model's file, and for one that it refuses, the namespace
+    // that it says is all zeros.
+    bool tiered() const {
+        if (links_.saver == nullptr || !(*links_.look_up)->up()) {
+            return false;
+        }
+        const auto name_space = (*links_.look_up)->greeting().name_space;
+        const bool named = std::any_of(name_space.begin(), name_space.end(), [](uint8_t byte) { return byte != 0; });
+        return named || links_.saver->written_blocks() > 0;
+    }
+
     // What was found out of the first answer: nothing is stored of this model, nor looked up.
-    void refuse(std::vector<server_slot> & slots) {
+    void refuse(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
         if (incomplete_.empty()) {
             return;
         }
@@ -199,6 +210,7 @@ private:
         SRV_WRN("kv tiering is off: %s\n", said.unsupported.c_str());
         links_.open(path_, said, false, {}); // the sidecar is told
         path_.clear();
+        own_cache_.turn(false, cache, params); // there are no more turns
     }
 
     // With the first prompt: only then all is known that the rows depend on.

@@ -140,7 +140,7 @@ public:
         }
         const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_.data() + first);
         if (cells.empty() || cells.back() - cells.front() + 1 != rows || !std::is_sorted(cells.begin(), cells.end())) {
-            spoiled(first);
+            drop_rows(*parts_.rows, slot_.id, first); // nothing was read into these; those before them may not be put yet
             return {};
         }
         placed_.push_back({ first, rows, cells.front() });
