@@ -1,14 +1,18 @@
-"""llama-server's own cache of prompts, where nobody says how large it is: off while the sidecar has
-welcomed the model, as in stock wherever it has not.
+"""llama-server's own cache of prompts, where nobody says how large it is: off while the sidecar
+tiers the model, as in stock wherever it does not.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
+from ollama_tiering.client.block_client import BlockClient
+from ollama_tiering.protocol.loaded_file import LoadedFile
 from tests.engine_llama_server.server import LlamaServer, Starter
 from tests.engine_llama_server.test_llama_server import blocks_of, report, text, wait_stored
 from tests.sidecar import SidecarProcess
@@ -64,6 +68,26 @@ def test_a_model_that_is_refused_keeps_it(
     refused = start(*options, sidecar=sidecar, env=UNSAID)
     assert cached_of_the_first(refused, conversations) == PROMPT
     assert OFF not in refused.log.read_text()
+
+
+def test_while_the_model_is_checked_it_is_kept(
+    start: Starter, sidecar: SidecarProcess, conversations: list[list[int]], tmp_path: Path
+) -> None:
+    """Two endless files keep the sidecar from reading the model's: it stores nothing meanwhile."""
+    endless = [tmp_path / "one", tmp_path / "two"]
+    for path in endless:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with BlockClient(sidecar.socket) as client:
+        assert client.check_files([LoadedFile.of(path) for path in endless]) == ()
+    tiered = start(*ONE_SLOT, sidecar=sidecar, env=UNSAID)
+    assert cached_of_the_first(tiered, conversations) == PROMPT
+    assert OFF not in tiered.log.read_text()
+    for path in endless:
+        os.truncate(path, 0)
+    wait_stored(sidecar, tiered, len(conversations) * blocks_of(PROMPT))
+    tiered.complete(conversations[1])
+    assert OFF in tiered.log.read_text()
 
 
 def test_without_a_sidecar_that_answers_it_is_kept(
