@@ -437,7 +437,7 @@ def test_while_a_tier_is_still_surveyed_nothing_counts_as_unreachable(tools: Too
 
 def put_by(tools: Tools, engine: str, tokens: Any) -> set[BlockKey]:
     """Keys of blocks that this engine stored."""
-    described = dataclasses.replace(OTHER, engine=engine)
+    described = dataclasses.replace(OTHER, engine=engine, extra="content=sha256")
     with tools.bench.store.open_session(
         described.digest(), described.fields(), BLOCK_TOKENS
     ) as session:

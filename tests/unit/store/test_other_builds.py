@@ -16,7 +16,9 @@ from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import Waste
 from tests.unit.store.support import BLOCK_TOKENS, Bench, keys_of
 
-GONE = dataclasses.replace(samples.namespace(layers=1), engine="ollama-go/0.16.3+gone")
+GONE = dataclasses.replace(
+    samples.namespace(layers=1), engine="ollama-go/0.16.3+gone", extra="content=sha256"
+)
 HERE = frozenset({"here"})
 
 
