@@ -38,6 +38,7 @@ FILES = frozenset(
         "tests/fault/test_hostile_share.py",
         "tests/fault/test_planted.py",
         "tests/integration/test_demo.py",
+        "tests/integration/test_engine_allocations.py",
         "tests/integration/test_odd_paths.py",
         "tests/integration/test_start_script.py",
         "tests/integration/test_wheel.py",
