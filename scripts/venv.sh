@@ -84,11 +84,16 @@ not_ours() { # the checkout was set up by another user, or cannot be at all: $1 
 }
 
 lighten() { # drops what no command loads: packages' own tests, the spare half of zstandard, its symbols for debuggers
-    local site
+    local site library
     for site in "$venv"/lib/python3*/site-packages; do
         find "$site" -type d -name tests -prune -exec rm -rf {} +
         rm -f "$site"/zstandard/_cffi.*
-        strip --strip-unneeded "$site"/zstandard/backend_c.*.so 2>/dev/null || true
+        for library in "$site"/zstandard/backend_c.*.so; do
+            # never in place: a command that has it loaded while an extra is installed would crash
+            if strip --strip-unneeded -o "$library.light" "$library" 2>/dev/null; then
+                mv -f "$library.light" "$library"
+            fi
+        done
     done
 }
 
