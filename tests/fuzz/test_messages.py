@@ -106,7 +106,7 @@ def still_well(daemon: WatchedSidecar, stub: Any) -> None:
         stub.Release(pb.ReleaseRequest(lease_id=answers[0].lease_id), timeout=CALL_SECONDS)
     assert "Traceback" not in daemon.log, daemon.log[-5000:]
     for tier in daemon.stat().tiers:
-        held = Path(tier.directory)
+        held = Path(os.fsdecode(tier.directory))
         physical = sum(p.lstat().st_blocks * 512 for p in [held, *held.rglob("*")])
         assert physical <= tier.budget_bytes
     assert daemon.outside() == []

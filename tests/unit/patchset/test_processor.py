@@ -19,7 +19,7 @@ from tests.unit.patchset.conftest import FakeTools
 AMX = """
 case " $* " in *" -dM "*) echo '#define __VERSION__ "1"'
 for part in ${FAKE_AMX-TILE INT8 BF16 FP16 COMPLEX}; do
-    off=$(echo "-mno-amx-$part" | /usr/bin/tr A-Z a-z)
+    off=$(echo "-mno-amx-$part" | /usr/bin/tr A-Z_ a-z-)
     case " $* " in
     *" ${FAKE_DEAF-$off} "*) ;;
     *march=native*|*sapphire*|*-mamx*) echo "#define __AMX_${part}__ 1" ;;
