@@ -175,11 +175,13 @@ def test_runner_killed_while_it_stores_leaves_nothing_wrong(rig: Rig, delay_ms: 
 
 def test_a_long_prompt_is_kept_when_the_runner_is_killed_in_the_middle(rig: Rig) -> None:
     prompt = text(1500, "long")
-    before = rig.sidecar.stat().put_blocks
     with (
         rig.start("stores early", rig.sidecar, OLLAMA_KV_TIER_PROGRESS_SECONDS="0") as server,
         ThreadPoolExecutor(1) as pool,
     ):
+        server.generate("slow", text(100, "first"))  # until then its file may not be checked
+        rig.sidecar.settle(server, "slow")
+        before = rig.sidecar.stat().put_blocks
         broken = pool.submit(server.generate, "slow", prompt)
         wait_until(
             "the first batch of three is stored",

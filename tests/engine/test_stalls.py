@@ -56,6 +56,9 @@ class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     def Has(self, request: pb.HasRequest, context: Any) -> pb.HasResponse:
         return self._real.Has(request)
 
+    def CheckFiles(self, request: pb.CheckFilesRequest, context: Any) -> pb.CheckFilesResponse:
+        return self._real.CheckFiles(request)
+
     def Stat(self, request: pb.StatRequest, context: Any) -> pb.StatResponse:
         return self._real.Stat(request)
 
@@ -80,7 +83,7 @@ class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
             single.ClearField("more")
             if number == 2 and self.stall == "file":
                 self.stalled += 1
-                single.path = str(self.fifo)
+                single.path = os.fsencode(self.fifo)
             yield single
 
     def Put(self, requests: Iterator[pb.PutRequest], context: Any) -> Iterator[pb.PutResponse]:
