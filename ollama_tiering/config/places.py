@@ -79,8 +79,10 @@ def default_socket_path() -> Path:
     """
     runtime = runtime_dir()
     folders = [run_dir(), state_dir() / "run", *([runtime / APP_NAME] if runtime else [])]
-    paths = tuple(dict.fromkeys(folder / "sidecar.sock" for folder in folders))
-    return next((path for path in paths if _is_listened_on(path)), paths[0])
+    first, *others = dict.fromkeys(folder / "sidecar.sock" for folder in folders)
+    if not any(map(is_socket, others)):  # mostly: then nobody has to be asked
+        return first
+    return next((path for path in (first, *others) if _is_listened_on(path)), first)
 
 
 def is_socket(path: Path) -> bool:

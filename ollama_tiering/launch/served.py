@@ -21,6 +21,7 @@ from ollama_tiering.patchset.llama_server import choose, installation
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import normal_tag
+from ollama_tiering.system.own_process import is_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,13 @@ def build_or_installed(build: Mapping[str, Any], report: Report) -> Served:
     """The patched Ollama, built if needed. Where that fails, an installed one as stock, if it is
     not another version than the one that was named.
     """
-    if named := named_binary():
-        report.say(f"using {named} ({ENV_BINARY})")
-        return Served(named)
     try:
         return Served(patched_binary(report, **build))
     except ConfigError:
         raise
     except Exception as error:  # whatever it is, Ollama must start
-        if isinstance(error, UsageError) and any(build.values()):
-            raise  # a wrong option
+        if isinstance(error, UsageError) and (any(build.values()) or is_set(ENV_BINARY)):
+            raise  # a wrong option, or a wrong name in the variable
         program = installation.usual_program()
         if program is None or not _is_meant(program, build.get("tag")):
             raise
@@ -67,12 +65,12 @@ def _is_meant(program: Path, tag: str | None) -> bool:
 
 
 def _in_one_line(error: Exception) -> str:
-    if not isinstance(error, TieringError):
-        return in_one_line(error)
-    first = error.message.splitlines()[0]
-    told = failure.first_error(error) if isinstance(error, BuildError) else first
-    said = first if told == first else f"{first}: {told}"
-    return f"{said} ({error.hint})" if error.hint else said
+    """With what the compiler said first."""
+    if isinstance(error, BuildError):
+        first, told = error.message.splitlines()[0], failure.first_error(error)
+        if told != first:
+            error = BuildError(f"{first}: {told}", hint=error.hint)
+    return in_one_line(error)
 
 
 def ready_made(ollama: str | None, build: Mapping[str, Any], unreadable: ConfigError) -> Served:

@@ -12,7 +12,7 @@ import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service
-from ollama_tiering.launch.block_service import BlockService, ask
+from ollama_tiering.launch.block_service import BlockService, owner
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
@@ -87,16 +87,17 @@ def test_where_another_one_serves_by_now_that_one_is_used(
     other.ensure()
     assert other.child is None
     assert service.child
-    started = ask(service.socket)
+    dead_pid = service.child.pid
+    assert owner(service.socket) == dead_pid
     dead = BlockService(service.socket, tmp_path / "logs" / "dead", env=service.env)
     dead.child = service.child
     service.child.kill()
     again = BlockService(service.socket, service.log, env=service.env)
     again.ensure()
     try:
-        answer = dead.ensure()
-        assert started
-        assert answer.started_unix_seconds > started.started_unix_seconds
+        assert dead.ensure()
+        assert again.child
+        assert owner(service.socket) == again.child.pid != dead_pid
         assert dead.child is None
     finally:
         again.stop()
