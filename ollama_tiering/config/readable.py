@@ -59,20 +59,28 @@ def readable(
 def document_of(file: Path) -> dict[str, Any]:
     """The tables of the file, without the lines that are no TOML; none if it cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
+    document, _ = without_bad_lines(text)
+    return {name: one for name, one in (document or {}).items() if isinstance(one, dict)}
+
+
+def without_bad_lines(text: str) -> tuple[dict[str, Any] | None, list[int | None]]:
+    """What is left, None if nothing can be read, and the numbers from 0 of the lines that were left
+    out; None for the last line, where the parser names none.
+    """
+    lines, left_out = text.splitlines(), list[int | None]()
     for _ in range(_MOST_LINES):
         try:
-            document = tomllib.loads("\n".join(lines))
+            return tomllib.loads("\n".join(lines)), left_out
         except RecursionError:
-            return {}
+            break
         except ValueError as error:
             place = _PLACE.search(str(error))
             number = int(place[1]) if place else len(lines)
             if not 0 < number <= len(lines):
-                return {}
+                break
+            left_out.append(number - 1 if place else None)
             lines[number - 1] = ""
-        else:
-            return {name: one for name, one in document.items() if isinstance(one, dict)}
-    return {}
+    return None, left_out

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,10 +15,10 @@ from ollama_tiering.config.environment import ENV_CONFIG
 from ollama_tiering.config.load import lookup
 from ollama_tiering.config.model_rules import SECTION as MODELS
 from ollama_tiering.config.places import config_file
+from ollama_tiering.config.readable import without_bad_lines
 from ollama_tiering.config.settings import SETTINGS, PatchConfig
 from ollama_tiering.errors import ConfigError
 
-_MOST_LINES: Final = 100  # that are left out, one after the other
 _SECTIONS: Final = frozenset(setting.key.partition(".")[0] for setting in SETTINGS)
 _NAMES: Final = frozenset(
     setting.key.partition(".")[2] for setting in SETTINGS if setting.key.startswith("patch.")
@@ -68,19 +67,13 @@ def _readable() -> tuple[dict[str, Any], frozenset[str], str]:
         return {}, _NAMES if named else frozenset(), ""
     except OSError:
         return {}, _NAMES, ""
-    lines, unknown = text.splitlines(), frozenset[str]()
-    for _ in range(_MOST_LINES):
-        try:
-            document = tomllib.loads("\n".join(lines))
-            return _known(document), unknown | _misplaced(document), text
-        except (ValueError, RecursionError) as error:
-            place = re.search(r"\(at line (\d+), column \d+\)", str(error))
-            if place is None or int(place[1]) > len(lines):
-                break
-            number = int(place[1]) - 1
-            unknown |= _may_have_said(lines, number)
-            lines[number] = ""
-    return {}, _NAMES, text
+    document, left_out = without_bad_lines(text)
+    if document is None:
+        return {}, _NAMES, text
+    lines, unknown = text.splitlines(), _misplaced(document)
+    for number in left_out:
+        unknown |= _NAMES if number is None else _may_have_said(lines, number)
+    return _known(document), unknown, text
 
 
 def _may_have_said(lines: list[str], number: int) -> frozenset[str]:
