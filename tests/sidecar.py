@@ -29,6 +29,7 @@ from ollama_tiering.system.listener import grpc_address
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+SAID_SECONDS = 10.0
 
 
 def counted(answer: pb.StatResponse) -> bool:
@@ -135,6 +136,15 @@ class SidecarProcess:
     @property
     def log(self) -> str:
         return "".join(self.lines)
+
+    def said(self, text: str) -> int:
+        """How often it said so. Waits until it has once: its log comes through a pipe and a thread,
+        so what it wrote before it answered may be read after the answer.
+        """
+        end = time.monotonic() + SAID_SECONDS
+        while text not in self.log and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.log.count(text)
 
     @property
     def running(self) -> bool:

@@ -34,13 +34,13 @@ def hello(*, layers: int = 2, **options: Any) -> m.Hello:
     return m.Hello(tuple(fields.items()), tuple(geometry), **options)
 
 
-_MODELS = tempfile.TemporaryDirectory(prefix="kvt-models-")
+MODELS = tempfile.TemporaryDirectory(prefix="kvt-models-")
 
 
 @functools.cache
 def model_file(name: str) -> LoadedFile:
     """A model of that name: what is in it is made from it."""
-    path = Path(_MODELS.name, hashlib.sha256(name.encode()).hexdigest()[:16] + ".gguf")
+    path = Path(MODELS.name, hashlib.sha256(name.encode()).hexdigest()[:16] + ".gguf")
     path.write_bytes(name.encode())
     return LoadedFile.of(path)
 

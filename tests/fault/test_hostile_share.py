@@ -102,7 +102,7 @@ def test_a_forged_block_never_reaches_a_client(
             assert served(reader) == [BLOCKS[0].data]
         misses = reader.stat().misses
         assert misses["not ours" if forge in SPOILERS else "not authentic"] >= 1
-        assert reader.log.count("neither used nor removed") == 1
+        assert reader.said("neither used nor removed") == 1
         assert reader.stat().tiers[-1].state == "ok"  # the rest of the tier is used
     assert path.read_bytes() == planted
 
@@ -124,7 +124,7 @@ def test_a_machine_with_another_key_is_told_what_to_do(share: Share) -> None:
     with share.sidecar("reader", key="other") as reader:
         reader.wait(lambda stat: stat.misses["not authentic"] == len(BLOCKS), "looked at")
         assert served(reader) == []
-        assert f"copy it to {share.root / 'other' / 'remote'} (mode 0600)" in reader.log
+        assert reader.said(f"copy it to {share.root / 'other' / 'remote'} (mode 0600)")
     (share.root / "other" / "remote").write_bytes((share.root / "key" / "remote").read_bytes())
     with share.sidecar("reader", key="other") as reader:
         reader.wait(lambda stat: stat.tiers[-1].blocks == len(BLOCKS), "looked at")

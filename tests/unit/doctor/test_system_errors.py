@@ -16,6 +16,7 @@ from ollama_tiering.config import places
 from ollama_tiering.doctor import system_errors
 from ollama_tiering.doctor.check import Check, guarded
 from ollama_tiering.errors import ConfigError
+from ollama_tiering.kernels import library
 from ollama_tiering.launch import process
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.system.directories import UnsafeDirectory, secure_directory
@@ -125,6 +126,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_uid: int) -> None:
         raise KeyError
 
+    library.load.cache_clear()  # else an earlier test has found it
     for name in [n for n in os.environ if n.startswith(("XDG_", "OLLAMA_"))]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("HOME", raising=False)

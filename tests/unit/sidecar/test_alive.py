@@ -107,7 +107,7 @@ def test_a_mover_that_stands_still_ends_the_signs_of_life_until_it_goes_on(tmp_p
             (daemon.root / "mover").unlink()
             manager.wait(is_ping)
             assert daemon.stop() == 0
-        assert "mover stalled" in daemon.log
+        assert daemon.said("mover stalled")
         manager.wait(lambda said: said == "STOPPING=1")
 
 

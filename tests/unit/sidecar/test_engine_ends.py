@@ -222,7 +222,7 @@ def test_another_user_is_refused_by_the_modes_and_again_by_its_uid() -> None:
             path.parent.chmod(0o755)
             path.chmod(0o666)
             assert as_other_user(path) == "hung up"
-            assert daemon.log.count(f"peer refused: uid={NOBODY}") == 1
+            assert daemon.said(f"peer refused: uid={NOBODY}") == 1
             with FakeEngine(daemon.socket) as engine:  # its own user still is served
                 assert engine.look_up([1]).rows == 0
 
@@ -267,7 +267,7 @@ def test_an_engine_of_another_version_is_in_the_log(daemon: SidecarProcess) -> N
         "version 1 is not spoken here, but 3"
         in answer_to(daemon, frame(Kind.HELLO, hello(version=1).pack())).message
     )
-    assert "engine refused: reason=version message=version 1 is not spoken" in daemon.log
+    assert daemon.said("engine refused: reason=version message=version 1 is not spoken")
 
 
 def test_a_question_for_the_version_is_answered_and_no_hello(daemon: SidecarProcess) -> None:
@@ -309,7 +309,7 @@ def test_slow_and_silent_engines_keep_up_nobody_and_one_too_many_is_hung_up_on(
         assert daemon.stat().version  # gRPC goes on
         assert working.restore(tokens) == 99
         assert time.monotonic() - started < 5
-        assert "connections are open already" in daemon.log
+        assert daemon.said("connections are open already")
 
 
 class Runners:

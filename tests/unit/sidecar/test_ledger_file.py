@@ -174,8 +174,8 @@ def test_a_sidecar_starts_over_a_damaged_ledger_and_without_a_place_for_one(tmp_
     (state / FILE_NAME).write_text("{")
     with SidecarProcess(tmp_path) as daemon:
         assert not daemon.stat().model_uses
-        assert daemon.log.count("begin anew") == 1
+        assert daemon.said("begin anew") == 1
     (tmp_path / "file").write_text("")
     with SidecarProcess(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "file")}) as daemon:
         assert daemon.stat().version
-        assert "in memory only" in daemon.log
+        assert daemon.said("in memory only")

@@ -226,7 +226,7 @@ def test_a_taken_port_is_a_warning_and_the_store_works(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", daemon.port)), daemon:
         assert daemon.stat().version == __version__
         daemon.stop()
-    assert f"metrics not served: port={daemon.port}" in daemon.log
+    assert daemon.said(f"metrics not served: port={daemon.port}")
 
 
 def test_the_numbers_come_in_the_format_that_is_asked_for() -> None:

@@ -106,7 +106,7 @@ def test_a_stop_meanwhile_ends_it_in_order(tmp_path: Path, moment: str) -> None:
     with Returning(tmp_path, script) as daemon:
         daemon.mount()
         assert daemon.ended() == 0
-        assert "sidecar stopped: everything is on disk" in daemon.log
+        assert daemon.said("sidecar stopped: everything is on disk")
 
 
 @pytest.mark.parametrize("moment", SIGNALLED)
@@ -123,8 +123,8 @@ def test_a_store_that_could_not_be_closed_is_not_opened_again(tmp_path: Path) ->
     with Returning(tmp_path, HANGS) as daemon:
         daemon.mount()
         assert daemon.ended() == 9
-        assert daemon.log.count("cannot be opened again in this process: a disk hangs") == 1
-        assert daemon.log.count("sidecar ready") == 1
+        assert daemon.said("cannot be opened again in this process: a disk hangs") == 1
+        assert daemon.said("sidecar ready") == 1
 
 
 def test_the_time_between_tries_grows_until_a_tier_is_back(

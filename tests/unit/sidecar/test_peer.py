@@ -79,7 +79,7 @@ def test_another_user_is_not_served_through_loosened_modes(daemon: SidecarProces
     first, *answers = as_other_user(daemon)
     assert first == "connected"
     assert set(answers) <= {"PERMISSION_DENIED", "UNAVAILABLE"}, answers
-    assert daemon.log.count(f"peer refused: uid={NOBODY}") == 1  # of several calls
+    assert daemon.said(f"peer refused: uid={NOBODY}") == 1  # of several calls
     assert daemon.stat().version  # its own user still is
 
 
@@ -230,5 +230,5 @@ def test_a_flood_of_connections_leaves_the_sidecar_serving(daemon: SidecarProces
                 one.connect(str(daemon.socket))
             assert stub.Stat(pb.StatRequest(), timeout=10).version
         daemon.wait(lambda _: len([*descriptors.iterdir()]) < MAX_CONNECTIONS + 64, "cut off")
-    assert daemon.log.count("connection refused: ") == 1
+    assert daemon.said("connection refused: ") == 1
     assert "tier failed" not in daemon.log

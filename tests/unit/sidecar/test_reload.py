@@ -194,8 +194,8 @@ def test_a_running_sidecar_rereads_its_file_and_tells_the_manager(tmp_path: Path
             manager.wait(lambda said: said == "READY=1")
             assert daemon.stat().tiers[0].budget_bytes == 8 * size
             assert daemon.stop() == 0
-    assert f"{daemon.file}:3" in daemon.log
-    assert "old settings stay" in daemon.log
+    assert daemon.said(f"{daemon.file}:3")
+    assert daemon.said("old settings stay")
 
 
 def test_a_terminal_that_hangs_up_ends_the_sidecar_in_order(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_rule_that_is_new_removes_what_is_stored_without_a_restart(tmp_path: P
         assert daemon.rows(PRIVATE) == 0
         assert daemon.got(PRIVATE, blocks) == []
         daemon.wait(lambda _: not daemon.files(PRIVATE), "every file of the model is removed")
-        assert "changed=model_rules needs_restart=none" in daemon.log
+        assert daemon.said("changed=model_rules needs_restart=none")
         said = "removed by a rule: model=private:latest blocks=5"
         daemon.wait(lambda _: said in daemon.log, "it is said")
         assert len(daemon.got(PUBLIC, others)) == len(others)

@@ -138,7 +138,7 @@ def test_where_one_tier_is_of_another_user_the_other_serves(tmp_path: Path, name
         states = {pb.Tier.Name(tier.tier)[5:].lower(): tier.state for tier in daemon.stat().tiers}
         assert f"{tmp_path / name} belongs to user 65534" in states.pop(name)
         assert list(states.values()) == ["ok"]
-        assert daemon.log.count("tier left out") == 1
+        assert daemon.said("tier left out") == 1
 
 
 def test_a_tier_that_was_left_out_comes_back_by_itself(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_tier_that_was_left_out_comes_back_by_itself(tmp_path: Path) -> None:
         before = {tier.tier: tier.state for tier in daemon.stat().tiers}
         assert f"there is no {tmp_path / 'mnt'}" in before[pb.TIER_LOCAL]
         assert "is its disk mounted?" in before[pb.TIER_LOCAL]
-        assert f"left out: {daemon.local_dir}" in daemon.log  # on the line that says it is ready
+        assert daemon.said(f"left out: {daemon.local_dir}")  # on the line that says it is ready
         blocks = put(daemon, list(range(30)))
         daemon.local_dir.parent.mkdir(mode=0o700)
         end = time.monotonic() + 60
@@ -172,7 +172,7 @@ def test_a_stop_drains_and_leaves_no_socket(tmp_path: Path, number: signal.Signa
     daemon = SidecarProcess(tmp_path).start()
     blocks = put(daemon, list(range(30)))
     assert daemon.stop(number) == 0
-    assert "sidecar stopped: everything is on disk" in daemon.log
+    assert daemon.said("sidecar stopped: everything is on disk")
     assert not daemon.socket.exists()
     stored = {path.stem for path in daemon.local_dir.rglob("*.kvb")}
     assert stored == {block.key.hex() for block in blocks}
