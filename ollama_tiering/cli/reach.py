@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from ollama_tiering.config import MemoryLimit, limit_of
 from ollama_tiering.errors import ServiceError
 
 
@@ -24,3 +26,17 @@ def listens(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def memory_of(path: Path) -> MemoryLimit | None:
+    """What the memory groups of the sidecar on this socket may have; None if they have no limit, or
+    it cannot be seen from here.
+    """
+    from ollama_tiering.client.channel import service_uid
+    from ollama_tiering.system.listener import OwnListener
+
+    with contextlib.suppress(OSError, ServiceError):
+        with OwnListener(path, also=service_uid(path)) as listener:
+            limit = limit_of(listener.pid)
+        return limit if limit.group else None
+    return None

@@ -12,8 +12,8 @@ import click
 
 from ollama_tiering import config
 from ollama_tiering.cli import status_rules, status_shortfalls, status_use
-from ollama_tiering.cli.reach import listens
-from ollama_tiering.config import agreeing, count, format_size
+from ollama_tiering.cli.reach import listens, memory_of
+from ollama_tiering.config import MemoryLimit, agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.plain_text import path_of
@@ -47,9 +47,9 @@ def status(socket: Path | None, as_json: bool) -> None:
             click.echo(json.dumps(document, indent=1))
         raise
     if as_json:
-        click.echo(json.dumps(_document(path, answer), indent=1))
+        click.echo(json.dumps(_document(path, answer, memory_of(path)), indent=1))
     else:
-        click.echo("\n".join(_lines(path, answer)))
+        click.echo("\n".join(_lines(path, answer, memory_of(path))))
     if broken:
         raise broken
 
@@ -75,13 +75,17 @@ def _ask(path: Path) -> pb.StatResponse:
             ) from None
 
 
-def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
+def _document(
+    path: Path, answer: pb.StatResponse, memory: MemoryLimit | None = None
+) -> dict[str, Any]:
     names = status_use.names(answer)
     return {
         "running": True,
         "socket": str(path),
         "version": answer.version,
         "started_unix_seconds": answer.started_unix_seconds,
+        "memory_limit_bytes": memory.limit_bytes if memory else None,
+        "memory_group": str(memory.group) if memory else None,
         "tiers": [
             {
                 "tier": _tier_name(tier),
@@ -160,7 +164,7 @@ def _document(path: Path, answer: pb.StatResponse) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
+def _lines(path: Path, answer: pb.StatResponse, memory: MemoryLimit | None = None) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.started_unix_seconds))
     yield f"sidecar {answer.version} on {path}, since {since}"
     for tier in answer.tiers:
@@ -172,6 +176,8 @@ def _lines(path: Path, answer: pb.StatResponse) -> Iterator[str]:
             f"{_encoding(tier)}, {path_of(tier.directory)}{_state(tier)}"
         )
         yield from _disk_lines(tier)
+    if memory:
+        yield f"  memory at most {format_size(memory.limit_bytes)} ({memory.group})"
     if answer.queued_demotions:
         yield (
             f"  {count(answer.queued_demotions, 'block')} ({format_size(answer.queued_bytes)}) "

@@ -21,7 +21,7 @@ from ollama_tiering.config.load import (
     load,
     load_sidecar,
 )
-from ollama_tiering.config.memory_limit import MemoryLimit, memory_limit
+from ollama_tiering.config.memory_limit import MemoryLimit, limit_of, memory_limit, unit_limit
 from ollama_tiering.config.model_rules import ModelRule, Ruling, ruling
 from ollama_tiering.config.places import (
     APP_NAME,
@@ -97,6 +97,7 @@ __all__ = [
     "format_size",
     "home",
     "is_socket",
+    "limit_of",
     "load",
     "load_sidecar",
     "memory_limit",
@@ -106,4 +107,5 @@ __all__ = [
     "run_dir",
     "runtime_dir",
     "state_dir",
+    "unit_limit",
 ]

@@ -17,6 +17,7 @@ _LEAST_GROUP_BYTES: Final = 384 * MIB
 _FILES: Final = ("memory.max", "memory.high", "memory.limit_in_bytes")
 # Its limit is made from the RAM tier's budget (systemd/units.py), and not the other way round.
 _OWN_UNIT: Final = "ollama-tiering.service"
+UNIT_HEADROOM_BYTES: Final = 1 << 30  # of its limit, beyond that budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,47 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit:
-    """The smallest of the machine's memory and the limits of all groups that this process is in."""
-    limits = [MemoryLimit(machine_memory_bytes())]
-    for folder in _group_folders(root):
-        for name in _FILES:
-            if (limit_bytes := _number(folder / name)) is not None:
-                limits.append(MemoryLimit(limit_bytes, folder / name))
-    return min(limits, key=lambda limit: limit.limit_bytes)
+    """The smallest of the machine's memory and the limits of all groups that this process is in,
+    but for the sidecar's own unit.
+    """
+    others = [limit for limit in _limits(root, "self") if not _of_own_unit(limit)]
+    return _smallest([MemoryLimit(machine_memory_bytes()), *others])
+
+
+def unit_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """Of the sidecar's own unit, which a person may have lowered (`systemctl edit`)."""
+    own = [limit for limit in _limits(root, "self") if _of_own_unit(limit)]
+    return _smallest(own) if own else None
+
+
+def limit_of(pid: int, root: Path = Path("/")) -> MemoryLimit:
+    """The smallest limit of another process, its own unit's among them."""
+    return _smallest([MemoryLimit(machine_memory_bytes()), *_limits(root, str(pid))])
 
 
 def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _group_folders(root: Path) -> Iterator[Path]:
+def _smallest(limits: list[MemoryLimit]) -> MemoryLimit:
+    return min(limits, key=lambda limit: limit.limit_bytes)
+
+
+def _of_own_unit(limit: MemoryLimit) -> bool:
+    return limit.group is not None and limit.group.parent.name == _OWN_UNIT
+
+
+def _limits(root: Path, process: str) -> Iterator[MemoryLimit]:
+    for folder in _group_folders(root, root / "proc" / process):
+        for name in _FILES:
+            if (limit_bytes := _number(folder / name)) is not None:
+                yield MemoryLimit(limit_bytes, folder / name)
+
+
+def _group_folders(root: Path, process: Path) -> Iterator[Path]:
     """Of each group, and of those that it lies in: a limit holds for all below it."""
-    of_version_2, of_version_1 = _own_groups(root)
-    for mounted, at, kind, options in _mounts(root):
+    of_version_2, of_version_1 = _groups(process)
+    for mounted, at, kind, options in _mounts(process):
         if kind == "cgroup2":
             group = of_version_2
         elif kind == "cgroup" and "memory" in options.split(","):
@@ -75,16 +100,15 @@ def _group_folders(root: Path) -> Iterator[Path]:
         below = group[len(mounted.rstrip("/")) :] if _is_in(group, mounted) else ""
         folder = top / below.lstrip("/")
         while folder != top:
-            if folder.name != _OWN_UNIT:
-                yield folder
+            yield folder
             folder = folder.parent
         yield top
 
 
-def _own_groups(root: Path) -> tuple[str | None, str | None]:
+def _groups(process: Path) -> tuple[str | None, str | None]:
     """Of version 2 and of version 1 of memory groups; None where there is none."""
     second = first = None
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _lines(process / "cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if (number, controllers) == ("0", ""):
@@ -94,9 +118,9 @@ def _own_groups(root: Path) -> tuple[str | None, str | None]:
     return second, first
 
 
-def _mounts(root: Path) -> Iterator[tuple[str, str, str, str]]:
+def _mounts(process: Path) -> Iterator[tuple[str, str, str, str]]:
     """What of a file system is mounted, where, its type and its own options."""
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in _lines(process / "mountinfo"):
         before, _, after = line.partition(" - ")
         fields, system = before.split(" "), after.split(" ")
         if len(fields) > 4 and len(system) > 2:

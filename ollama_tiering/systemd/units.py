@@ -15,6 +15,7 @@ from typing import Final
 
 from ollama_tiering.config import MIB
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
+from ollama_tiering.config.memory_limit import UNIT_HEADROOM_BYTES
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.llama_server import links
 from ollama_tiering.systemd.tree_start import OWN, SAID_WHY, SHARED, TREE
@@ -23,9 +24,6 @@ SIDECAR_UNIT: Final = "ollama-tiering.service"
 SERVER_UNIT: Final = "ollama-tiered.service"
 DIRECTORY: Final = "ollama-tiering"  # below /run and /var/lib
 
-# Blocks in RAM are files on tmpfs, which count as the sidecar's memory. Beyond them: its own 300 MB
-# at most and a page cache to write through.
-_HEADROOM_BYTES: Final = 1 << 30
 _WATCHDOG_SECONDS: Final = 300  # a disk that stalls for a minute is weather
 _START_SECONDS: Final = 90  # opening the index of a large tier; the server waits for no longer
 _STOP_SECONDS: Final = 60
@@ -67,7 +65,9 @@ class Service:
 
 
 def sidecar_unit(service: Service) -> str:
-    high = service.ram_budget_bytes + _HEADROOM_BYTES
+    # Blocks in RAM are files on tmpfs, which count as the sidecar's memory. Beyond them: its own
+    # 300 MB at most and a page cache to write through.
+    high = service.ram_budget_bytes + UNIT_HEADROOM_BYTES
     lines = [
         "[Unit]",
         "Description=KV block store of the tiered Ollama",
@@ -98,7 +98,7 @@ def sidecar_unit(service: Service) -> str:
         f"# The RAM tier's budget ({service.ram_budget_bytes // MIB} MiB, files on tmpfs count as "
         "memory) and what the process needs.",
         f"MemoryHigh={high // MIB}M",
-        f"MemoryMax={(high + _HEADROOM_BYTES) // MIB}M",
+        f"MemoryMax={(high + UNIT_HEADROOM_BYTES) // MIB}M",
         "# The cache goes before the server does.",
         "OOMScoreAdjust=200",
         "LimitNOFILE=16384",

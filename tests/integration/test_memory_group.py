@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ollama_tiering.cli.reach import memory_of
 from ollama_tiering.client import BlockClient, Namespace
 from ollama_tiering.config import MIB, format_size
 from ollama_tiering.launch.block_service import ask
@@ -57,6 +58,9 @@ def test_a_ram_tier_that_was_asked_for_too_large_does_not_kill(
             most = max(0, limit_bytes - 256 * MIB) // 2
             assert sum(tier.budget_bytes for tier in ram) <= most
             assert stat.put_bytes > most
+            limit = memory_of(daemon.socket)
+            assert limit is not None
+            assert limit.limit_bytes == limit_bytes // PAGE_BYTES * PAGE_BYTES
         assert group.killed == 0
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.config import GIB, MIB, MemoryLimit, load, memory_limit
+from ollama_tiering.config import (
+    GIB,
+    MIB,
+    MemoryLimit,
+    limit_of,
+    load,
+    memory_limit,
+    unit_limit,
+)
 from ollama_tiering.config.memory_limit import machine_memory_bytes
 from ollama_tiering.store import TierKind, cut_budget
 from ollama_tiering.store.tiers import group_share
@@ -154,3 +162,32 @@ def test_a_group_that_holds_a_model_only_has_no_sidecar() -> None:
     assert str(GROUP) in said
     assert MemoryLimit(500_000_000, GROUP).why_no_sidecar() == ""
     assert MemoryLimit(220_000_000).why_no_sidecar() == ""
+
+
+UNIT = "system.slice/ollama-tiering.service"
+
+
+def test_the_sidecars_own_unit_is_told_from_the_groups_around_it(tmp_path: Path) -> None:
+    limits = {f"{UNIT}/memory.max": 300_000_000, "system.slice/memory.max": 500_000_000}
+    root = machine(tmp_path, V2.format(root="/"), f"0::/{UNIT}\n", limits)
+    groups = root / "sys/fs/cgroup"
+    assert memory_limit(root) == MemoryLimit(500_000_000, groups / "system.slice/memory.max")
+    own = MemoryLimit(300_000_000, groups / UNIT / "memory.max")
+    assert unit_limit(root) == own
+    (root / "proc/self").rename(root / "proc/77")  # seen by another process
+    assert limit_of(77, root) == own
+    assert limit_of(78, root).group is None
+
+
+def test_a_unit_as_it_was_made_cuts_nothing_and_a_lowered_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, MemoryLimit(16 * GIB))
+    budget = 4 * GIB + 12345
+    as_made = (budget + GIB) // MIB * MIB  # systemd/units.py: MemoryHigh
+    monkeypatch.setattr(group_share, "unit_limit", lambda: MemoryLimit(as_made, GROUP))
+    assert cut_budget(tmp_path, budget, TierKind.RAM) == budget
+    for lowered, left in ((3 * GIB, 2 * GIB), (GIB, GIB // 2)):
+        unit = MemoryLimit(lowered, GROUP)
+        monkeypatch.setattr(group_share, "unit_limit", lambda unit=unit: unit)
+        assert cut_budget(tmp_path, budget, TierKind.RAM) == left

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.cli import status
+from ollama_tiering.config import MemoryLimit
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 
@@ -189,3 +190,15 @@ def test_a_name_the_sidecar_does_not_know_is_looked_for_here(
     assert "use of made.gguf, since" in text
     assert "last used 1e+300 s" in text
     assert blob(2) not in text
+
+
+def test_a_limit_of_the_sidecars_memory_group_is_said_and_of_the_machine_is_not() -> None:
+    answer = pb.StatResponse(version="1")
+    limit = MemoryLimit(500_000_000, Path("/sys/fs/cgroup/memory.max"))
+    told = "  memory at most 500.0 MB (/sys/fs/cgroup/memory.max)"
+    assert [line for line in status._lines(Path("s"), answer, limit) if "memory" in line] == [told]
+    assert not [line for line in status._lines(Path("s"), answer) if "memory at most" in line]
+    document = status._document(Path("s"), answer, limit)
+    assert document["memory_limit_bytes"] == 500_000_000
+    assert document["memory_group"] == "/sys/fs/cgroup/memory.max"
+    assert status._document(Path("s"), answer)["memory_limit_bytes"] is None
