@@ -175,6 +175,8 @@ class Connection:
             if not found.digests:
                 if kind == Kind.COMMIT and self._writes is not None:
                     self._writes.close()  # gives back what was reserved for it
+                if kind == Kind.FINISHED and found.pending:
+                    self._hold(m.EngineFinished.unpack(body))
                 return unproven(kind, body, found)
         if self._look_ups is None or self._writes is None or self._runner is None:
             if kind == Kind.RELEASE:
@@ -255,6 +257,11 @@ class Connection:
         if found.refusal:
             said = "model refused, nothing of it is stored or restored: reason=%s"
             seldom.warning(f"model {reason}", said, reason)
+
+    def _hold(self, request: m.EngineFinished) -> None:
+        if self._hello is not None:
+            fields = checked_fields(self._hello)
+            self._engines.runners.hold(self._pid, fields["engine"], fields["model"], request)
 
     def _not_tiered(self, hello: m.Hello, reason: str) -> pb.RunnerReport:
         fields = checked_fields(hello)

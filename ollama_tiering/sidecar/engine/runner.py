@@ -8,6 +8,7 @@ gate.go and stats.go).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -29,6 +30,9 @@ _MOST_REASONS: Final = (
 _LEAST_SECONDS: Final = 1e-6  # shorter than any clock tells: nothing is measured by it
 
 
+_Of = tuple[int, str, str]  # process id, engine, model
+
+
 class EngineRunner:
     """Thread-safe."""
 
@@ -36,6 +40,7 @@ class EngineRunner:
         self._lock = threading.Lock()
         self._prefill_rate = 0.0  # tokens/s, 0 until measured
         self._copy_rate = 0.0  # bytes/s
+        self.of: _Of = pid, identity.engine, identity.model
         self._report = pb.RunnerReport(
             pid=pid,
             engine=identity.engine,
@@ -150,12 +155,14 @@ class EngineRunners:
     """Those that were heard of, by process id and namespace. Thread-safe."""
 
     MOST: Final = 256
+    MOST_HELD: Final = 64  # requests of one process
 
     def __init__(self, report: Callable[[pb.RunnerReport], None]) -> None:
         """`report`: where a runner's report goes. May block; ValueError for one that is refused."""
         self.report = report
         self._lock = threading.Lock()
         self._runners: dict[tuple[int, bytes], EngineRunner] = {}
+        self._held: dict[_Of, list[EngineFinished]] = {}
 
     def runner(self, pid: int, identity: Identity, min_tokens: int) -> EngineRunner:
         with self._lock:
@@ -166,6 +173,31 @@ class EngineRunners:
             self._runners[key] = runner
             if len(self._runners) > self.MOST:
                 del self._runners[next(iter(self._runners))]
-        if fresh:
+            held = self._held.pop((pid, identity.engine, identity.model), ())
+        for request in held:
+            _count_held(runner, request)
+        if fresh or held:
             self.report(runner.report())
         return runner
+
+    def hold(self, pid: int, engine: str, model: str, request: EngineFinished) -> None:
+        """Counts a request that ended while the model's file was being checked, as soon as the
+        process has a namespace.
+        """
+        of = pid, engine, model
+        with self._lock:
+            known = next((runner for runner in self._runners.values() if runner.of == of), None)
+            if known is None:
+                held = self._held.setdefault(of, [])
+                if len(held) < self.MOST_HELD:
+                    held.append(request)
+                if len(self._held) > self.MOST:
+                    del self._held[next(iter(self._held))]
+                return
+        _count_held(known, request)
+        self.report(known.report())
+
+
+def _count_held(runner: EngineRunner, request: EngineFinished) -> None:
+    with contextlib.suppress(InvalidBlock):
+        runner.finished(request, 0.0)

@@ -142,6 +142,32 @@ def test_nothing_is_offered_or_restored_while_the_file_is_read(
         assert (runner.tiered, runner.reason) == (False, answer.reason)
 
 
+def test_a_request_that_ends_while_the_file_is_read_is_counted(tmp_path: Path) -> None:
+    """It is reported once, and over another connection than what comes after it."""
+    endless = [tmp_path / "one", tmp_path / "two"]
+    for path in endless:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    loaded = blob(tmp_path, WEIGHTS)
+    ended = m.EngineFinished(100, *([0] * 7), 0.5, 0.0, 0.0, 0.0)
+    with SidecarProcess(tmp_path) as daemon:
+        with BlockClient(daemon.socket) as client:
+            assert client.check_files([LoadedFile.of(path) for path in endless]) == ()
+        with FakeEngine(daemon.socket, said(loaded)) as look_ups:
+            look_ups.client.finished(ended)
+            (runner,) = daemon.stat().runners
+            assert (runner.tiered, runner.requests) == (False, 0)
+            for path in endless:
+                os.truncate(path, 0)
+            with FakeEngine(daemon.socket, said(loaded)) as stores:
+                planned(stores, prompt(1, 100))
+            (runner,) = daemon.stat().runners
+            assert (runner.tiered, runner.requests) == (True, 1)
+            look_ups.client.finished(ended)
+        (runner,) = daemon.stat().runners
+        assert (runner.requests, runner.recomputed_tokens) == (2, 200)
+
+
 def test_what_was_computed_before_a_file_changed_is_not_stored_after(
     daemon: SidecarProcess, tmp_path: Path
 ) -> None:
