@@ -26,6 +26,7 @@ constexpr string_view families[] = {
 // devices there are has a name of its own in the namespace, and so has what llama-server's options say.
 constexpr string_view harmless[] = {
     "GGML_BACKEND_PATH", "LLAMA_ARG_",      "LLAMA_API_KEY",    "LLAMA_CACHE",     "LLAMA_LOG_",      "LLAMA_OFFLINE",
+    "LLAMA_MEDIA_MARKER",
     "CUDA_CACHE_",       "CUDA_COREDUMP_",  "CUDA_HOME",        "CUDA_MPS_LOG_",   "CUDA_MPS_PIPE_",  "CUDA_PATH",
     "CUDA_VERSION",      "CUBLAS_LOG",      "CUDNN_LOG",        "NVIDIA_DRIVER_",  "NVIDIA_REQUIRE_", "NVIDIA_PRODUCT_",
     "HIP_PATH",          "ROCM_HOME",       "ROCM_PATH",        "ROCBLAS_LAYER",   "ROCBLAS_LOG_",    "ROCBLAS_VERBOSE",

@@ -46,6 +46,7 @@ DO_NOT = [
     "ROCR_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
     "LLAMA_ARG_PORT",
+    "LLAMA_MEDIA_MARKER",  # Ollama chooses another one for each start
     "LLAMA_LOG_FILE",
     "CUDA_CACHE_PATH",
     "OLLAMA_HOST",

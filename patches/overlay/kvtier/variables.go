@@ -22,7 +22,7 @@ var (
 	// harmless is how those of them begin that say where files lie, what is logged, how a server is started, which devices are
 	// visible or how a thread waits. GGML itself sets KMP_BLOCKTIME, in a build with OpenMP.
 	harmless = []string{
-		"GGML_BACKEND_PATH", "LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "LLAMA_LOG_", "LLAMA_OFFLINE", "CUDA_CACHE_",
+		"GGML_BACKEND_PATH", "LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "LLAMA_LOG_", "LLAMA_OFFLINE", "LLAMA_MEDIA_MARKER", "CUDA_CACHE_",
 		"CUDA_COREDUMP_", "CUDA_HOME", "CUDA_MPS_LOG_", "CUDA_MPS_PIPE_", "CUDA_PATH", "CUDA_VERSION", "CUBLAS_LOG",
 		"CUDNN_LOG", "NVIDIA_DRIVER_", "NVIDIA_REQUIRE_", "NVIDIA_PRODUCT_", "HIP_PATH", "ROCM_HOME", "ROCM_PATH",
 		"ROCBLAS_LAYER", "ROCBLAS_LOG_", "ROCBLAS_VERBOSE", "MIOPEN_ENABLE_LOG", "HSA_COREDUMP_", "AMD_LOG_", "ONEAPI_ROOT",
