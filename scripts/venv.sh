@@ -64,7 +64,7 @@ install_venv() { # holds the file lock
 needs() { # what `du -sm .venv` and the clock say; scripts/measure_first_run.py measures both
     case $1 in
     requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
-    requirements-models.lock | requirements-plots.lock) echo "network, less than 100 MB more, mostly seconds" ;;
+    requirements-models.lock) echo "network, less than 100 MB more, mostly seconds" ;;
     *) echo "network, a minute or more" ;;
     esac
 }

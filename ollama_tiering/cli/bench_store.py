@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ollama_tiering import extras
-from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
+from ollama_tiering.cli.bench_sections import chosen, publish
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ def store(
     from ollama_tiering.bench.machine import begin
 
     began, parts = begin(), chosen(only, _PARTS)
-    need_plots(out)
     if "encoding" in parts:
         extras.need("models")
     sizes = [mib << 20 for mib in _sizes(block_mb)]
