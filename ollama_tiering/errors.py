@@ -62,7 +62,7 @@ class PatchConflict(TieringError):
 
 
 class MissingTool(TieringError):
-    """Missing: a tool or a package (git, a compiler, make, Python, CUDA, gguf, matplotlib)."""
+    """Missing: a tool or a package (git, a compiler, make, Python, CUDA, gguf)."""
 
     exit_code = 6
 

@@ -1,7 +1,7 @@
 """Packages that only some commands need: the extras of pyproject.toml.
 
-A command calls `need` before it starts to work, so that nobody waits for a measurement whose plot
-cannot be drawn. If this runs in a checkout's own `.venv`, what is missing is installed
+A command calls `need` before it starts to work, so that nobody waits for a measurement whose model
+cannot be made. If this runs in a checkout's own `.venv`, what is missing is installed
 (`scripts/extra`, from a lock file). Everywhere else the error names the command to run.
 """
 
@@ -29,7 +29,6 @@ class Extra:
 
 EXTRAS = {
     "models": Extra(("gguf",), "a test model"),
-    "plots": Extra(("matplotlib",), "a plot"),
     "cuda": Extra(("nvidia.cuda_nvrtc",), "a kernel on a GPU (its compiler, NVRTC)"),
 }
 

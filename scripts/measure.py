@@ -25,7 +25,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "docs/measurements"
-TRAINED = "build/trained.npz"
 LLAMA_SERVER = "build/llama-server"  # made by scripts/llama_server.py
 _MEASURED = re.compile(r"^- Measured: (\S+), commit ([^,\n]+)", re.M)
 _COMMAND = re.compile(r"^- Command: `([^`]+)`", re.M)
@@ -42,6 +41,7 @@ class Record:
     minutes: int
     needs: str = ""  # a file that it cannot do without
     long: bool = False  # measured only when named, or with --long
+    settled: str = ""  # its question is; the program went, and this commit had it last
     writes_by_itself: bool = False
 
     @property
@@ -52,6 +52,12 @@ class Record:
     @property
     def path(self) -> Path:
         return ROOT / FOLDER / self.file
+
+    def run_by(self) -> str:
+        """What measures it, for the index."""
+        if self.settled:
+            return f"`{self.program.removeprefix('scripts/')}` of {self.settled}"
+        return f"`{self.command}`"
 
     def measured(self) -> str:
         """Date and commit by the record's own words."""
@@ -114,15 +120,16 @@ RECORDS = (
            "the same start without it; a plain program that reads every header",
            "tiering bench store --only index", 5),
     Record("store-encoding.md", "encodings of stored blocks", "raw rows",
-           f"tiering bench store --only encoding --trained {TRAINED}", 5, TRAINED),
+           "tiering bench store --only encoding", 5),
     Record("encoding.md", "encodings of K/V rows, more of them", "raw rows; memcpy",
-           f"scripts/bench_encoding.py --trained {TRAINED}", 5, TRAINED),
+           "scripts/bench_encoding.py --trained build/trained.npz", 5, settled="6b62c8c"),
     Record("first-run.md", "a fresh clone: first help, demo, build, up", "the bounds in the table",
            "scripts/measure_first_run.py --source /tmp/ollama.git", 5),
     Record("cold-restore.md", "blocks of a cold disk: page cache or direct, raw or encoded",
-           "each other", "scripts/bench_cold_restore.py --blocks 24", 2),
+           "each other", "scripts/bench_cold_restore.py --blocks 24", 2,
+           settled="6b62c8c"),
     Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
-           "scripts/bench_sidecar_rpc.py", 1),
+           "scripts/bench_sidecar_rpc.py", 1, settled="6b62c8c"),
     Record("engine-socket.md", "look-ups on the engine socket", "the same through gRPC; a bound",
            "scripts/bench_engine_socket.py", 3),
     Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
@@ -169,10 +176,10 @@ geometry of Qwen3-0.6B unless `--shape` names Llama-3.2-1B or the text half of G
 def index() -> str:
     """docs/measurements/README.md."""
     rows = [
-        f"| [{r.file}]({r.file}) | {r.what} | {r.against} | `{r.command}` | {r.minutes} | "
+        f"| [{r.file}]({r.file}) | {r.what} | {r.against} | {r.run_by()} | {r.minutes} | "
         f"{r.measured()} |"
         if r.path.exists()
-        else f"| {r.file} | {r.what} | {r.against} | `{r.command}` | {r.minutes} | not yet |"
+        else f"| {r.file} | {r.what} | {r.against} | {r.run_by()} | {r.minutes} | not yet |"
         for r in RECORDS
     ]
     lines = [
@@ -181,8 +188,9 @@ def index() -> str:
         "| --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
-        f"`{TRAINED}` comes from `scripts/train_tiny.py --minutes 8 {TRAINED}`, which needs JAX,",
-        f"and `{LLAMA_SERVER}` from `make llama-server FOLDER={LLAMA_SERVER}`.",
+        "A command with a commit behind it is of a program that went, its question settled; that",
+        "commit has it in its `scripts`, and `train_tiny.py`, which made `build/trained.npz`.",
+        f"`{LLAMA_SERVER}` comes from `make llama-server FOLDER={LLAMA_SERVER}`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -208,6 +216,9 @@ def measure(records: list[Record]) -> list[str]:
         if record.needs and not (ROOT / record.needs).exists():
             print(f"left out: {record.file}, there is no {record.needs} (see --index)", flush=True)
             continue
+        if record.settled:
+            print(f"left out: {record.file}, commit {record.settled} has its program", flush=True)
+            continue
         print(f"== {record.file}, about {record.minutes} min: {record.command}", flush=True)
         started = time.monotonic()
         done = subprocess.run(arguments_of(record.command), cwd=ROOT, env=environment, check=False)
@@ -226,7 +237,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--index", action="store_true")
     given = parser.parse_args()
-    usual = [r.file for r in RECORDS if given.long or not r.long]
+    usual = [r.file for r in RECORDS if not r.settled and (given.long or not r.long)]
     wanted = given.only.split(",") if given.only else usual
     if unknown := set(wanted) - {r.file for r in RECORDS}:
         parser.error(f"no such record: {', '.join(sorted(unknown))}")

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by scripts/tiering, scripts/extra and scripts/test after `repo` is set: `ensure_venv LOCK` makes $repo/.venv
-# hold what LOCK lists and sets `python`. An unchanged lock costs one cmp. Copies of the installed locks are the stamps.
+# hold what LOCK and the locks it adds to list, and sets `python`. An unchanged lock costs one cmp. Copies of the installed
+# locks are the stamps.
 # A marker left by an interrupted install makes the next run start over; a file lock lets the second of two starters wait.
 
 venv="$repo/.venv"
@@ -19,9 +20,23 @@ find_python() {
     return 6
 }
 
+locks_of() { # sets `locks`: those that a lock adds to, and itself
+    locks=("$repo/requirements.lock")
+    case $1 in
+    requirements.lock) ;;
+    requirements-dev.lock) locks=("$repo"/requirements*.lock) ;;
+    *) locks+=("$repo/$1") ;;
+    esac
+}
+
 venv_is_current() {
+    local lock locks
     python="$venv/bin/python"
-    [ -x "$python" ] && [ ! -e "$marker" ] && cmp -s "$1" "$venv/.${1##*/}"
+    [ -x "$python" ] && [ ! -e "$marker" ] || return
+    locks_of "$1"
+    for lock in "${locks[@]}"; do
+        cmp -s "$lock" "$venv/.${lock##*/}" || return
+    done
 }
 
 link_package() { # makes `import ollama_tiering` work; also after the repository was moved
@@ -33,8 +48,9 @@ link_package() { # makes `import ollama_tiering` work; also after the repository
 }
 
 install_venv() { # holds the file lock
-    local lock=$1 name=${1##*/} base started=$SECONDS
-    venv_is_current "$lock" && return
+    local name=$1 lock locks base started=$SECONDS
+    venv_is_current "$name" && return
+    locks_of "$name"
     printf 'tiering: installing the packages of %s into %s, once: %s ... ' "$name" "$venv" "$(needs "$name")" >&2
     if [ -e "$marker" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
         base=$(find_python) || exit $?
@@ -46,17 +62,17 @@ install_venv() { # holds the file lock
     # pip is as big as a tenth of all the rest: it comes for the install and leaves with it
     "$venv/bin/python" -m ensurepip >/dev/null || no_venv "$venv/bin/python"
     if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --quiet --no-compile \
-        --require-hashes -r "$lock" >&2; then
-        echo "error: installing the packages of $lock failed, see above; the next run starts over" >&2
+        --require-hashes "${locks[@]/#/--requirement=}" >&2; then
+        echo "error: installing the packages of $repo/$name failed, see above; the next run starts over" >&2
         exit 6
     fi
-    if [ "$name" = requirements-dev.lock ]; then
-        cp "$repo/requirements.lock" "$venv/.requirements.lock" # the developers' lock holds the other one too
-    elif [ ! -e "$venv/.requirements-dev.lock" ]; then
+    if [ "$name" != requirements-dev.lock ] && [ ! -e "$venv/.requirements-dev.lock" ]; then
         "$venv/bin/python" -m pip uninstall --quiet --yes pip setuptools 2>/dev/null
         lighten
     fi
-    cp "$lock" "$venv/.$name"
+    for lock in "${locks[@]}"; do
+        cp "$lock" "$venv/.${lock##*/}"
+    done
     rm -f "$marker"
     printf 'done in %d s\n' $((SECONDS - started)) >&2
 }
@@ -64,7 +80,7 @@ install_venv() { # holds the file lock
 needs() { # what `du -sm .venv` and the clock say; scripts/measure_first_run.py measures both
     case $1 in
     requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
-    requirements-models.lock | requirements-plots.lock) echo "network, less than 100 MB more, mostly seconds" ;;
+    requirements-models.lock) echo "network, less than 100 MB more, mostly seconds" ;;
     *) echo "network, a minute or more" ;;
     esac
 }
@@ -99,7 +115,7 @@ lighten() { # drops what no command loads: packages' own tests, the spare half o
 
 ensure_venv() {
     local base place
-    if ! venv_is_current "$repo/$1"; then
+    if ! venv_is_current "$1"; then
         for place in "$repo" "$repo/.venv.lock" "$venv"; do
             [ ! -e "$place" ] || [ -w "$place" ] || not_ours "$place"
         done
@@ -115,7 +131,7 @@ if os.fstat(held).st_uid == os.geteuid():
 fcntl.flock(held, fcntl.LOCK_EX)
 os.set_inheritable(held, True)
 os.execvp(sys.argv[2], sys.argv[2:])
-' "$repo/.venv.lock" bash -c 'repo=$1; . "$repo/scripts/venv.sh"; install_venv "$repo/$2"' bash "$repo" "$1" || exit $?
+' "$repo/.venv.lock" bash -c 'repo=$1; . "$repo/scripts/venv.sh"; install_venv "$2"' bash "$repo" "$1" || exit $?
     fi
     link_package
     python="$venv/bin/python"

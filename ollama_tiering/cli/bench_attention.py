@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
+from ollama_tiering.cli.bench_sections import chosen, publish
 
 if TYPE_CHECKING:
     from ollama_tiering.bench.attention.rig import AttentionRig
@@ -69,7 +69,6 @@ def attention(
     from ollama_tiering.bench.machine import begin
 
     began, parts = begin(), chosen(only, _PARTS)
-    need_plots(out)
     rig = _rig(threads, isa, keys, rounds, quiet)
     sections = [_measure(part, rig) for part in parts]
     title = f"Attention on the CPU with {rig.isa}, measured"

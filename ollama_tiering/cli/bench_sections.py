@@ -27,16 +27,6 @@ def chosen(only: str, parts: Sequence[str]) -> list[str]:
     return [part for part in parts if part in names]
 
 
-def need_plots(out: Path | None) -> None:
-    """Called before anything is measured: installs what the plots beside the
-    report are drawn with.
-    """
-    if out:
-        from ollama_tiering import extras
-
-        extras.need("plots")
-
-
 def publish(
     title: str,
     sections: Sequence[Section],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ollama_tiering import extras
-from ollama_tiering.cli.bench_sections import chosen, need_plots, publish
+from ollama_tiering.cli.bench_sections import chosen, publish
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,11 +60,6 @@ _PARTS = ("restore", "put", "lookup", "scale", "index", "encoding", "weather")
     help="Also put the store under load for this many minutes, and watch its memory.  "
     "[default: none]",
 )
-@click.option(
-    "--trained",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="Model of scripts/train_tiny.py whose K/V is encoded.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--out",
@@ -80,7 +75,6 @@ def store(
     records: int,
     files: int,
     soak: float,
-    trained: Path | None,
     as_json: bool,
     out: Path | None,
     quiet: bool,
@@ -94,7 +88,6 @@ def store(
     from ollama_tiering.bench.machine import begin
 
     began, parts = begin(), chosen(only, _PARTS)
-    need_plots(out)
     if "encoding" in parts:
         extras.need("models")
     sizes = [mib << 20 for mib in _sizes(block_mb)]
@@ -104,9 +97,7 @@ def store(
         if not quiet:
             click.echo(f"* {text}", err=True)
 
-    sections = [
-        _measure(part, disk, sizes, mb << 20, records, files, soak, trained, say) for part in parts
-    ]
+    sections = [_measure(part, disk, sizes, mb << 20, records, files, soak, say) for part in parts]
     publish("The store, measured", sections, began, as_json=as_json, out=out)
 
 
@@ -118,7 +109,6 @@ def _measure(
     records: int,
     files: int,
     soak_minutes: float,
-    trained: Path | None,
     say: Callable[[str], None],
 ) -> Section:
     if part == "restore":
@@ -144,7 +134,7 @@ def _measure(
     if part == "encoding":
         from ollama_tiering.bench.tiers import encodings
 
-        return encodings.measure(trained, say)
+        return encodings.measure(say)
     from ollama_tiering.bench.tiers import weather
 
     return weather.measure(disk, say)

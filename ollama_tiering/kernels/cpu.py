@@ -53,10 +53,6 @@ class CpuAttention(Closing):
         """The instruction set that runs."""
         return bytes(self._library.pa_cpu_plan_isa(self._live())).decode()
 
-    @property
-    def scratch_bytes(self) -> int:
-        return int(self._library.pa_cpu_plan_bytes(self._live()))
-
     def run(
         self,
         q: F32,

@@ -79,10 +79,3 @@ def call(name: str, *arguments: Any) -> None:
     status = PaStatus(getattr(load(), name)(*arguments))
     if status is not PaStatus.OK:
         raise PaError(status, load().pa_cuda_last_error().decode(errors="replace"))
-
-
-def cpu_share(rates: Rates, n_pieces: int, piece_bytes: int) -> int:
-    """How many of `n_pieces` cold pieces the CPU should take, from measured rates (share.cpp)."""
-    pieces = ctypes.c_int32()
-    call("pa_cuda_cpu_share", ctypes.byref(rates), n_pieces, piece_bytes, ctypes.byref(pieces))
-    return pieces.value

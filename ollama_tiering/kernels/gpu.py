@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ollama_tiering.kernels import cuda_binding as binding
 from ollama_tiering.kernels import nvrtc
 from ollama_tiering.kernels.binding import PaArgs, PaError, PaMask, PaRows, PaStatus
-from ollama_tiering.kernels.gpu_device import GpuArray, GpuDevice, Memory, Pinned, Stream
+from ollama_tiering.kernels.gpu_device import GpuArray, GpuDevice, Memory, Stream
 from ollama_tiering.kernels.shape import Shape
 
 MOST_SPLITS = 512  # of one run
@@ -177,11 +177,6 @@ class GpuAttention:
         )
         where = stream or self.device.stream
         binding.call("pa_cuda_attend", self._plan, ctypes.byref(args), first, n_splits, join, where)
-
-    def put_state(self, slot: int, n_q: int, state: Pinned) -> None:
-        """Queues the copy of a state from the host: o [n_q, n_head, d_v], m, l, f32."""
-        stream = self.device.stream
-        binding.call("pa_cuda_put_state", self._plan, slot, n_q, state.address, stream)
 
     def combine(
         self,

@@ -34,7 +34,6 @@ class Diff:
     trailers: dict[str, str]
     touched: tuple[str, ...]
     added_lines: int
-    removed_lines: int
 
 
 def parse(name: str, text: str) -> Diff:
@@ -45,7 +44,7 @@ def parse(name: str, text: str) -> Diff:
     )
     subject, body, trailers = _header(lines[:start])
     touched: list[str] = []
-    added = removed = 0
+    added = 0
     i = start
     while i < len(lines):
         line = lines[i]
@@ -62,8 +61,8 @@ def parse(name: str, text: str) -> Diff:
             if i >= len(lines) or not _HUNK.match(lines[i]):
                 raise _wrong(name, i, "no hunk after the file names")
             while i < len(lines) and (hunk := _HUNK.match(lines[i])):
-                plus, minus, i = _hunk(name, lines, i, int(hunk[2] or 1), int(hunk[4] or 1))
-                added, removed = added + plus, removed + minus
+                plus, i = _hunk(name, lines, i, int(hunk[2] or 1), int(hunk[4] or 1))
+                added += plus
         elif (
             line.startswith(("diff --git ", "index "))
             or line in ("", "-- ")
@@ -74,7 +73,7 @@ def parse(name: str, text: str) -> Diff:
             raise _wrong(name, i, f"neither a file nor a hunk: `{line}`")
     if not touched:
         raise _wrong(name, max(0, len(lines) - 1), "no diff in it")
-    return Diff(subject, body, trailers, tuple(dict.fromkeys(touched)), added, removed)
+    return Diff(subject, body, trailers, tuple(dict.fromkeys(touched)), added)
 
 
 def _header(lines: list[str]) -> tuple[str, str, dict[str, str]]:
@@ -93,15 +92,15 @@ def _header(lines: list[str]) -> tuple[str, str, dict[str, str]]:
     return subject.strip(), "\n".join(body).strip(), trailers
 
 
-def _hunk(name: str, lines: list[str], at: int, old: int, new: int) -> tuple[int, int, int]:
-    """Added and removed lines of the hunk whose header is at `at`, and the index after it."""
-    i, plus, minus = at + 1, 0, 0
+def _hunk(name: str, lines: list[str], at: int, old: int, new: int) -> tuple[int, int]:
+    """Added lines of the hunk whose header is at `at`, and the index after it."""
+    i, plus = at + 1, 0
     while old > 0 or new > 0:
         mark = lines[i][:1] if i < len(lines) else None
         if mark == "+":
             new, plus = new - 1, plus + 1
         elif mark == "-":
-            old, minus = old - 1, minus + 1
+            old -= 1
         elif mark in (" ", ""):
             old, new = old - 1, new - 1
         elif mark != "\\":
@@ -111,7 +110,7 @@ def _hunk(name: str, lines: list[str], at: int, old: int, new: int) -> tuple[int
         raise _wrong(name, at, "the counts of the hunk do not fit its lines")
     while i < len(lines) and lines[i].startswith("\\"):
         i += 1
-    return plus, minus, i
+    return plus, i
 
 
 def _is_signature(lines: list[str], i: int) -> bool:

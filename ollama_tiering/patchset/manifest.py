@@ -112,10 +112,6 @@ class Patchset:
         """The upstream files that the hooks change, in the order of the series."""
         return tuple(dict.fromkeys(path for hook in self.hooks for path in hook.diff.touched))
 
-    @property
-    def added_hook_lines(self) -> int:
-        return sum(hook.diff.added_lines for hook in self.hooks)
-
     def emptied(self) -> Patchset:
         """The same pins with nothing to apply, that is, stock."""
         return replace(self, hooks=(), overlay={}, go_requires=(), go_ldflags={})

@@ -96,13 +96,6 @@ class ManifestReader:
         return ModelNames({blob: tuple(names) for blob, names in found.items()}, _said(unread))
 
 
-def model_names(models: Path | None) -> dict[str, str]:
-    """Blob file name -> `qwen3:0.6b`, the first of several names; empty without a directory."""
-    if models is None:
-        return {}
-    return {blob: names[0] for blob, names in ManifestReader(models).read().of_blob.items()}
-
-
 def _files(root: Path, unread: list[str]) -> Iterator[Path]:
     """Sorted, so that everywhere the same one of several names comes first."""
 

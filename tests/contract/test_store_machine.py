@@ -26,7 +26,6 @@ from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import (
     BlockKey,
     prefix_chain,
-    tokens_from_bytes,
     tokens_to_bytes,
 )
 from ollama_tiering.store.books.encodings import TierEncodings
@@ -40,6 +39,7 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tools import samples
 from tests.places import short_directory
+from tests.tokens import tokens_from_bytes
 
 NS = samples.namespace(layers=1, head_dim=2048)  # wide rows: a whole block has what to encode
 BLOCK_TOKENS = int(NS.block_tokens)

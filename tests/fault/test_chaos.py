@@ -19,13 +19,13 @@ import pytest
 from ollama_tiering.client import BlockClient
 from ollama_tiering.errors import TieringError
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from tests.fault.test_many_clients import Worker, row
 from tests.sidecar import SidecarProcess
+from tests.tokens import tokens_from_bytes
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 

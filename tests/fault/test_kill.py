@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
-from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tools import samples
+from tests.tokens import tokens_from_bytes
 from tests.unit.store.support import NS
 
 pytestmark = pytest.mark.fault

@@ -90,7 +90,8 @@ def test_a_state_joins_and_another_comes_from_the_host(device: GpuDevice) -> Non
             attention.attend(q, k, v, 64, first=0, join=join)
         host = device.pinned(state.nbytes)
         host.bytes[:] = state.view(np.uint8)
-        attention.put_state(1, case.n_q, host)
+        where = 1, case.n_q, host.address, device.stream
+        binding.call("pa_cuda_put_state", attention._plan, *where)
         got = attention.combine(case.n_q, 2)
         assert error(got, case.answer(case.everything())) <= BOUND
 

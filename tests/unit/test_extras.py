@@ -14,14 +14,14 @@ from ollama_tiering.errors import MissingTool
 
 REPO = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-ONLY_IN_EXTRAS = ("gguf", "matplotlib", "nvidia-cuda-nvrtc")
+ONLY_IN_EXTRAS = ("gguf", "nvidia-cuda-nvrtc")
 
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the extra `plots`: a module that nobody has."""
-    nothing = extras.Extra(("no_such_module_anywhere",), "a plot")
-    monkeypatch.setitem(extras.EXTRAS, "plots", nothing)
+    """Of the extra `models`: a module that nobody has."""
+    nothing = extras.Extra(("no_such_module_anywhere",), "a test model")
+    monkeypatch.setitem(extras.EXTRAS, "models", nothing)
 
 
 def checkout(monkeypatch: pytest.MonkeyPatch, root: Path, script: str) -> None:
@@ -35,17 +35,17 @@ def checkout(monkeypatch: pytest.MonkeyPatch, root: Path, script: str) -> None:
 
 def test_what_is_installed_is_not_asked_for() -> None:
     extras.need("models")
-    extras.need("plots")
+    extras.need("cuda")
 
 
 def test_out_of_a_package_the_pip_command_is_named(
     absent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", "/usr")
-    with pytest.raises(MissingTool, match="a plot needs no_such_module_anywhere") as caught:
-        extras.need("plots")
+    with pytest.raises(MissingTool, match="a test model needs no_such_module_anywhere") as caught:
+        extras.need("models")
     assert caught.value.exit_code == 6
-    assert caught.value.hint == "pip install 'ollama-tiering[plots]'"
+    assert caught.value.hint == "pip install 'ollama-tiering[models]'"
 
 
 def test_a_checkout_installs_it(
@@ -55,8 +55,8 @@ def test_a_checkout_installs_it(
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     module = folder / "no_such_module_anywhere.py"
-    checkout(monkeypatch, tmp_path, f'[ "$1" = plots ] && touch "{module}"')
-    extras.need("plots")
+    checkout(monkeypatch, tmp_path, f'[ "$1" = models ] && touch "{module}"')
+    extras.need("models")
     assert module.exists()
 
 
@@ -65,13 +65,12 @@ def test_a_checkout_that_fails_to_install_names_its_script(
 ) -> None:
     checkout(monkeypatch, tmp_path, "exit 6")
     with pytest.raises(MissingTool) as caught:
-        extras.need("plots")
-    assert caught.value.hint == f"{tmp_path}/scripts/extra plots"
+        extras.need("models")
+    assert caught.value.hint == f"{tmp_path}/scripts/extra models"
 
 
 def test_modules_belong_to_their_extra() -> None:
-    assert extras.of_module("matplotlib.pyplot") == "plots"
-    assert extras.of_module("gguf") == "models"
+    assert extras.of_module("gguf.constants") == "models"
     assert extras.of_module("numpy") is None
     assert extras.of_module(None) is None
 

@@ -13,6 +13,7 @@ HOOK_LINES_BUDGET = 150
 HOOK_LINES_EACH = 60
 
 PATCHSET = manifest.load()
+HOOK_LINES = sum(hook.diff.added_lines for hook in PATCHSET.hooks)
 
 
 def test_series_hooks_and_overlay_fit_together() -> None:
@@ -40,7 +41,7 @@ def test_a_hook_is_a_call_site(hook: manifest.Hook) -> None:
 
 
 def test_all_hooks_together_stay_within_the_budget() -> None:
-    assert PATCHSET.added_hook_lines <= HOOK_LINES_BUDGET
+    assert HOOK_LINES <= HOOK_LINES_BUDGET
 
 
 def test_the_design_counts_the_hooks_as_they_are() -> None:
@@ -49,7 +50,7 @@ def test_the_design_counts_the_hooks_as_they_are() -> None:
         (PATCHSET.root.parent / "docs" / "design.md").read_text(encoding="utf-8"),
     )
     assert counted
-    true = PATCHSET.added_hook_lines, len(PATCHSET.hooked), len(PATCHSET.hooks)
+    true = HOOK_LINES, len(PATCHSET.hooked), len(PATCHSET.hooks)
     assert tuple(map(int, counted.groups())) == true
 
 

@@ -11,9 +11,9 @@ from ollama_tiering.store.block.key import (
     LayerSpec,
     Namespace,
     prefix_chain,
-    tail_key,
     tokens_to_bytes,
 )
+from tests.tokens import tail_key
 
 INT32_MAX, INT32_MIN = (1 << 31) - 1, -(1 << 31)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.bench.tiers import kv_rows
@@ -15,23 +14,15 @@ REPEATS: Final = 5
 _PLANE_BYTES: Final = 128 << 10
 
 
-def measure(trained: Path | None, say: Callable[[str], None]) -> Section:
-    ratios = []
+def measure(say: Callable[[str], None]) -> Section:
     notes = [
         "Segments of blocks of 64 tokens, of all layers but the first: V of layer 0 depends on "
         "its token alone, and byte tokens repeat.",
         f"Rates are raw bytes per second of processor time, the best of {REPEATS}.",
     ]
-    if trained is not None:
-        say("encodings, trained model")
-        caches, facts = kv_rows.of_trained(trained)
-        ratios += _of("trained", kv_rows.segments(caches, first_layer=1))
-        notes.append(facts)
-    else:
-        notes.append("No trained model was given: --trained, a file of scripts/train_tiny.py.")
     say("encodings, random weights")
     caches = kv_rows.of_random_weights(kv_rows.made_up_passages())
-    ratios += _of("random weights", kv_rows.segments(caches, first_layer=1))
+    ratios = _of("random weights", kv_rows.segments(caches, first_layer=1))
     ratios += _planes()
     return Section("encoding", "Encodings", "raw ÷ stored; GB/s ÷ 4 GB/s", ratios, notes)
 

@@ -173,10 +173,6 @@ def tokens_to_bytes(tokens: Iterable[int] | np.ndarray) -> bytes:
     return array.astype("<i4").tobytes()
 
 
-def tokens_from_bytes(data: bytes) -> list[int]:
-    return [int(token) for token in np.frombuffer(data, dtype="<i4")]
-
-
 def block_key(parent: bytes, tokens: bytes, extras: Sequence[BlockExtra] = ()) -> BlockKey:
     """The key of the block with these tokens after `parent` (the namespace for the first block)."""
     state = hashlib.sha256(_lp(_KEY_TAG))
@@ -204,22 +200,6 @@ def prefix_chain(
         keys.append(key)
         parent = key
     return keys
-
-
-def tail_key(
-    namespace: NamespaceId,
-    tokens: bytes,
-    block_tokens: int,
-    extras: Sequence[BlockExtra] = (),
-) -> BlockKey | None:
-    """The key of the tail block; None if the tokens end at the end of a block."""
-    whole = len(tokens) // (block_tokens * TOKEN_BYTES)
-    rest = tokens[whole * block_tokens * TOKEN_BYTES :]
-    if not rest:
-        return None
-    chain = prefix_chain(namespace, tokens, block_tokens, extras)
-    inside = _extras_of(extras, whole * block_tokens, len(rest) // TOKEN_BYTES)
-    return block_key(chain[-1] if chain else namespace, rest, inside)
 
 
 def _extras_of(extras: Sequence[BlockExtra], start: int, rows: int) -> list[BlockExtra]:

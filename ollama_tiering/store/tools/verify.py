@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "unreadable"
 UNKNOWN_FORMAT: Final = "unknown format"
-FAILURES: Final = (DAMAGED, UNREADABLE)  # a verification that found one of these has failed
 
 _LEFTOVER_SECONDS: Final = 3600.0  # no write of a running sidecar takes as long as this
 _STEP_BYTES: Final = 32 << 20

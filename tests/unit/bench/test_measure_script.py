@@ -67,11 +67,11 @@ def test_every_command_is_one_that_is_there(record: Record) -> None:
     program, *arguments = record.command.split()
     if program == "tiering":
         assert arguments[0] == "bench"
-        given = [__file__ if part == record.needs else part for part in arguments[2:]]
-        with bench.commands[arguments[1]].make_context(arguments[1], given):  # parsed, not run
+        command = bench.commands[arguments[1]]
+        with command.make_context(arguments[1], arguments[2:]):  # parsed, not run
             pass
     else:
-        assert (measure.ROOT / program).is_file()
+        assert (measure.ROOT / program).is_file() == (not record.settled)
 
 
 def test_a_tree_with_changes_is_refused(
@@ -107,6 +107,18 @@ def test_a_long_one_is_measured_only_when_it_is_asked_for(
         assert run(monkeypatch, "--list", *arguments) == 0
         assert ("long.md" in capsys.readouterr().out) is listed
     assert "| long.md |" in measure.index()
+
+
+def test_a_settled_one_is_in_the_index_and_is_not_measured(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        measure, "RECORDS", (Record("old.md", "w", "a", "scripts/gone.py", 1, settled="abc"),)
+    )
+    assert run(monkeypatch) == 0
+    assert run(monkeypatch, "--only", "old.md") == 0
+    assert "left out: old.md, commit abc has its program" in capfd.readouterr().out
+    assert "| `gone.py` of abc |" in measure.index()
 
 
 def test_a_record_of_this_very_command_is_no_older_one(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -43,14 +44,51 @@ def test_a_bound_is_the_least_or_the_most() -> None:
 
 
 def test_a_plot_says_every_row_and_value(tmp_path: Path) -> None:
-    ratios = [Ratio("one thing", "", "", 0.5, 0.8), Ratio("another", "", "", 1.25)]
+    ratios = [Ratio("one <thing>", "", "", 0.5, 0.8), Ratio("another", "", "", 1.25)]
     bars(tmp_path / "a.svg", "Title", "÷ memcpy", ratios)
+    said, _ = drawn(tmp_path / "a.svg")
+    names = ["Title", "one <thing>", "0.5", "another", "1.25"]
+    assert said == [*names, *(f"{tick / 5:g}" for tick in range(8)), "÷ memcpy"]
+
+
+def test_bars_of_a_plot_are_as_long_as_their_values(tmp_path: Path) -> None:
+    ratios = [Ratio("a", "", "", value) for value in (0.5, 1, 0, math.inf)]
+    bars(tmp_path / "a.svg", "Title", "axis", ratios)
+    _, (half, whole, nothing, beyond) = drawn(tmp_path / "a.svg")
+    assert half == pytest.approx(whole / 2, abs=0.1)
+    assert nothing == 0 < whole < beyond
+    ratios = [Ratio("a", "", "", value) for value in (1e-6, 1e-4, 1e-2, 0)]
+    bars(tmp_path / "a.svg", "Title", "axis", ratios, log=True)
+    said, (least, middle, most, nothing) = drawn(tmp_path / "a.svg")
+    assert middle - least == pytest.approx(most - middle, abs=0.11)
+    assert nothing == 0 < least
+    assert said[-6:-1] == ["1e-06", "1e-05", "0.0001", "0.001", "0.01"]
+
+
+def test_a_plot_of_nothing_is_one(tmp_path: Path) -> None:
+    for log in (False, True):
+        bars(tmp_path / "a.svg", "Title", "axis", [], log=log)
+        bars(tmp_path / "a.svg", "Title", "axis", [Ratio("a", "", "", 0)], log=log)
+        assert drawn(tmp_path / "a.svg")[1] == [0]
+
+
+def test_a_value_stands_beyond_a_bound_that_is_near(tmp_path: Path) -> None:
+    ratios = [Ratio("a", "", "", value, 1) for value in (0.2, 0.98, 1.1)]
+    bars(tmp_path / "a.svg", "Title", "axis", ratios)
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    xml.etree.ElementTree.fromstring(text)
-    for part in ("one thing", "another", "0.5", "1.25", "Title"):
-        assert f"<!-- {part} -->" in text
-    bars(tmp_path / "b.svg", "Title", "÷ memcpy", ratios)
-    assert (tmp_path / "b.svg").read_text(encoding="utf-8") == text
+    colours = re.findall(r'<rect [^>]*height="14" fill="(.*?)"', text)
+    assert colours == ["#b5543c", "#b5543c", "#4c8a5b"]
+    bounds = [float(at) for at in re.findall(r'<path d="M([\d.]+) \d+v21"', text)]
+    labels = [float(at) for at in re.findall(r'<text x="([\d.]+)" y="[\d.]+">[\d.]+<', text)]
+    assert labels[0] < bounds[0] == bounds[1] < labels[1] < labels[2]
+
+
+def drawn(path: Path) -> tuple[list[str], list[float]]:
+    """What a plot says, and how long its bars are."""
+    tree = xml.etree.ElementTree.parse(path)
+    texts = [each.text or "" for each in tree.iter("{http://www.w3.org/2000/svg}text")]
+    bars_of = [each for each in tree.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
+    return texts, [float(each.get("width", "")) for each in bars_of]
 
 
 @needs_tmpfs

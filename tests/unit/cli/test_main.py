@@ -19,7 +19,6 @@ HEAVY = (
     "gguf",
     "httpx",
     "google.protobuf",
-    "matplotlib",
 )
 
 
@@ -135,11 +134,11 @@ def test_a_mistyped_name_is_guessed(
 def test_a_package_of_an_extra_that_is_missing_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_command(monkeypatch, ModuleNotFoundError("no", name="matplotlib.pyplot"))
+    add_command(monkeypatch, ModuleNotFoundError("no", name="gguf.constants"))
     monkeypatch.setattr(extras, "installer", lambda: None)
     assert invoke("explode") == 6
     said = capsys.readouterr().err
-    assert said == "error: a plot needs matplotlib\nhint: pip install 'ollama-tiering[plots]'\n"
+    assert said == "error: a test model needs gguf\nhint: pip install 'ollama-tiering[models]'\n"
     add_command(monkeypatch, ModuleNotFoundError("no module named x", name="x"))
     assert invoke("explode") == 1
     assert "unexpected ModuleNotFoundError" in capsys.readouterr().err

@@ -102,7 +102,6 @@ def test_the_output_goes_where_it_is_wanted() -> None:
     out = np.full((1, 4, 64), np.nan, np.float32)
     with CpuAttention(given.shape, threads=1) as attention:
         assert attention.run(given.q, given.k, given.v, n_cells=100, out=out) is out
-        assert attention.scratch_bytes > 0
     assert not np.isnan(out).any()
 
 

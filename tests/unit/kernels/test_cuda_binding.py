@@ -49,10 +49,18 @@ def test_without_a_driver_the_library_loads_and_says_so(opens: Callable[[], obje
 
 @pytest.mark.timeout(600)
 def test_share_from_measured_rates() -> None:
-    rates = binding.Rates(24.5e9, 60e9, 70e9, 0.0)  # PCIe 4, DDR5: memory leaves the CPU 45.5
-    assert binding.cpu_share(rates, 700, 4 << 20) == 455
+    """How many of the cold pieces the CPU should take (share.cpp)."""
+    pieces = ctypes.c_int32()
+
+    def share(rates: binding.Rates, n_pieces: int, piece_bytes: int) -> None:
+        call = ctypes.byref(rates), n_pieces, piece_bytes, ctypes.byref(pieces)
+        binding.call("pa_cuda_cpu_share", *call)
+
+    # PCIe 4, DDR5: memory leaves the CPU 45.5
+    share(binding.Rates(24.5e9, 60e9, 70e9, 0.0), 700, 4 << 20)
+    assert pieces.value == 455
     with pytest.raises(PaError, match="positive numbers"):
-        binding.cpu_share(binding.Rates(0.0, 1.0, 1.0, 0.0), 1, 1)
+        share(binding.Rates(0.0, 1.0, 1.0, 0.0), 1, 1)
 
 
 def test_structs_are_the_headers() -> None:

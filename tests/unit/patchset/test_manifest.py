@@ -14,7 +14,7 @@ def test_series_gives_the_order_and_comments_do_not_count(patchset: manifest.Pat
         "hooks/go/restore.patch",
     ]
     assert patchset.hooked == ("kvcache/causal.go", "runner/runner.go")
-    assert patchset.added_hook_lines == 2
+    assert sum(hook.diff.added_lines for hook in patchset.hooks) == 2
     assert sorted(patchset.overlay) == ["kvcache/tier.go", "tier/deep/proto.go"]
 
 

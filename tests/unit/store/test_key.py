@@ -18,10 +18,9 @@ from ollama_tiering.store.block.key import (
     digest_from_hex,
     namespace_digest,
     prefix_chain,
-    tail_key,
-    tokens_from_bytes,
     tokens_to_bytes,
 )
+from tests.tokens import tail_key, tokens_from_bytes
 
 NS = Namespace.of(
     model="m", engine="e", cache_dtype="f16", layers=[LayerSpec(0, 0, 1, 8, 8)], block_tokens=4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.tools import parting
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS, telling_tokens
+from tests.tokens import tokens_from_bytes
 from tests.unit.store.test_tree import records, tree_of
 
 SEQUENCES = st.lists(

@@ -10,11 +10,11 @@ from ollama_tiering.store.block.key import (
     BlockKey,
     NamespaceId,
     prefix_chain,
-    tokens_from_bytes,
     tokens_to_bytes,
 )
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree, common_rows
 from ollama_tiering.store.tools import samples
+from tests.tokens import tokens_from_bytes
 
 NS = samples.namespace(layers=1)
 NAMESPACE = NS.digest()

@@ -27,7 +27,6 @@ from ollama_tiering.store.block.key import (
     as_key,
     as_namespace,
     prefix_chain,
-    tail_key,
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -39,6 +38,7 @@ from ollama_tiering.store.tools import samples, verify
 from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
 from tests.sidecar import SidecarProcess
+from tests.tokens import tail_key
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "vectors" / "first_cut" / "store.tar.gz"
 BUDGET_BYTES = 16 << 20  # the index's headroom of 8 MiB is taken from it

@@ -18,12 +18,12 @@ from ollama_tiering.store.block.key import (
     as_namespace,
     namespace_digest,
     prefix_chain,
-    tail_key,
     tokens_to_bytes,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
+from tests.tokens import tail_key
 from tests.unit.store.test_transcode import decoded
 from tests.vectors import make
 
