@@ -13,7 +13,6 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.eviction import Rules, blocking_leaf
 from ollama_tiering.store.books.report import ModelReport
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
-from ollama_tiering.store.tiers.contract import TierKind
 
 MAX_MODELS_SHOWN: Final = 256  # in one answer to whoever asks
 
@@ -22,7 +21,7 @@ _AT_ONCE: Final = 16  # a sixteenth of the budget is freed: finding the oldest l
 
 def limit_bytes(state: StoreState, level: Level, namespace: NamespaceId) -> int:
     """0: none of its own. Needs no lock."""
-    return 0 if level.tier.kind is TierKind.RAM else state.terms.of(namespace).budget_bytes
+    return 0 if level.tier.is_volatile else state.terms.of(namespace).budget_bytes
 
 
 def used_bytes(state: StoreState, level: Level, namespace: NamespaceId) -> int:
@@ -38,12 +37,13 @@ def models(state: StoreState) -> list[ModelReport]:
         terms = state.terms.of(namespaces[0])
         if replace(terms, name="") == plain:
             continue
-        held = {TierKind.RAM: 0, TierKind.LOCAL: 0, TierKind.REMOTE: 0}
+        own_bytes = shared_bytes = 0
         for level in state.levels:
-            held[level.tier.kind] += used_bytes(state, level, namespaces[0])
-        found.append(
-            ModelReport(model, namespaces, terms, held[TierKind.LOCAL], held[TierKind.REMOTE])
-        )
+            if level.tier.is_shared:
+                shared_bytes += used_bytes(state, level, namespaces[0])
+            elif not level.tier.is_volatile:
+                own_bytes += used_bytes(state, level, namespaces[0])
+        found.append(ModelReport(model, namespaces, terms, own_bytes, shared_bytes))
     return found[:MAX_MODELS_SHOWN]
 
 

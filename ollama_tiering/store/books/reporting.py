@@ -36,8 +36,8 @@ def report_of(
                 write_bytes_per_second=level.speed.write,
                 suspended=state.suspended(level),
                 overhead_bytes=level.lru.overhead_bytes,
-                written_today_bytes=charged * daily.written_bytes,
-                daily_write_bytes=charged * daily.limit_bytes,
+                written_today_bytes=level.tier.wears_disk * daily.written_bytes,
+                daily_write_bytes=level.tier.wears_disk * daily.limit_bytes,
                 disk_full=level.space is not None and level.space.short,
                 surveyed=level.surveyed,
                 encoding=state.encodings.of(level).value,
@@ -47,7 +47,6 @@ def report_of(
                 shared=level.shared,
             )
             for level in state.levels
-            for charged in (state.admission.charges(level),)
         ]
         counters = copy.deepcopy(state.counters)
         if refused := sum(level.tier.refused_files for level in state.levels):

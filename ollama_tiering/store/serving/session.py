@@ -36,7 +36,7 @@ from ollama_tiering.store.serving.offers import (
     check_meta,
     check_offer,
 )
-from ollama_tiering.store.tiers.contract import TempBlock, TierKind
+from ollama_tiering.store.tiers.contract import TempBlock
 from ollama_tiering.store.upkeep import chain_check, making_room, shares, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.closing import Closing
@@ -212,11 +212,11 @@ class WriteSession(Closing):
         return chain_check.is_there(self._state, key, self._until)
 
     def _find_room(self, offer: BlockOffer) -> _Pending | Outcome:
-        """In the first tier that has room. A client cannot fill a file on a remote one."""
+        """In the first tier that has room and whose files a client may fill."""
         state = self._state
         outcome = Outcome.NO_ROOM
         for level in state.levels:
-            if level.tier.kind is TierKind.REMOTE or state.suspended(level):
+            if not level.tier.clients_open or state.suspended(level):
                 continue
             if not state.admission.direct(offer.key, level):
                 outcome = Outcome.REFUSED

@@ -83,7 +83,7 @@ class SharedFsTier(FsTier):
     file server's clock.
     """
 
-    shared = True
+    announces = True
 
     def __init__(
         self,

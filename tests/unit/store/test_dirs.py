@@ -10,6 +10,7 @@ import pytest
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.upkeep.probing import measure_directory
 from ollama_tiering.system import pagecache
 from ollama_tiering.system.directories import UnsafeDirectory, open_below, secure_directory
@@ -79,7 +80,7 @@ def test_tmpfs_is_memory() -> None:
 
 
 def test_speeds_move_with_samples_and_ignore_tiny_ones() -> None:
-    meter = SpeedMeter(TierKind.LOCAL)
+    meter = SpeedMeter(MemoryTier(TierKind.LOCAL))
     per_block, per_byte = meter.expectation()
     assert meter.read == 0  # not measured: a default stands in, but nobody is told it is a figure
     assert per_block > 0
@@ -112,13 +113,13 @@ class FakeBlock:
 
 
 def test_reads_from_the_page_cache_say_nothing_about_a_disk() -> None:
-    disk, ram = SpeedMeter(TierKind.LOCAL), SpeedMeter(TierKind.RAM)
+    disk, ram = SpeedMeter(MemoryTier(TierKind.LOCAL)), SpeedMeter(MemoryTier(TierKind.RAM))
     assert [disk.counts(FakeBlock(state)) for state in (True, None, False)] == [False, False, True]
     assert ram.counts(FakeBlock(True))
 
 
 def test_a_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
-    meter = SpeedMeter(TierKind.LOCAL)
+    meter = SpeedMeter(MemoryTier(TierKind.LOCAL))
     measure_directory(tmp_path, meter, in_memory=in_memory(tmp_path))
     assert meter.write > 0
     assert meter.read >= 0

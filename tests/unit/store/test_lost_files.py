@@ -98,7 +98,7 @@ def ask(bench: Bench, made: Sequence[samples.SampleBlock]) -> int:
 def _sound(bench: Bench, key: BlockKey, file_bytes: int) -> bool:
     """The nearest copy, as a client reads it."""
     for tier, _ in bench.tiers:
-        if tier.shared or not tier.exists(NAMESPACE, key):
+        if tier.is_shared or not tier.exists(NAMESPACE, key):
             continue
         with tier.open(NAMESPACE, key) as block:
             try:
