@@ -39,8 +39,6 @@ class Level:
     # Held by a writer from evicting to reserving: what it freed is not another's. Never taken with
     # the store's lock held.
     making_room: threading.Lock = field(default_factory=threading.Lock)
-    # The same for the part of the tier that one model may have; taken before `making_room`.
-    sharing: threading.Lock = field(default_factory=threading.Lock)
     held_bytes: dict[NamespaceId, int] = field(default_factory=dict)  # physical, of its blocks
 
     def count(self, namespace: NamespaceId, more_bytes: int) -> None:

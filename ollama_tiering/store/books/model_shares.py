@@ -1,16 +1,19 @@
 """What one model's blocks take of a tier on a disk, and which of them go to keep its budget.
 
-Counted are the physical bytes of its blocks, unfinished ones with what is reserved for them. RAM
-has no such bound. `victims_for` and `excess_of` take the lock; the rest expects it to be held.
+Counted are the physical bytes of its blocks, unfinished ones with what is reserved for them. A
+volatile tier has no such bound. `victims_for`, `count` and `excess_of` take the lock; the rest
+expects it to be held.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.eviction import Rules, blocking_leaf
+from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.report import ModelReport
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 
@@ -48,17 +51,36 @@ def models(state: StoreState) -> list[ModelReport]:
 
 
 def victims_for(
-    state: StoreState, level: Level, namespace: NamespaceId, need_bytes: int
+    state: StoreState, level: Level, namespace: NamespaceId | None, need_bytes: int
 ) -> list[Doomed] | None:
     """What is to be unlinked so that the model has room for that much; empty: nothing may go, None:
     it has room, or no budget of its own (any more).
     """
+    if namespace is None or not limit_bytes(state, level, namespace):
+        return None
     with state.lock:
         limit = limit_bytes(state, level, namespace)  # once: terms change without the lock
         over_bytes = used_bytes(state, level, namespace) + need_bytes - limit
         if not limit or over_bytes <= 0:
             return None
+        if need_bytes > limit:
+            return []
         return _take(state, level, namespace, over_bytes, limit)
+
+
+def count(
+    state: StoreState,
+    level: Level,
+    namespace: NamespaceId | None,
+    reservation: Reservation[BlockKey],
+    file_bytes: int,
+) -> None:
+    """Bytes of the model, too, until the reservation ends."""
+    if namespace is None or not limit_bytes(state, level, namespace):
+        return
+    with state.lock:
+        level.count(namespace, file_bytes)
+        reservation.ended = functools.partial(level.count, namespace, -file_bytes)
 
 
 def excess_of(state: StoreState, level: Level, namespace: NamespaceId) -> list[Doomed]:

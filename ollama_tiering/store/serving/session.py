@@ -37,7 +37,7 @@ from ollama_tiering.store.serving.offers import (
     check_offer,
 )
 from ollama_tiering.store.tiers.contract import TempBlock
-from ollama_tiering.store.upkeep import chain_check, making_room, shares, transcode, unlinking
+from ollama_tiering.store.upkeep import chain_check, making_room, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.quiet_log import QuietLog
@@ -221,7 +221,7 @@ class WriteSession(Closing):
             if not state.admission.direct(offer.key, level):
                 outcome = Outcome.REFUSED
                 continue
-            reservation = shares.reserve_room(state, level, self.namespace, offer.file_bytes)
+            reservation = making_room.reserve(state, level, offer.file_bytes, self.namespace)
             if reservation is None:
                 continue
             if not state.admission.charge(level, offer.file_bytes):

@@ -19,7 +19,7 @@ from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic
 from ollama_tiering.store.tiers.contract import SharedTier
-from ollama_tiering.store.upkeep import chain_check, shares
+from ollama_tiering.store.upkeep import chain_check, making_room
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.mover import Mover
@@ -191,7 +191,7 @@ class RemoteMover(Mover):
         state, level = self._state, self._level
         if not self._books.scanned:
             return False
-        over = bool(state.terms.with_budget) and shares.shrink(state, level)
+        over = bool(state.terms.with_budget) and making_room.shrink_models(state, level)
         return self._expiry.run(state, [level]) or over
 
     def measure(self) -> None:

@@ -15,7 +15,7 @@ from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
-from ollama_tiering.store.upkeep import shares, unlinking
+from ollama_tiering.store.upkeep import making_room, unlinking
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.test_terms import Ruled
 
@@ -44,10 +44,10 @@ def test_a_budget_that_is_lifted_meanwhile_evicts_nothing_for_the_old_one() -> N
     level = bench.state.levels[0]
     bench.rule(Terms(budget_bytes=4 * FILE_BYTES))
     Overtaken(bench, lambda: bench.rule(Terms()))
-    assert shares.shrink(bench.state, level) is False
+    assert making_room.shrink_models(bench.state, level) is False
     bench.rule(Terms(budget_bytes=5 * FILE_BYTES))
     Overtaken(bench, lambda: bench.rule(Terms()))
-    reservation = shares.reserve_room(bench.state, level, NAMESPACE, FILE_BYTES)
+    reservation = making_room.reserve(bench.state, level, FILE_BYTES, NAMESPACE)
     assert reservation is not None
     reservation.release()
     assert model_shares.excess_of(bench.state, level, NAMESPACE) == []
