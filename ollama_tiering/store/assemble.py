@@ -22,7 +22,7 @@ from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.upkeep.index import remove_index
 from ollama_tiering.system.directories import UnusableDirectory
 from ollama_tiering.system.filesystems import in_memory

@@ -17,7 +17,7 @@ from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.tiers import kinds, stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.group_share import within_group
+from ollama_tiering.store.tiers.memory_group import within_group
 from ollama_tiering.store.tiers.names import PINS_NAME, TOMBSTONES_NAME
 from ollama_tiering.store.upkeep.pin_file import load_pins
 from ollama_tiering.store.upkeep.tombstones import load_tombstones

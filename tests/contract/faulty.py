@@ -22,7 +22,7 @@ from ollama_tiering.store.tiers.contract import (
 )
 from ollama_tiering.store.tiers.kinds import TierOfKind
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 
 
 class Faults:

@@ -14,7 +14,7 @@ from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
 from tests.contract.toy_tier import ToyTier
 from tests.places import tmpfs_directory

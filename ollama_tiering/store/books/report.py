@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.books.state import Counters
 from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.tiers import kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from ollama_tiering.store.books import model_shares
+from ollama_tiering.store.books import model_budget
 from ollama_tiering.store.books.report import (
     REPORTED_NAMESPACES,
     AbsentTier,
@@ -63,7 +63,7 @@ def report_of(
             q8_0_namespaces=state.encodings.rounded_namespaces(),
             namespaces=state.tree.counts(REPORTED_NAMESPACES),
             oldest_lease_seconds=state.leases.oldest_seconds(),
-            models=model_shares.models(state),
+            models=model_budget.models(state),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.sharing import Fields, SharedBooks
+from ollama_tiering.store.books.shared_books import Fields, SharedBooks
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES

@@ -25,7 +25,7 @@ from ollama_tiering.store.books.level import Level as Level
 from ollama_tiering.store.books.lru import ByteLru
 from ollama_tiering.store.books.pins import PinTable
 from ollama_tiering.store.books.policy import StorePolicy
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.books.suspects import Suspects
 from ollama_tiering.store.books.terms import Decide, Terms, TermsTable

@@ -278,7 +278,7 @@ class Tier(Protocol):
 
 
 class SharedTier(Tier, Protocol):
-    """A tier that several sidecars use without a lock server (books/sharing.py)."""
+    """A tier that several sidecars use without a lock server (books/shared_books.py)."""
 
     @property
     def foreign_bytes(self) -> int:

@@ -190,7 +190,7 @@ class Administration:
                 dry_run=dry_run,
                 own_only=kind == "other build",  # there it may be another host's
             )
-            done.kept.pop(chain_walk.SHARED, None)
+            done.kept.pop(chain_walk.NEEDED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.block.segments import ALIGNMENT, align
-from ollama_tiering.store.books import model_shares, reserving, weather
+from ollama_tiering.store.books import model_budget, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
@@ -39,7 +39,7 @@ def reserve(
         return None
     with level.making_room:
         for _ in range(_ROUNDS):
-            doomed = model_shares.victims_for(state, level, namespace, file_bytes)
+            doomed = model_budget.victims_for(state, level, namespace, file_bytes)
             if doomed is None:
                 if not keeps_floor(state, level, need_bytes):
                     return None
@@ -47,7 +47,7 @@ def reserve(
                 if isinstance(found, Reservation):
                     if level.space is not None:  # which may wait for the disk
                         level.space.take(need_bytes)
-                    model_shares.count(state, level, namespace, found, file_bytes)
+                    model_budget.count(state, level, namespace, found, file_bytes)
                     return found
                 if (
                     not found
@@ -124,7 +124,7 @@ def shrink_models(state: StoreState, level: Level) -> bool:
     evicted = False
     for namespace in state.terms.with_budget:
         if level.held_bytes.get(namespace):
-            doomed = model_shares.excess_of(state, level, namespace)
+            doomed = model_budget.excess_of(state, level, namespace)
             unlinking.unlink(state, doomed)
             evicted = evicted or bool(doomed)
     return evicted

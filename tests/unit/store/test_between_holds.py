@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books import model_shares
+from ollama_tiering.store.books import model_budget
 from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.serving.session import Outcome
@@ -50,7 +50,7 @@ def test_a_budget_that_is_lifted_meanwhile_evicts_nothing_for_the_old_one() -> N
     reservation = making_room.reserve(bench.state, level, FILE_BYTES, NAMESPACE)
     assert reservation is not None
     reservation.release()
-    assert model_shares.excess_of(bench.state, level, NAMESPACE) == []
+    assert model_budget.excess_of(bench.state, level, NAMESPACE) == []
     assert bench.in_tier(0) == keys_of(blocks)
 
 

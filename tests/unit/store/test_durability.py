@@ -23,7 +23,7 @@ from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME, WRITTEN_NAME
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import open_archive

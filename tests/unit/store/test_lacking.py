@@ -14,7 +14,7 @@ from ollama_tiering.config import MIB
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import PROBE_PREFIX
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.system import lacking
 from ollama_tiering.system.abilities import lacks
 from ollama_tiering.system.directories import NotPrivate, UnusableDirectory

@@ -17,7 +17,7 @@ from ollama_tiering.store import own_tiers
 from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.own_tiers import can_be_opened, open_tier
-from ollama_tiering.store.tiers import group_share, stores_seen
+from ollama_tiering.store.tiers import memory_group, stores_seen
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import (
     INDEX_NAME,
@@ -250,8 +250,8 @@ def test_a_memory_group_that_holds_the_model_only_has_no_ram_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = MemoryLimit(220 * MIB, Path("/sys/fs/cgroup/memory.max"))
-    monkeypatch.setattr(group_share, "memory_limit", lambda: limit)
-    monkeypatch.setattr(group_share, "in_memory", lambda path: True)
+    monkeypatch.setattr(memory_group, "memory_limit", lambda: limit)
+    monkeypatch.setattr(memory_group, "in_memory", lambda path: True)
     store = opened(config(tmp_path))
     try:
         assert [level.tier.kind for level in store.state.levels] == [TierKind.LOCAL]

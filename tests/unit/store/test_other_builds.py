@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import MIB
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tools import samples

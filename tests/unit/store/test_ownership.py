@@ -12,7 +12,7 @@ import pytest
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.verify import verify
 from ollama_tiering.system.ownership import NotOurs
