@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import tarfile
@@ -19,53 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ollama_tiering.config import MIB
 from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
-from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
-from ollama_tiering.store.tiers.directory import FsTier
+from ollama_tiering.store.tiers.contract import OpenBlock
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import MAX_MANIFEST_BYTES, open_archive, parse_manifest
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.store.tools.importing import Imported, Present, check_archive, import_blocks
+from tests.unit.store.archives import TOKENS, Side, edited, members, nothing, pack, plain
 from tests.unit.store.support import FILE_BYTES, NS, Bench, path_of
-
-TOKENS = [*range(8), 90, 91]
-
-
-def nothing(done: int) -> None:
-    pass
-
-
-class Side:
-    """A store in one directory, with its administration."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        tiers: list[Any] = [(FsTier(TierKind.LOCAL, root / "local"), 64 * MIB)]
-        self.bench = Bench(tiers=tiers)
-        self.admin = Administration(self.bench.store, alone=True)
-
-    def export(self, chain_id: str, target: Path, *, as_directory: bool = False) -> None:
-        chain = self.admin.chain(chain_id)
-        export_chain(
-            chain, self.admin.opened(chain), target, as_directory=as_directory, progress=nothing
-        )
-
-    def take(self, source: Path) -> Imported:
-        """What `tiering import` does."""
-        with open_archive(source) as archive:
-            checked = check_archive(archive, nothing)
-            present = self.admin.present(checked)
-            with self.admin.sink(archive.manifest) as sink:
-                return import_blocks(archive, sink, present, nothing)
-
-    def keys(self) -> set[bytes]:
-        return set(self.bench.in_tier(0))
-
-    def close(self) -> None:
-        self.bench.store.close()
 
 
 @pytest.fixture
@@ -223,33 +185,6 @@ def test_without_room_the_start_is_kept_and_it_is_said(source: Side, tmp_path: P
 # --- what must not get in -----------------------------------------------------------------------
 
 
-def members(archive: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        found = []
-        for info in tar:
-            file = tar.extractfile(info)
-            assert file is not None
-            found.append((info, file.read()))
-    return found
-
-
-def pack(parts: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for info, data in parts:
-            info.size = len(data) if info.type == tarfile.REGTYPE else 0
-            tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
-def edited(archive: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    """The archive with another manifest."""
-    (head, text), *rest = members(archive)
-    document = json.loads(text)
-    edit(document)
-    return pack([(head, json.dumps(document).encode()), *rest])
-
-
 def resealed(archive: bytes, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
     """Other block files under the same names, with a manifest that fits them."""
     (head, text), *rest = members(archive)
@@ -265,10 +200,6 @@ def link(name: str, kind: bytes, to: str) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, to
     return info, b""
-
-
-def plain(name: str, data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
-    return tarfile.TarInfo(name), data
 
 
 def with_one_more(extra: tuple[tarfile.TarInfo, bytes]) -> Callable[[bytes], bytes]:

@@ -28,8 +28,8 @@ from ollama_tiering.store.tools.importing import (
     check_archive,
     import_blocks,
 )
+from tests.unit.store.archives import TOKENS, Side, edited, members, nothing, pack, plain
 from tests.unit.store.support import NAMESPACE, NS, Bench, keys_of, path_of
-from tests.unit.store.test_archive import TOKENS, Side, edited, members, nothing, pack, plain
 
 BLOCKS = samples.sequence(NS, TOKENS)
 OTHER = samples.window(NS, BLOCKS[1], TOKENS[4:8], 4, first=1)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from ollama_tiering.sidecar import look_up
-from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books import matching
@@ -18,24 +17,7 @@ from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving import lookup
 from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-
-TOKENS = list(range(10))  # two whole blocks and a tail of two
-
-
-def hang(
-    bench: Bench, block: samples.SampleBlock, tokens: Sequence[int], first: int = 0
-) -> samples.SampleBlock:
-    """Stores a window block on one with these tokens, from one of its rows on."""
-    position = read_meta(buffer_reader(block.data), len(block.data)).first_position
-    window = samples.window(NS, block, tokens, position, first)
-    assert all(result.stored for result in bench.try_put([window]))
-    bench.tick()
-    return window
-
-
-def hang_on_all(bench: Bench, blocks: list[samples.SampleBlock]) -> list[samples.SampleBlock]:
-    parts = [TOKENS[at : at + BLOCK_TOKENS] for at in range(0, len(TOKENS), BLOCK_TOKENS)]
-    return [hang(bench, block, part) for block, part in zip(blocks, parts, strict=True)]
+from tests.unit.store.windows import TOKENS, hang, hang_on_all
 
 
 def attached(found: list[MatchedBlock]) -> list[set[BlockKey]]:

@@ -16,8 +16,8 @@ from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import making_room, unlinking
+from tests.unit.store.ruled import Ruled
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-from tests.unit.store.test_terms import Ruled
 
 
 class Overtaken:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.unsynced import Place, UnsyncedNames
 from tests.unit.store.support import Bench, disk_budget
-from tests.unit.store.test_durability import local
 
 
 def test_names_that_a_start_found_are_made_durable_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever gave them may have been killed. The tier may be written to before that is done."""
-    bench = Bench(tiers=[(local(tmp_path), disk_budget(20))])
+    bench = Bench(tiers=[(FsTier(TierKind.LOCAL, tmp_path / "tier"), disk_budget(20))])
     bench.put(range(10))
     bench.store.close()
     synced: list[Place] = []
@@ -28,7 +29,7 @@ def test_names_that_a_start_found_are_made_durable_after_it(
         self._new.pop(place, None)
 
     monkeypatch.setattr(UnsyncedNames, "_sync", sync)
-    bench.tiers = [(local(tmp_path), disk_budget(20))]
+    bench.tiers = [(FsTier(TierKind.LOCAL, tmp_path / "tier"), disk_budget(20))]
     bench.open()
     assert bench.state.levels[0].surveyed
     bench.store.run_pending()

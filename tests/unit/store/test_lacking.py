@@ -19,8 +19,8 @@ from ollama_tiering.system import lacking
 from ollama_tiering.system.abilities import lacks
 from ollama_tiering.system.directories import NotPrivate, UnusableDirectory
 from tests.contract.lacking import LackingFileSystem
+from tests.unit.store.from_settings import config, kinds, opened
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench, disk_budget
-from tests.unit.store.test_assemble import config, kinds, opened
 
 COUNT = 60
 TOKENS = range(COUNT * BLOCK_TOKENS)

@@ -8,7 +8,7 @@ from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.serving import leasing
 from ollama_tiering.store.serving.leasing import Leaser
-from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
+from tests.unit.store.chains import MOST_PER_HOLD, Holds, in_books
 from tests.unit.store.support import NAMESPACE, Bench
 
 MANY = 10_000

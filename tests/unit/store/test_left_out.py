@@ -31,7 +31,7 @@ from ollama_tiering.store.tools.admin import EVERYTHING, Administration
 from ollama_tiering.store.tools.offline import Purpose, offline
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.system import directories
-from tests.unit.store.test_assemble import config, opened
+from tests.unit.store.from_settings import config, opened
 
 NS = samples.namespace()
 

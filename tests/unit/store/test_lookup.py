@@ -9,10 +9,8 @@ import pytest
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.serving import lookup
-from tests.unit.store.books import MOST_PER_HOLD, Holds, in_books
+from tests.unit.store.chains import MANY, MOST_PER_HOLD, Holds, in_books
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
-
-MANY = 60_000
 
 
 def watched_look_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Holds:

@@ -17,8 +17,8 @@ from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import chain_check
+from tests.unit.store.remote_bench import RemoteBench
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench, disk_budget, path_of
-from tests.unit.store.test_remote import RemoteBench
 
 COUNT = 10
 TOKENS = range(COUNT * BLOCK_TOKENS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,27 +15,10 @@ from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.verify import verify
 from ollama_tiering.system.ownership import NotOurs
+from tests.unit.store.administration import Tools
+from tests.unit.store.spoilers import SPOILERS, all_may_write, foreign_owner
 from tests.unit.store.support import NAMESPACE, Bench, path_of
-from tests.unit.store.test_admin import Tools
 
-STRANGER = 65534
-
-
-def foreign_owner(path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a file of another user, for making one needs root")
-    os.chown(path, STRANGER, -1)
-
-
-def group_may_write(path: Path) -> None:
-    path.chmod(0o460)
-
-
-def all_may_write(path: Path) -> None:
-    path.chmod(0o666)
-
-
-SPOILERS = (foreign_owner, group_may_write, all_may_write)
 Spoil = Callable[[Path], None]
 
 spoilt = pytest.mark.parametrize("spoil", SPOILERS)

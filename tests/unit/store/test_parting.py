@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ollama_tiering.store.block.key import tokens_from_bytes
 from ollama_tiering.store.tools import parting
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS, telling_tokens
-from tests.unit.store.test_tree import records, tree_of
+from tests.unit.store.trees import records, tree_of
 
 SEQUENCES = st.lists(
     st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=6, unique_by=tuple

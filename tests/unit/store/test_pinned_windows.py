@@ -15,10 +15,10 @@ from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Selection
+from tests.unit.store.administration import DAY, Tools
+from tests.unit.store.pins import on_disk, pressure
 from tests.unit.store.support import FILE_BYTES, NS, Bench, keys_of
-from tests.unit.store.test_admin import DAY, Tools
-from tests.unit.store.test_attached import TOKENS, hang, hang_on_all
-from tests.unit.store.test_pins import on_disk, pressure
+from tests.unit.store.windows import TOKENS, hang, hang_on_all
 
 
 def test_a_pinned_chain_keeps_its_windows_and_another_does_not() -> None:

@@ -13,28 +13,12 @@ from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.pins import Pin, PinTable
 from ollama_tiering.store.errors import PinsFull, UnknownId
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_pins
 from ollama_tiering.system.directories import UnsafeDirectory
-from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-
-
-def on_disk(root: Path, *, blocks: int = 80, index: bool = False, **options: Any) -> Bench:
-    """Directories count against the budget too, so that not quite so many blocks find room."""
-    tier = FsTier(TierKind.LOCAL, root / "local")
-    path = root / "local" / INDEX_NAME if index else None
-    return Bench(tiers=[(tier, blocks * FILE_BYTES)], index_path=path, **options)
-
-
-def pressure(bench: Bench, count: int = 30) -> None:
-    """Far more single blocks than the budget holds."""
-    for number in range(count):
-        bench.try_put(samples.sequence(NS, [5000 + number]))
-        bench.tick()
-        bench.store.run_pending()
+from tests.unit.store.pins import on_disk, pressure
+from tests.unit.store.support import FILE_BYTES, NAMESPACE, Bench, keys_of
 
 
 def test_a_pinned_chain_survives_pressure_and_an_unpinned_one_does_not() -> None:

@@ -31,7 +31,7 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
-from tests.unit.store.test_transcode import decoded, reheaded
+from tests.unit.store.encoded import decoded, reheaded
 
 HEAD_DIM, BLOCK_TOKENS = 8192, 4
 ROWS = np.random.default_rng(5).standard_normal((2, BLOCK_TOKENS, HEAD_DIM)).astype(np.float16)

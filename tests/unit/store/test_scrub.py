@@ -16,8 +16,8 @@ from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.values import Selection
+from tests.unit.store.administration import Tools
 from tests.unit.store.support import Bench
-from tests.unit.store.test_admin import Tools
 
 SECRET = range(1_000_000, 1_000_020)
 OTHER = range(2_000_000, 2_000_012)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.store.block.blockfile import buffer_reader as reader
+from ollama_tiering.store.block.blockfile import read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.books.encodings import TierEncodings
@@ -19,9 +21,15 @@ from ollama_tiering.store.serving.staging import readable_by_client
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.upkeep.index import BlockIndex, IndexRow
-from tests.unit.store.encoded import BLOCK_TOKENS, NAMESPACE, NS, RAW_BYTES, EncodedBench
-from tests.unit.store.test_transcode import ENCODED, RAW, read_meta
-from tests.unit.store.test_transcode import buffer_reader as reader
+from tests.unit.store.encoded import (
+    BLOCK_TOKENS,
+    ENCODED,
+    NAMESPACE,
+    NS,
+    RAW,
+    RAW_BYTES,
+    EncodedBench,
+)
 
 
 def test_a_block_is_written_down_encoded_and_counted_as_what_it_takes() -> None:

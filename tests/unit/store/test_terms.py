@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.store.block.key import NamespaceId, prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.key import NamespaceId, tokens_to_bytes
 from ollama_tiering.store.books.terms import Terms, TermsTable
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.serving.session import Outcome
@@ -22,6 +22,8 @@ from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.values import Selection
+from tests.unit.store.remote_bench import RemoteBench, files
+from tests.unit.store.ruled import DAY, Ruled
 from tests.unit.store.support import (
     BLOCK_TOKENS,
     FILE_BYTES,
@@ -31,50 +33,9 @@ from tests.unit.store.support import (
     keys_of,
     path_of,
 )
-from tests.unit.store.test_remote import RemoteBench, files
 
-DAY = 86400.0
-OTHER = samples.namespace("other", layers=len(NS.layers.split(";")))
 FORBIDDEN = Terms(name="sample:latest", refusal="a rule", remove=True)
 WITHHELD = Terms(refusal="a doubt")
-
-
-class Ruled(Bench):
-    """A bench whose terms a test writes, by the model's file name."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        self.terms: dict[str, Terms] = {}
-        super().__init__(*args, decide=self.decide, **options)  # type: ignore[arg-type]
-
-    def decide(self, model: str) -> Terms:
-        return self.terms.get(model, Terms())
-
-    def rule(self, terms: Terms, model: str = "sample") -> None:
-        self.terms[model] = terms
-        self.store.set_terms(self.decide)
-
-    def put_other(self, tokens: range) -> list[samples.SampleBlock]:
-        session, self.session = (
-            self.session,
-            self.store.open_session(OTHER.digest(), OTHER.fields(), BLOCK_TOKENS),
-        )
-        blocks = samples.sequence(OTHER, tokens)
-        assert all(result.stored for result in self.try_put(blocks))
-        self.store.close_session(self.session)
-        self.session = session
-        self.tick()
-        return blocks
-
-    def other_rows(self, tokens: range) -> int:
-        data = tokens_to_bytes(tokens)
-        keys = prefix_chain(OTHER.digest(), data, BLOCK_TOKENS)
-        found = self.store.match(OTHER.digest(), keys, data, BLOCK_TOKENS)
-        return sum(block.rows for block in found)
-
-    def pass_days(self, days: float) -> None:
-        for _ in range(100):
-            self.tick(days * DAY / 100)
-            self.store.run_pending()
 
 
 # --- kept out -----------------------------------------------------------------------------------

@@ -18,50 +18,14 @@ from ollama_tiering.store.block.blockfile import (
     read_meta,
     verify_payload,
 )
-from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, ZstdPlanes
+from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.upkeep import transcode
-from ollama_tiering.store.upkeep.transcode import Seconds
-from tests.unit.store.encoded import NAMESPACE, block
+from tests.unit.store.encoded import ENCODED, NAMESPACE, RAW, block, decoded, encoded, reheaded
 
-PLANES = ZstdPlanes()
-RAW = block([1, 2, 3, 4])
 NOISE = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(9000 * 9))
-
-
-def encoded(data: bytes) -> bytes | None:
-    opened = MemoryOpenBlock(data)
-    meta = read_meta(opened.read_at, opened.file_bytes)
-    made = transcode.encode(meta, opened, PLANES, Seconds())
-    if made is None:
-        return None
-    temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
-    made.write_to(temp, Seconds())
-    return bytes(temp.data)
-
-
-def decoded(data: bytes) -> bytes:
-    opened = MemoryOpenBlock(data)
-    meta = read_meta(opened.read_at, opened.file_bytes)
-    temp = MemoryTempBlock(meta.namespace, meta.key, meta.raw_file_bytes)
-    transcode.decode(meta, opened, temp, PLANES, Seconds())
-    return bytes(temp.data)
-
-
-def reheaded(data: bytes, change: Callable[[pb.BlockHeader], None]) -> bytes:
-    """The file with another header, all checksums of the head right."""
-    header_bytes = int.from_bytes(data[12:16], "little")
-    payload_offset = int.from_bytes(data[16:24], "little")
-    header = pb.BlockHeader.FromString(data[PREAMBLE_BYTES : PREAMBLE_BYTES + header_bytes])
-    change(header)
-    return pack_head(header.SerializeToString(), payload_offset) + data[payload_offset:]
-
-
-ENCODED = encoded(RAW) or b""
 
 
 def test_a_decoded_file_is_the_one_that_was_encoded() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.key import (
     BlockKey,
     NamespaceId,
@@ -14,37 +13,10 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree, common_rows
-from ollama_tiering.store.tools import samples
+from tests.unit.store.trees import NS, records, tree_of
 
-NS = samples.namespace(layers=1)
 NAMESPACE = NS.digest()
 SEQUENCES = st.lists(st.lists(st.integers(-1, 1), min_size=1, max_size=11), max_size=8)
-
-
-def records(tokens: list[int]) -> list[BlockRecord]:
-    made = []
-    for block in samples.sequence(NS, tokens):
-        meta = read_meta(buffer_reader(block.data), len(block.data))
-        made.append(
-            BlockRecord(
-                key=meta.key,
-                namespace=meta.namespace,
-                parent=meta.parent,
-                tokens=meta.tokens,
-                plain_rows=meta.plain_rows,
-                file_bytes=meta.file_bytes,
-                last_use=0.0,
-            )
-        )
-    return made
-
-
-def tree_of(sequences: list[list[int]]) -> BlockTree:
-    tree = BlockTree()
-    for tokens in sequences:
-        for record in records(tokens):
-            tree.add(record)
-    return tree
 
 
 def matched(tree: BlockTree, prompt: list[int]) -> int:

@@ -24,7 +24,7 @@ from ollama_tiering.store.block.key import (
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from tests.unit.store.test_transcode import decoded
+from tests.unit.store.encoded import decoded
 from tests.vectors import make
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"

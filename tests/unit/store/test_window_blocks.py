@@ -17,8 +17,8 @@ from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import damage
 from ollama_tiering.store.values import Selection
+from tests.unit.store.administration import Tools, collect
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-from tests.unit.store.test_admin import Tools, collect
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two
 

@@ -10,6 +10,7 @@ from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_byt
 from ollama_tiering.store.books.tree import BlockRecord
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, Bench
 
+MANY: Final = 60_000  # blocks: more than a look-up may find in one hold
 MOST_PER_HOLD: Final = 1024  # of the lock, in blocks
 
 
