@@ -1,4 +1,4 @@
-"""Directories, page cache and speeds: the helpers below the tiers."""
+"""Directories, locks, file systems and the page cache: the helpers below the tiers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.store.books.speed import SpeedMeter
-from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.upkeep.probing import measure_directory
 from ollama_tiering.system import pagecache
 from ollama_tiering.system.directories import UnsafeDirectory, open_below, secure_directory
 from ollama_tiering.system.filesystems import filesystem_type, in_memory
@@ -77,53 +73,6 @@ def test_tmpfs_is_memory() -> None:
     assert in_memory(shm)
     assert filesystem_type(Path("/proc")) == "proc"
     assert not in_memory(Path("/proc"))
-
-
-def test_speeds_move_with_samples_and_ignore_tiny_ones() -> None:
-    meter = SpeedMeter(MemoryTier(TierKind.LOCAL))
-    per_block, per_byte = meter.expectation()
-    assert meter.read == 0  # not measured: a default stands in, but nobody is told it is a figure
-    assert per_block > 0
-    assert per_byte > 0
-    meter.add_read(100, 1.0)
-    assert meter.read == 0
-    meter.add_read(1_000_000, 1.0)
-    assert meter.read == 1e6
-    meter.add_read(2_000_000, 1.0)
-    assert 1e6 < meter.read < 2e6
-    assert meter.expectation()[1] == 1 / meter.read
-    meter.add_read(1_000_000, 0.0)
-    assert 1e6 < meter.read < 2e6
-
-
-class FakeBlock:
-    file_bytes = 1 << 20
-
-    def __init__(self, resident: bool | None) -> None:
-        self._resident = resident
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        return bytes(length)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = bytes(buffer.nbytes)
-
-    def resident(self) -> bool | None:
-        return self._resident
-
-
-def test_reads_from_the_page_cache_say_nothing_about_a_disk() -> None:
-    disk, ram = SpeedMeter(MemoryTier(TierKind.LOCAL)), SpeedMeter(MemoryTier(TierKind.RAM))
-    assert [disk.counts(FakeBlock(state)) for state in (True, None, False)] == [False, False, True]
-    assert ram.counts(FakeBlock(True))
-
-
-def test_a_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
-    meter = SpeedMeter(MemoryTier(TierKind.LOCAL))
-    measure_directory(tmp_path, meter, in_memory=in_memory(tmp_path))
-    assert meter.write > 0
-    assert meter.read >= 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_just_read_is_resident(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from tests.unit.store.encoded import decoded
 from tests.vectors import make
 
-VECTORS = Path(__file__).resolve().parents[2] / "vectors"
+VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 KEYS: dict[str, Any] = json.loads((VECTORS / "keys.json").read_text())
 DESCRIPTIONS: list[dict[str, Any]] = json.loads((VECTORS / "descriptions.json").read_text())[
     "descriptions"

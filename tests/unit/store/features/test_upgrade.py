@@ -40,7 +40,7 @@ from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
 from tests.sidecar import SidecarProcess
 
-ARCHIVE = Path(__file__).resolve().parents[2] / "vectors" / "first_cut" / "store.tar.gz"
+ARCHIVE = Path(__file__).resolve().parents[3] / "vectors" / "first_cut" / "store.tar.gz"
 BUDGET_BYTES = 16 << 20  # the index's headroom of 8 MiB is taken from it
 TODAYS_INDEX_VERSION = _VERSION
 
