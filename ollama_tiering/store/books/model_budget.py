@@ -63,7 +63,7 @@ def victims_for(
         over_bytes = used_bytes(state, level, namespace) + need_bytes - limit
         if not limit or over_bytes <= 0:
             return None
-        if need_bytes > limit:
+        if need_bytes > limit:  # nothing would do: no need to look at all blocks
             return []
         return _take(state, level, namespace, over_bytes, limit)
 
