@@ -209,14 +209,13 @@ def _is_worth_it(config: SidecarConfig, directory: Path) -> bool:
 
 def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
     """A file beside the blocks of this host's lowest tier, whose budget it counts against. None if
-    an index is not worth it.
+    that tier has no files, or an index is not worth it.
     """
-    own = [one for one in tiers if not one[0].is_shared]
-    if not own:
+    own = [(tier.directory, budget_bytes) for tier, budget_bytes in tiers if not tier.is_shared]
+    directory, budget_bytes = own[-1] if own else (None, 0)
+    if directory is None:
         return None
-    tier, budget_bytes = own[-1]
-    assert tier.directory is not None
-    path = tier.directory / INDEX_NAME
+    path = directory / INDEX_NAME
     if budget_bytes >= _LEAST_INDEXED_BYTES:
         return path
     remove_index(path)

@@ -15,6 +15,7 @@ from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tools import samples
+from tests.contract.toy_tier import ToyTier
 from tests.unit.store.from_settings import config, kinds, opened
 
 NS = samples.namespace()
@@ -102,3 +103,8 @@ def test_the_queue_is_at_most_half_of_ram(tmp_path: Path) -> None:
         assert store._state.policy.queue_bytes == 256 * MIB
     finally:
         store.close()
+
+
+def test_an_index_lies_beside_files_only() -> None:
+    assert assemble.index_path([(ToyTier(), 512 * MIB)]) is None
+    assert assemble.index_path([]) is None
