@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ollama_tiering import store as store_package
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
@@ -272,3 +274,11 @@ def test_a_whole_store_evicts_down_to_it_and_restores_from_it(reopen: Opener) ->
                 assert whole(opened) == block.data
     finally:
         bench.store.close()
+
+
+@pytest.mark.parametrize("package", ["books", "serving", "upkeep"])
+def test_the_store_asks_what_a_tier_is_and_not_for_its_kind(package: str) -> None:
+    files = list((Path(store_package.__file__ or "").parent / package).glob("*.py"))
+    assert len(files) > 5
+    asking = [file.name for file in files if re.search(r"TierKind\.[A-Z]", file.read_text())]
+    assert asking == []
