@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Final
 
-from ollama_tiering.store import TieredStore, TierKind, can_be_opened
+from ollama_tiering.store import TieredStore, can_be_opened
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Openings:
         """Returns once a tier that could not be opened can be; never, if none is left out. The
         time between two tries goes on growing until one has come back indeed.
         """
-        own = [one for one in store.left_out if one.kind is not TierKind.REMOTE]
+        own = [one for one in store.left_out if not one.is_shared]
         if len(own) < self._missing:
             self._waits = _waits()
         self._missing = len(own)

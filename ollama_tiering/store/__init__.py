@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.tiers.directory import FsTier as FsTier
     from ollama_tiering.store.tiers.memory import MemoryTier as MemoryTier
     from ollama_tiering.store.tiers.remote import RemoteTier as RemoteTier
-    from ollama_tiering.store.tiers.shared import SharedFsTier as SharedFsTier
+    from ollama_tiering.store.tiers.shared_directory import SharedFsTier as SharedFsTier
 else:
     # The same names by the module they are in; a module of that name is meant as a whole.
     _FACE: Final = {
@@ -130,7 +130,7 @@ else:
         "tiers.memory": "MemoryTier",
         "tiers.ram_place": "ram_place",
         "tiers.remote": "RemoteTier",
-        "tiers.shared": "SharedFsTier",
+        "tiers.shared_directory": "SharedFsTier",
         "tiers.stores_seen": "stores_seen",
     }
     _MODULE_OF: Final = {name: module for module, names in _FACE.items() for name in names.split()}

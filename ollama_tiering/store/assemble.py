@@ -17,12 +17,12 @@ from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.own_tiers import absent, filesystem_bytes, not_opened, open_tier
 from ollama_tiering.store.own_tiers import cut_budget as cut_budget
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers import stores_seen
+from ollama_tiering.store.tiers import kinds, stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.remote_key import remote_authenticity
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.upkeep.index import remove_index
 from ollama_tiering.system.directories import UnusableDirectory
 from ollama_tiering.system.filesystems import in_memory
@@ -117,7 +117,7 @@ def _store(
 ) -> TieredStore:
     tiers, missing = list(own), list(left_out)
     remote = _remote_tier(config)
-    lists_known = all(one.kind is not TierKind.LOCAL for one in left_out)
+    lists_known = all(one.kind in kinds.VOLATILE for one in left_out)
     if remote is not None and lists_known:
         tiers.append((remote, config.remote_budget_bytes))
     elif config.remote_dir is not None and remote is not None:
@@ -137,7 +137,7 @@ def _store(
         policy=store_policy(config, tiers),
         staging_seconds=config.remote_deadline_seconds,
         rescan_seconds=config.remote_rescan_seconds,
-        encodings=_encodings(config, {tier.kind for tier, _ in tiers}),
+        encodings=_encodings(config, [tier for tier, _ in tiers]),
         decide=decide,
         absent_remote=config.remote_dir if remote is not None and not lists_known else None,
     )
@@ -150,9 +150,9 @@ def _close(tiers: Iterable[tuple[Tier, int]]) -> None:
         tier.close()
 
 
-def _encodings(config: SidecarConfig, kinds: set[TierKind]) -> TierEncodings:
+def _encodings(config: SidecarConfig, tiers: Sequence[Tier]) -> TierEncodings:
     local = Encoding(config.local_encoding)
-    if local is not Encoding.NONE and TierKind.RAM not in kinds:
+    if local is not Encoding.NONE and not any(tier.is_volatile for tier in tiers):
         log.warning("local_encoding ignored: there is no RAM tier here to decode blocks into")
         local = Encoding.NONE
     encodings = {TierKind.LOCAL: local, TierKind.REMOTE: Encoding(config.remote_encoding)}
@@ -185,7 +185,7 @@ def _what_it_may_have(
     config: SidecarConfig, kind: TierKind, directory: Path, budget_bytes: int
 ) -> int:
     """0 means no such tier."""
-    if kind is TierKind.RAM and not _is_worth_it(config, directory):
+    if kind in kinds.VOLATILE and not _is_worth_it(config, directory):
         return 0
     cut_bytes = cut_budget(directory, budget_bytes, kind)
     if not cut_bytes:
@@ -209,14 +209,13 @@ def _is_worth_it(config: SidecarConfig, directory: Path) -> bool:
 
 def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
     """A file beside the blocks of this host's lowest tier, whose budget it counts against. None if
-    an index is not worth it.
+    that tier has no files, or an index is not worth it.
     """
-    own = [one for one in tiers if not one[0].shared]
-    if not own:
+    own = [(tier.directory, budget_bytes) for tier, budget_bytes in tiers if not tier.is_shared]
+    directory, budget_bytes = own[-1] if own else (None, 0)
+    if directory is None:
         return None
-    tier, budget_bytes = own[-1]
-    assert tier.directory is not None
-    path = tier.directory / INDEX_NAME
+    path = directory / INDEX_NAME
     if budget_bytes >= _LEAST_INDEXED_BYTES:
         return path
     remove_index(path)
@@ -225,7 +224,7 @@ def index_path(tiers: Sequence[tuple[Tier, int]]) -> Path | None:
 
 def store_policy(config: SidecarConfig, tiers: Sequence[tuple[Tier, int]]) -> StorePolicy:
     queue_bytes = config.write_queue_bytes
-    if queue_bytes and tiers[0][0].kind is TierKind.RAM:
+    if queue_bytes and tiers[0][0].is_volatile:
         queue_bytes = min(queue_bytes, tiers[0][1] // 2)
     return StorePolicy(
         admission=config.admission,

@@ -14,10 +14,10 @@ from typing import Final
 from ollama_tiering.config import format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.store.books.report import AbsentTier
-from ollama_tiering.store.tiers import stores_seen
+from ollama_tiering.store.tiers import kinds, stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tiers.group_share import within_group
+from ollama_tiering.store.tiers.memory_group import within_group
 from ollama_tiering.store.tiers.names import PINS_NAME, TOMBSTONES_NAME
 from ollama_tiering.store.upkeep.pin_file import load_pins
 from ollama_tiering.store.upkeep.tombstones import load_tombstones
@@ -33,7 +33,7 @@ def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> Tier | Abse
     it, ServiceError where another process uses it.
     """
     try:
-        stores_seen.require_place(directory, volatile=kind is TierKind.RAM)
+        stores_seen.require_place(directory, volatile=kind in kinds.VOLATILE)
         tier = FsTier(kind, directory)
     except (OSError, UnusableDirectory) as error:
         return absent(kind, directory, budget_bytes, error)
@@ -77,7 +77,7 @@ def not_opened(left_out: Sequence[AbsentTier], what: str) -> ServiceError:
 
 def cut_budget(directory: Path, budget_bytes: int, kind: TierKind) -> int:
     """The budget, but never more than the size of the file system, or than a memory group has."""
-    if kind is TierKind.RAM:
+    if kind in kinds.VOLATILE:
         budget_bytes = within_group(directory, budget_bytes)
     most = int(filesystem_bytes(directory) * _FILESYSTEM_SHARE)
     if budget_bytes <= most:

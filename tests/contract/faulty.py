@@ -20,8 +20,9 @@ from ollama_tiering.store.tiers.contract import (
     TempBlock,
     WriteAt,
 )
+from ollama_tiering.store.tiers.kinds import TierOfKind
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 
 
 class Faults:
@@ -102,17 +103,17 @@ class FaultyTempBlock:
             yield FaultyOpenBlock(block, self._faults)
 
 
-class FaultyTier:
+class FaultyTier(TierOfKind):
     """A SharedTier around another one."""
 
-    shared = True
+    announces = True
     in_memory = False
     growth_bytes = 0
 
     def __init__(self, inner: SharedTier, faults: Faults) -> None:
         self.inner = inner
         self.faults = faults
-        self.kind = inner.kind
+        super().__init__(inner.kind)
         self.directory = inner.directory
         self.stalled = 0
 

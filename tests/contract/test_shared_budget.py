@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ollama_tiering.store.tiers.contract import Neighbour, StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.upkeep.rescan import SETTLE_SECONDS
 from tests.contract.faulty import Faults, FaultyTier
 from tests.places import short_directory

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ollama_tiering import store as store_package
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
+from tests.contract.toy_tier import ToyTier
 from tests.places import tmpfs_directory
+from tests.unit.store import support
 
 NS = samples.namespace()
 NAMESPACE = NS.digest()
@@ -24,11 +28,11 @@ BLOCKS = samples.sequence(NS, range(10))
 Opener = Callable[[], Tier]
 
 
-@pytest.fixture(params=["memory", "tmpfs directory", "disk directory", "remote"])
+@pytest.fixture(params=["memory", "toy", "tmpfs directory", "disk directory", "remote"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the tier; called again, opens what the first one left, as after a kill."""
-    if request.param == "memory":
-        tier = MemoryTier(TierKind.LOCAL)
+    if request.param in ("memory", "toy"):
+        tier = ToyTier() if request.param == "toy" else MemoryTier(TierKind.LOCAL)
         yield lambda: tier
         return
     directory = tmp_path / "tier"
@@ -192,7 +196,7 @@ def test_describe_twice_is_fine_and_no_block(tier: Tier) -> None:
 
 
 def test_a_full_disk_is_enospc(monkeypatch: pytest.MonkeyPatch, tier: Tier) -> None:
-    if isinstance(tier, MemoryTier):
+    if isinstance(tier, (MemoryTier, ToyTier)):
         tier.capacity_bytes = 4096
     else:
 
@@ -238,9 +242,43 @@ def test_everything_but_blocks_is_overhead(tier: Tier) -> None:
     keys = [store(tier, index) for index in range(3)]
     tier.quarantine(NAMESPACE, keys[0])
     tier.measure_overhead()
-    if tier.directory is None or tier.shared:  # of a shared tier the scan counts the rest
+    if tier.directory is None or tier.is_shared:  # of a shared tier the scan counts the rest
         assert tier.overhead_bytes() == tier.quarantined_bytes()
         return
     held = sum(p.lstat().st_blocks * 512 for p in [tier.directory, *tier.directory.rglob("*")])
     blocks = sum(p.lstat().st_blocks * 512 for p in tier.directory.rglob("*.kvb"))
     assert tier.overhead_bytes() == held - blocks
+
+
+def test_a_whole_store_evicts_down_to_it_and_restores_from_it(reopen: Opener) -> None:
+    top, tier = MemoryTier(TierKind.RAM), reopen()
+    budget_bytes = 32 * (support.FILE_BYTES + 2 * support.DIRECTORY_BYTES)
+    bench = support.Bench(tiers=[(top, 8 * support.FILE_BYTES), (tier, budget_bytes)])
+    tokens = range(4 * support.BLOCK_TOKENS)
+    try:
+        bench.store.run_pending()  # files are counted before any is written
+        blocks = bench.put(tokens)
+        bench.store.run_pending()
+        bench.put(range(1000, 1000 + 8 * support.BLOCK_TOKENS))
+        bench.store.run_pending()
+        keys = support.keys_of(blocks)
+        assert not bench.in_tier(0) & keys
+        assert bench.in_tier(1) >= keys
+        assert bench.rows(tokens) == len(tokens)
+        leased = bench.store.lease(support.NAMESPACE, [block.key for block in blocks])
+        assert len(leased.blocks) == len(blocks)
+        for block, there in zip(blocks, leased.blocks, strict=True):
+            assert (there.tier is tier.kind) == tier.clients_open
+            place = tier if tier.clients_open else top
+            with place.open(support.NAMESPACE, block.key) as opened:
+                assert whole(opened) == block.data
+    finally:
+        bench.store.close()
+
+
+@pytest.mark.parametrize("package", ["books", "serving", "upkeep"])
+def test_the_store_asks_what_a_tier_is_and_not_for_its_kind(package: str) -> None:
+    files = list((Path(store_package.__file__ or "").parent / package).glob("*.py"))
+    assert len(files) > 5
+    asking = [file.name for file in files if re.search(r"TierKind\.[A-Z]", file.read_text())]
+    assert asking == []

@@ -15,13 +15,8 @@ from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
-from tests.unit.store.test_authenticity import (
-    FORGERIES,
-    forged,
-    overwrite,
-    path_of,
-)
-from tests.unit.store.test_ownership import SPOILERS
+from tests.unit.store.forgeries import FORGERIES, forged, overwrite, path_of
+from tests.unit.store.spoilers import SPOILERS
 
 pytestmark = pytest.mark.fault
 

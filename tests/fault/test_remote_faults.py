@@ -20,8 +20,8 @@ from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tools import samples
 from tests.contract.faulty import WEATHER, Faults, remote_tier
+from tests.unit.store.remote_bench import RemoteBench, demoted, files
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
-from tests.unit.store.test_remote import RemoteBench, demoted, files
 
 pytestmark = pytest.mark.fault
 

@@ -23,7 +23,7 @@ from ollama_tiering.config import SidecarConfig
 from ollama_tiering.doctor import check_storage
 from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 

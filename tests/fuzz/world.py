@@ -20,7 +20,7 @@ from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tiers.shared import SharedFsTier
+from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, Sample, raw_block, sample
 from tests.places import TMPFS, short_directory
 

@@ -19,7 +19,7 @@ from ollama_tiering.config import (
 )
 from ollama_tiering.config.memory_limit import machine_memory_bytes
 from ollama_tiering.store import TierKind, cut_budget
-from ollama_tiering.store.tiers import group_share
+from ollama_tiering.store.tiers import memory_group
 
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -132,8 +132,8 @@ GROUP = Path("/sys/fs/cgroup/memory.max")
 def limited(monkeypatch: pytest.MonkeyPatch, limit: MemoryLimit) -> None:
     loading = sys.modules["ollama_tiering.config.load"]  # the package has a function of this name
     monkeypatch.setattr(loading, "memory_limit", lambda: limit)
-    monkeypatch.setattr(group_share, "memory_limit", lambda: limit)
-    monkeypatch.setattr(group_share, "in_memory", lambda _: True)
+    monkeypatch.setattr(memory_group, "memory_limit", lambda: limit)
+    monkeypatch.setattr(memory_group, "in_memory", lambda _: True)
 
 
 @pytest.mark.parametrize("limit_bytes", [220_000_000, 500_000_000, 1_000_000_000, 4 * GIB])
@@ -185,9 +185,9 @@ def test_a_unit_as_it_was_made_cuts_nothing_and_a_lowered_one_does(
     limited(monkeypatch, MemoryLimit(16 * GIB))
     budget = 4 * GIB + 12345
     as_made = (budget + GIB) // MIB * MIB  # systemd/units.py: MemoryHigh
-    monkeypatch.setattr(group_share, "unit_limit", lambda: MemoryLimit(as_made, GROUP))
+    monkeypatch.setattr(memory_group, "unit_limit", lambda: MemoryLimit(as_made, GROUP))
     assert cut_budget(tmp_path, budget, TierKind.RAM) == budget
     for lowered, left in ((3 * GIB, 2 * GIB), (GIB, GIB // 2)):
         unit = MemoryLimit(lowered, GROUP)
-        monkeypatch.setattr(group_share, "unit_limit", lambda unit=unit: unit)
+        monkeypatch.setattr(memory_group, "unit_limit", lambda unit=unit: unit)
         assert cut_budget(tmp_path, budget, TierKind.RAM) == left

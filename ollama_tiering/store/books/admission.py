@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.policy import EAGER, PRESSURE, SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.books.tree import TOP_ONLY, BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ class Admission:
         self._dropped: set[BlockKey] = set()  # in RAM only, and the queue had no room for them
         self._rest_until = 0.0
         self._ghosts: OrderedDict[BlockKey, None] = OrderedDict()
-
-    def charges(self, level: Level) -> bool:
-        """Whether writes to the level wear a disk of this machine."""
-        return level.tier.kind is TierKind.LOCAL
 
     def committed(self, record: BlockRecord, level: Level, *, tail: bool) -> None:
         if level.index == 0 and self.policy.admission != EAGER:
@@ -124,7 +119,7 @@ class Admission:
         state = self._state
         source = state.levels[min(record.levels)]
         below = state.below(source)
-        if below is None or (below.shared is not None and source.tier.kind is not TierKind.RAM):
+        if below is None or (below.shared is not None and not source.tier.is_volatile):
             return  # a shared tier takes from a disk above it when that is full
         if self._too_short(record):
             self._refuse("too short")
@@ -158,7 +153,7 @@ class Admission:
 
         Second touch then means: offered a second time. Lock not held.
         """
-        if not self.charges(level) or self.policy.admission != SECOND_TOUCH:
+        if not level.tier.wears_disk or self.policy.admission != SECOND_TOUCH:
             return True
         with self._state.lock:
             if key in self._ghosts:
@@ -183,18 +178,18 @@ class Admission:
 
     def charge(self, level: Level, written_bytes: int) -> bool:
         """Lock not held: the count may have to be written down."""
-        if not self.charges(level) or self.daily.charge(written_bytes):
+        if not level.tier.wears_disk or self.daily.charge(written_bytes):
             return True
         with self._state.lock:
             self._refuse("daily writes")
         return False
 
     def refund(self, level: Level, written_bytes: int) -> None:
-        if self.charges(level):
+        if level.tier.wears_disk:
             self.daily.refund(written_bytes)
 
     def exhausted(self, level: Level) -> bool:
-        return self.charges(level) and self.daily.exhausted
+        return level.tier.wears_disk and self.daily.exhausted
 
     def _too_short(self, record: BlockRecord) -> bool:
         # A window block's tokens are those of the block it hangs on.

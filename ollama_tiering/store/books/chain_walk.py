@@ -12,9 +12,8 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.graves import Block, Graves
 from ollama_tiering.store.books.state import Doomed, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
 
-SHARED: Final = "needed by another chain"
+NEEDED: Final = "needed by another chain"
 PINNED: Final = "pinned"
 IN_USE: Final = "in use"
 ELSEWHERE: Final = "in the shared directory"
@@ -115,11 +114,10 @@ class ChainWalk:
         state = self._state
         if state.pins.keeps(record.key):
             return PINNED
-        remote = TierKind.REMOTE
-        if self._own_only and any(state.levels[at].tier.kind is remote for at in record.levels):
+        if self._own_only and any(state.levels[at].tier.is_shared for at in record.levels):
             return ELSEWHERE
         if state.tree.child_count(record.key) > self._gone_children.get(record.key, 0):
-            return SHARED
+            return NEEDED
         if self._buries(record) and self._graves.full(len(self._to_bury)):
             return TOO_MANY
         used = any(state.held(one.key) for one in (record, *state.tree.windows(record.key)))

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
 
 Block = tuple[NamespaceId, BlockKey]
 
@@ -39,7 +38,7 @@ class Graves:
         self, state: StoreState, unseen: Mapping[Block, float], absent: Path | None
     ) -> None:
         self._state = state
-        self.remote = next((v for v in state.levels if v.tier.kind is TierKind.REMOTE), None)
+        self.remote = next((v for v in state.levels if v.tier.is_shared), None)
         self.absent = absent if self.remote is None else None
         self.unseen = unseen
         self.tombstones: dict[Grave, float] = {}
@@ -150,7 +149,7 @@ def lift_removed(state: StoreState, graves: Graves, removed: Iterable[Doomed]) -
     """
     with state.lock:
         for one in removed:
-            if one.level.tier.kind is TierKind.REMOTE and one.level.shared is None:
+            if one.level.tier.is_shared and one.level.shared is None:
                 graves.lift(one.namespace, one.key)
 
 

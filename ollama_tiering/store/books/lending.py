@@ -11,7 +11,6 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.report import LeasedBlock
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
 
 
 def open_lease(state: StoreState, seconds: float) -> int:
@@ -79,7 +78,8 @@ def served(state: StoreState, ready: Sequence[LeasedBlock], samples: int) -> Non
         state.counters.get_blocks += len(ready)
         state.counters.get_bytes += sum(block.file_bytes for block in ready)
         state.count_served((block.tier, block.file_bytes) for block in ready)
-        cold = [block.key for block in ready if block.tier is not TierKind.RAM]
+        volatile = {level.tier.kind for level in state.levels if level.tier.is_volatile}
+        cold = [block.key for block in ready if block.tier not in volatile]
         if cold:
             # The last ones: the client has not read them when they are looked at.
             state.to_sample = cold[-samples:]
@@ -103,7 +103,7 @@ def ways_to_stage(state: StoreState, record: BlockRecord) -> tuple[list[Level], 
         targets = [
             level
             for level in state.levels
-            if level.shared is None
+            if level.tier.clients_open
             and level.index not in record.levels
             and state.encodings.keeps_raw(level, record.namespace)
             and not state.suspended(level)
@@ -148,7 +148,7 @@ def next_sample(state: StoreState) -> tuple[BlockRecord, Level] | bool:
         if record is None or not record.levels:
             return False
         level = state.levels[min(record.levels)]
-        if level.shared is not None:
+        if not level.tier.clients_open:
             return True  # it is copied up before a client reads it, and timed then
         return record, level
 
@@ -169,7 +169,7 @@ def next_promotion(state: StoreState, low: float) -> tuple[BlockRecord, Level] |
         if key in state.staging or state.held(key):
             return True  # leased again: the end of that use names it again
         source = state.levels[min(record.levels)]
-        if source.shared is not None:
+        if not source.tier.clients_open:
             return True  # it was copied up when it was asked for, or could not be
         after = top.lru.counted_bytes + record.file_bytes + top.tier.growth_bytes
         if after > low * top.lru.budget_bytes or state.suspended(top):

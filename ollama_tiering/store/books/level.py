@@ -8,7 +8,7 @@ from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.lru import ByteLru, Reservation
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.tiers.contract import Tier, TierStats
 from ollama_tiering.store.tiers.space import FreeSpace
@@ -35,12 +35,10 @@ class Level:
     full_until: float = 0.0  # the disk is too full, whatever the budget allows
     surveyed: bool = True  # whether all its files are counted; nothing is written before
     said_not_authentic: bool = False
-    shared: SharedBooks | None = None  # of a tier that other sidecars use too
+    shared: SharedBooks | None = None  # of a tier that `announces`
     # Held by a writer from evicting to reserving: what it freed is not another's. Never taken with
     # the store's lock held.
     making_room: threading.Lock = field(default_factory=threading.Lock)
-    # The same for the part of the tier that one model may have; taken before `making_room`.
-    sharing: threading.Lock = field(default_factory=threading.Lock)
     held_bytes: dict[NamespaceId, int] = field(default_factory=dict)  # physical, of its blocks
 
     def count(self, namespace: NamespaceId, more_bytes: int) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.books.state import Counters
 from ollama_tiering.store.books.terms import Terms
+from ollama_tiering.store.tiers import kinds
 from ollama_tiering.store.tiers.contract import TierKind, TierStats
 
 
@@ -70,6 +71,10 @@ class AbsentTier:
 
     def __str__(self) -> str:
         return f"{self.why} ({self.cure})"
+
+    @property
+    def is_shared(self) -> bool:
+        return self.kind in kinds.SHARED
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from ollama_tiering.store.books import model_shares
+from ollama_tiering.store.books import model_budget
 from ollama_tiering.store.books.report import (
     REPORTED_NAMESPACES,
     AbsentTier,
@@ -36,8 +36,8 @@ def report_of(
                 write_bytes_per_second=level.speed.write,
                 suspended=state.suspended(level),
                 overhead_bytes=level.lru.overhead_bytes,
-                written_today_bytes=charged * daily.written_bytes,
-                daily_write_bytes=charged * daily.limit_bytes,
+                written_today_bytes=level.tier.wears_disk * daily.written_bytes,
+                daily_write_bytes=level.tier.wears_disk * daily.limit_bytes,
                 disk_full=level.space is not None and level.space.short,
                 surveyed=level.surveyed,
                 encoding=state.encodings.of(level).value,
@@ -47,7 +47,6 @@ def report_of(
                 shared=level.shared,
             )
             for level in state.levels
-            for charged in (state.admission.charges(level),)
         ]
         counters = copy.deepcopy(state.counters)
         if refused := sum(level.tier.refused_files for level in state.levels):
@@ -64,7 +63,7 @@ def report_of(
             q8_0_namespaces=state.encodings.rounded_namespaces(),
             namespaces=state.tree.counts(REPORTED_NAMESPACES),
             oldest_lease_seconds=state.leases.oldest_seconds(),
-            models=model_shares.models(state),
+            models=model_budget.models(state),
         )
 
 

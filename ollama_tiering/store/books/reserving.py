@@ -4,9 +4,7 @@ lock; who must evict for it is handed the victims, and asks again.
 
 from __future__ import annotations
 
-import functools
-
-from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.eviction import blocking_leaf
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
@@ -18,15 +16,6 @@ def reserve(state: StoreState, level: Level, need_bytes: int) -> Reservation[Blo
         return level.lru.reserve(need_bytes)
 
 
-def reserve_shared(
-    state: StoreState, level: Level, need_bytes: int
-) -> Reservation[BlockKey] | None:
-    """Of the allowance on a shared tier: what is evicted there gives nothing back at once."""
-    assert level.shared is not None
-    with state.lock:
-        return level.shared.reserve(level.lru, need_bytes, state.clock(), state.wall_clock())
-
-
 def reserve_or_victims(
     state: StoreState, level: Level, need_bytes: int
 ) -> Reservation[BlockKey] | list[Doomed]:
@@ -34,23 +23,13 @@ def reserve_or_victims(
     go.
     """
     with state.lock:
+        if level.shared is not None:  # of the allowance: evicting gives nothing back at once
+            now, wall_now = state.clock(), state.wall_clock()
+            return level.shared.reserve(level.lru, need_bytes, now, wall_now) or []
         reservation = level.lru.reserve(need_bytes)
         if reservation is None:
             return state.take_victims(level, level.lru.shortfall_bytes(need_bytes))
         return reservation
-
-
-def count_for_model(
-    state: StoreState,
-    level: Level,
-    namespace: NamespaceId,
-    reservation: Reservation[BlockKey],
-    file_bytes: int,
-) -> None:
-    """Bytes of its model, too, until the reservation ends."""
-    with state.lock:
-        level.count(namespace, file_bytes)
-        reservation.ended = functools.partial(level.count, namespace, -file_bytes)
 
 
 def grown(

@@ -1,5 +1,5 @@
 """Room on a shared tier: what this sidecar claims of it, and what it drops to make some. Each verb
-takes the lock. How claims keep the budget: sharing.py.
+takes the lock. How claims keep the budget: shared_books.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books.sharing import SharedBooks, fair_share
+from ollama_tiering.store.books.shared_books import SharedBooks, fair_share
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.tiers.contract import Neighbour
 

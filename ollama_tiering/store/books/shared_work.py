@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books.sharing import Fields, SharedBooks
+from ollama_tiering.store.books.shared_books import Fields, SharedBooks
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
-from ollama_tiering.store.tiers.contract import TierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,12 @@ def oldest(state: StoreState, level: Level, nth: int) -> BlockRecord | None:
 def next_demotion(
     state: StoreState, level: Level, source: Level, high: float, low: float, *, demoting: bool
 ) -> tuple[BlockRecord | None, bool]:
-    """A block to be copied down to the level: RAM's unsaved ones, else the oldest of a source
-    between the watermarks; held until `copies.let_go`. And whether the source is on its way down.
+    """A block to be copied down to the level: unsaved ones of a volatile source, else the
+    oldest of one between the watermarks; held until `copies.let_go`. And whether the source is on
+    its way down.
     """
     with state.lock:
-        if source.tier.kind is TierKind.RAM:
+        if source.tier.is_volatile:
             record = _unsaved(state, level, source)
         else:
             budget = source.lru.budget_bytes

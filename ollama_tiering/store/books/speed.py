@@ -1,8 +1,8 @@
 """How fast a tier really reads and writes, and this machine decodes: moving averages.
 
-Reads count only when the bytes were not in the page cache before (or the tier lies in memory): what
+Reads count only when the bytes were not in the page cache before (or the tier is volatile): what
 is promised to a client must also hold when the block comes from the disk. Until something was
-measured, a low default stands in, and the meter says 0 to whoever asks what was measured.
+measured, the tier's first guess stands in, and the meter says 0 to whoever asks what was measured.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
+from ollama_tiering.store.tiers.contract import OpenBlock, Tier
 
 _WEIGHT: Final = 0.3
 _MIN_SAMPLE_BYTES: Final = 64 << 10
-_DEFAULT_BYTES_PER_SECOND: Final = {
-    TierKind.RAM: 1e9,
-    TierKind.LOCAL: 150e6,
-    TierKind.REMOTE: 50e6,
-}
-_SECONDS_PER_BLOCK: Final = {TierKind.RAM: 20e-6, TierKind.LOCAL: 100e-6, TierKind.REMOTE: 500e-6}
 
 
 class BusyMeter:
@@ -65,8 +59,9 @@ class SpeedMeter:
     `read`.
     """
 
-    def __init__(self, kind: TierKind) -> None:
-        self._kind = kind
+    def __init__(self, tier: Tier) -> None:
+        self._guess = tier.first_guess
+        self._always_counts = tier.is_volatile
         self.busy = BusyMeter(self.add_read)
         self._lock = threading.Lock()
         self.read = 0.0
@@ -82,12 +77,11 @@ class SpeedMeter:
 
     def expectation(self) -> tuple[float, float]:
         """(seconds per block, seconds per byte) to have a block of this tier in host memory."""
-        speed = self.read or _DEFAULT_BYTES_PER_SECOND[self._kind]
-        return _SECONDS_PER_BLOCK[self._kind], 1.0 / speed
+        return self._guess.seconds_per_block, 1.0 / (self.read or self._guess.bytes_per_second)
 
     def counts(self, block: OpenBlock) -> bool:
         """Ask before reading: whether the time it takes will say something about the tier."""
-        return self._kind is TierKind.RAM or block.resident() is False
+        return self._always_counts or block.resident() is False
 
 
 class DecodeMeter:

@@ -25,7 +25,7 @@ from ollama_tiering.store.books.level import Level as Level
 from ollama_tiering.store.books.lru import ByteLru
 from ollama_tiering.store.books.pins import PinTable
 from ollama_tiering.store.books.policy import StorePolicy
-from ollama_tiering.store.books.sharing import SharedBooks
+from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.books.suspects import Suspects
 from ollama_tiering.store.books.terms import Decide, Terms, TermsTable
@@ -68,15 +68,15 @@ class StoreState:
                 index,
                 tier,
                 ByteLru(budget),
-                SpeedMeter(tier.kind),
-                shared=SharedBooks() if tier.shared else None,
+                SpeedMeter(tier),
+                shared=SharedBooks() if tier.announces else None,
             )
             for index, (tier, budget) in enumerate(tiers)
         ]
         floor_percent = self.policy.min_free_percent
         for level in self.levels:
             directory = level.tier.directory
-            if floor_percent and level.tier.kind is TierKind.LOCAL and directory is not None:
+            if floor_percent and level.tier.wears_disk and directory is not None:
                 level.space = FreeSpace(directory, floor_percent, clock)
         daily = daily or DailyWrites(None, self.policy.daily_write_bytes, wall_clock=wall_clock)
         self.admission = Admission(self, self.policy, daily)
@@ -292,8 +292,7 @@ class StoreState:
             return False
         record = self.tree.get(key)
         return record is None or not any(
-            index > level.index and self.levels[index].tier.kind is not TierKind.REMOTE
-            for index in record.levels
+            index > level.index and not self.levels[index].tier.is_shared for index in record.levels
         )
 
     def take_victims(self, level: Level, need_bytes: int, *, partial: bool = False) -> list[Doomed]:

@@ -9,7 +9,6 @@ from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.covering import take_covered
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def only_in_ram(state: StoreState) -> tuple[int, int]:
     """(blocks, bytes) that no disk holds: they do not outlive a reboot."""
     with state.lock:
         top = state.levels[0]
-        if len(state.levels) == 1 or (not top.tier.in_memory and top.tier.kind is not TierKind.RAM):
+        if len(state.levels) == 1 or not (top.tier.in_memory or top.tier.is_volatile):
             return 0, 0
         records = [state.tree.get(key) for key in top.lru]
         sizes = [r.file_bytes for r in records if r is not None and len(r.levels) == 1]

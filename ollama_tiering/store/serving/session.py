@@ -36,8 +36,8 @@ from ollama_tiering.store.serving.offers import (
     check_meta,
     check_offer,
 )
-from ollama_tiering.store.tiers.contract import TempBlock, TierKind
-from ollama_tiering.store.upkeep import chain_check, making_room, shares, transcode, unlinking
+from ollama_tiering.store.tiers.contract import TempBlock
+from ollama_tiering.store.upkeep import chain_check, making_room, transcode, unlinking
 from ollama_tiering.store.upkeep.opening import record_of
 from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.quiet_log import QuietLog
@@ -212,16 +212,16 @@ class WriteSession(Closing):
         return chain_check.is_there(self._state, key, self._until)
 
     def _find_room(self, offer: BlockOffer) -> _Pending | Outcome:
-        """In the first tier that has room. A client cannot fill a file on a remote one."""
+        """In the first tier that has room and whose files a client may fill."""
         state = self._state
         outcome = Outcome.NO_ROOM
         for level in state.levels:
-            if level.tier.kind is TierKind.REMOTE or state.suspended(level):
+            if not level.tier.clients_open or state.suspended(level):
                 continue
             if not state.admission.direct(offer.key, level):
                 outcome = Outcome.REFUSED
                 continue
-            reservation = shares.reserve_room(state, level, self.namespace, offer.file_bytes)
+            reservation = making_room.reserve(state, level, offer.file_bytes, self.namespace)
             if reservation is None:
                 continue
             if not state.admission.charge(level, offer.file_bytes):

@@ -30,7 +30,7 @@ def readable_by_client(level: Level, record: BlockRecord) -> bool:
 
     Not on a shared tier: opening a file there could hang the client. Not what is encoded.
     """
-    return level.shared is None and level.index not in record.encoded
+    return level.tier.clients_open and level.index not in record.encoded
 
 
 class Stager:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class TierKind(enum.IntEnum):
-    """The values are those of the protocol's `Tier`."""
+    """What a tier is called: by people, in the settings and on the wire, whose numbers these are.
+    Nothing else is decided by it: what follows from a tier is asked of the tier.
+    """
 
     RAM = 1
     LOCAL = 2
@@ -60,6 +62,13 @@ class TierStats:
     served_blocks: int = 0  # leased to clients, which read them themselves
     served_bytes: int = 0
     failures: dict[str, int] = field(default_factory=dict)  # by errno name
+
+
+class FirstGuess(NamedTuple):
+    """How fast a tier is taken to be until something was measured: rather too slow."""
+
+    bytes_per_second: float
+    seconds_per_block: float
 
 
 class WriteAt(Protocol):
@@ -110,26 +119,74 @@ class Neighbour:
 
 
 class Tier(Protocol):
-    kind: TierKind
+    """Its properties, up to `refused_files`, are all that the store knows of what a tier is."""
+
+    kind: TierKind  # its name; no two tiers of a store have the same
 
     @property
     def directory(self) -> Path | None:
-        """The directory of its files; None if it has none."""
+        """The directory of its files; None if it has none. Then it has no index, and what people
+        pin and remove is not written down beside its blocks.
+        """
         ...
 
-    in_memory: bool  # no disk below it
-    growth_bytes: int  # what one more block may add to directories, at most
+    @property
+    def is_volatile(self) -> bool:
+        """Nobody relies on it after a reboot. What lies only here is copied down without waiting
+        for the watermark, and a close waits for that. A model's budget does not bound it. Reads of
+        it say how fast it is wherever the bytes were, and what clients read here is not timed.
+        """
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """There is no disk below it: nothing is synced, and what lies here alone is not safe."""
+        ...
+
+    @property
+    def wears_disk(self) -> bool:
+        """It lies on a disk of this machine, which wears out and which others fill, too. Its writes
+        are counted by the day and may be refused (admission.py), the count lies in its directory,
+        and the disk's floor of free space is kept.
+        """
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Other machines use it, too, and may remove what lies here at any time. So no pin is kept
+        here, and no list of this machine's lies here. A tombstone remembers what is to be removed
+        here, and what this machine does not know is left alone: somebody may be writing it.
+        """
+        ...
+
+    @property
+    def announces(self) -> bool:
+        """The store writes here as one of several, within what it has announced, and a call may
+        take until a deadline. Then it is a SharedTier, which has a thread of its own. A tool that
+        only looks at a shared directory announces nothing.
+        """
+        ...
+
+    @property
+    def clients_open(self) -> bool:
+        """Clients on this machine may open its files, to fill and to read them. Else blocks come
+        here from the tiers above, and are staged there before a client is told where they are.
+        """
+        ...
+
+    @property
+    def first_guess(self) -> FirstGuess:
+        """Its speed as long as none was measured (speed.py)."""
+        ...
+
+    @property
+    def growth_bytes(self) -> int:
+        """What one more block may add to directories, at most."""
+        ...
 
     @property
     def refused_files(self) -> int:
         """How many files it did not use because they are not ours (system/ownership.py)."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """True if other sidecars use it, too, and a call may take until a deadline. Then it is a
-        SharedTier, and no client is given a path on it.
-        """
         ...
 
     def scan(self) -> Iterator[StoredBlock]:
@@ -221,7 +278,7 @@ class Tier(Protocol):
 
 
 class SharedTier(Tier, Protocol):
-    """A tier that several sidecars use without a lock server (books/sharing.py)."""
+    """A tier that several sidecars use without a lock server (books/shared_books.py)."""
 
     @property
     def foreign_bytes(self) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier
 from ollama_tiering.store.tiers.names import WRITTEN_NAME
 from ollama_tiering.system.directories import sync_directory
 from ollama_tiering.system.lacking import sync
@@ -63,8 +63,8 @@ class DailyWrites:
         cls, tiers: Sequence[tuple[Tier, int]], limit_bytes: int, wall_clock: Callable[[], float]
     ) -> DailyWrites:
         """The count lies in the directory of the tier whose disk it protects."""
-        local = [tier.directory for tier, _ in tiers if tier.kind is TierKind.LOCAL]
-        path = local[0] / WRITTEN_NAME if local and local[0] is not None else None
+        worn = [tier.directory for tier, _ in tiers if tier.wears_disk]
+        path = worn[0] / WRITTEN_NAME if worn and worn[0] is not None else None
         return cls(path, limit_bytes, wall_clock=wall_clock)
 
     @property

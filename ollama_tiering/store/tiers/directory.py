@@ -25,6 +25,7 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, StoredBlock, TempBlock, TierKind
 from ollama_tiering.store.tiers.description_file import write_description
 from ollama_tiering.store.tiers.files import READ, WRITE, FsOpenBlock, FsTempBlock
+from ollama_tiering.store.tiers.kinds import TierOfKind
 from ollama_tiering.store.tiers.lacks import say_lacks
 from ollama_tiering.store.tiers.names import (
     BAD_SUFFIX,
@@ -62,14 +63,13 @@ _TRIES: Final = 4  # another thread may remove a directory that was just found
 _TOP: Final = ("",)  # place of the files beside the version directory
 
 
-class FsTier:
+class FsTier(TierOfKind):
     """One directory. With `exclusive`, a second user of it on this host gets a ServiceError."""
 
-    shared = False
     changes = True  # whether opening it may write there
 
     def __init__(self, kind: TierKind, directory: Path, *, exclusive: bool = True) -> None:
-        self.kind = kind
+        super().__init__(kind)
         self.directory = secure_directory(directory)
         self._root = directory / VERSION_DIRECTORY
         self.in_memory = in_memory(directory)

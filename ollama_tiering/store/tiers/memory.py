@@ -12,6 +12,7 @@ from ollama_tiering.store.block.blockfile import buffer_reader
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.block.segments import align
 from ollama_tiering.store.tiers.contract import StoredBlock, TempBlock, TierKind, WriteAt
+from ollama_tiering.store.tiers.kinds import TierOfKind
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -54,14 +55,13 @@ class MemoryTempBlock:
         yield MemoryOpenBlock(self.data)
 
 
-class MemoryTier:
+class MemoryTier(TierOfKind):
     """`capacity_bytes` stands for the size of the disk: a block that does not fit is ENOSPC."""
 
-    shared = False
     refused_files = 0
 
     def __init__(self, kind: TierKind, *, capacity_bytes: int | None = None) -> None:
-        self.kind = kind
+        super().__init__(kind)
         self.directory: Path | None = None
         self.in_memory = True
         self.growth_bytes = 0

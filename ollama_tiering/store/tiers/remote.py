@@ -31,6 +31,7 @@ from ollama_tiering.store.tiers.contract import (
     TierKind,
     WriteAt,
 )
+from ollama_tiering.store.tiers.kinds import TierOfKind
 from ollama_tiering.system.deadline import DeadlineThreads, InUse
 from ollama_tiering.system.directories import UnsafeDirectory
 
@@ -117,12 +118,12 @@ class RemoteTempBlock:
             yield block
 
 
-class RemoteTier:
+class RemoteTier(TierOfKind):
     """`open_inner` makes the wrapped tier. It is called in a thread, and again
     until it succeeds.
     """
 
-    shared = True
+    announces = True
     in_memory = False
 
     def __init__(
@@ -134,7 +135,7 @@ class RemoteTier:
         max_threads: int = MAX_THREADS,
         authenticity: Authenticity | None = None,
     ) -> None:
-        self.kind = TierKind.REMOTE
+        super().__init__(TierKind.REMOTE)
         self.directory = directory
         self.deadline_seconds = deadline_seconds
         self._authenticity = authenticity or Authenticity(None)

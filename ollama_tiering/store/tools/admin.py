@@ -190,7 +190,7 @@ class Administration:
                 dry_run=dry_run,
                 own_only=kind == "other build",  # there it may be another host's
             )
-            done.kept.pop(chain_walk.SHARED, None)
+            done.kept.pop(chain_walk.NEEDED, None)
             result.append(Waste(kind, done.blocks, done.stored_bytes, done.kept))
         # After what is removed above, which leaves directories vacant.
         files = [self._quarantined(dry_run), self._temporary(dry_run)]
@@ -239,7 +239,7 @@ class Administration:
 
     def _require_own_tiers(self) -> None:
         for one in self._store.left_out:
-            if one.kind is not TierKind.REMOTE:
+            if not one.is_shared:
                 raise TieringError(
                     f"nothing was removed: the {one.kind.label} tier is left out, and a copy there "
                     f"would come back with it: {one.why}",
@@ -261,7 +261,7 @@ class Administration:
         files = stored_bytes = 0
         for level in self._state.levels:
             directory = level.tier.directory
-            if directory is None or level.tier.kind is TierKind.REMOTE:
+            if directory is None or level.tier.is_shared:
                 continue
             bad = [found for found in walk(directory) if found.what is What.QUARANTINED]
             files, stored_bytes = files + len(bad), stored_bytes + sum(f.stored_bytes for f in bad)
@@ -295,7 +295,7 @@ class Administration:
         found: set[NamespaceId] = set()
         stored_bytes = 0
         for level in self._state.levels:
-            if not isinstance(level.tier, FsTier) or level.tier.kind is TierKind.REMOTE:
+            if not isinstance(level.tier, FsTier) or level.tier.is_shared:
                 continue
             for namespace, one_bytes in vacant(level.tier.directory, in_use):
                 found.add(namespace)
@@ -332,7 +332,7 @@ class Administration:
         """
         for level in self._state.levels:
             directory = level.tier.directory
-            if directory is not None and level.tier.kind is not TierKind.REMOTE:
+            if directory is not None and not level.tier.is_shared:
                 fields = read_description(directory, namespace)
                 if fields:
                     return fields

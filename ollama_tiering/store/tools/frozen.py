@@ -92,6 +92,7 @@ class FrozenRemote(FrozenTier):
     def __init__(self, directory: Path, authenticity: Authenticity) -> None:
         self._authenticity = authenticity
         super().__init__(TierKind.REMOTE, directory, exclusive=False)
+        self.clients_open = True  # whoever looks waits for it, as for any other directory
 
     def scan(self) -> Iterator[StoredBlock]:
         return map(self._authenticity.seen, super().scan())

@@ -20,6 +20,7 @@ from ollama_tiering.store.books.report import AbsentTier
 from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.own_tiers import absent
 from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tiers import kinds
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, VERSION_DIRECTORY
@@ -75,7 +76,7 @@ def _open_frozen(config: SidecarConfig, decide: Decide, *, thaw: bool) -> tuple[
             if not budget_bytes or directory is None:
                 continue
             try:
-                require_place(directory, volatile=kind is TierKind.RAM)
+                require_place(directory, volatile=kind in kinds.VOLATILE)
             except (OSError, UnusableDirectory) as error:
                 left_out.append(absent(kind, directory, budget_bytes, error))
             if directory.is_dir():

@@ -18,7 +18,7 @@ from ollama_tiering.store.books import copies, reading
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
-from ollama_tiering.store.tiers.contract import Tier, TierKind
+from ollama_tiering.store.tiers.contract import Tier
 from ollama_tiering.store.tiers.walk import FoundFile, What, remove_file, walk
 from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.values import Finding, VerifyStep
@@ -68,7 +68,7 @@ def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: boo
     """Whether nobody is writing this temporary file any more."""
     if found.key is not None and reading.is_being_written(state, found.key):
         return False
-    if alone and level.tier.kind is not TierKind.REMOTE:
+    if alone and not level.tier.is_shared:
         return True
     return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
 

@@ -25,7 +25,7 @@ from ollama_tiering.store.books.writing_down import Failure
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
 from ollama_tiering.store.tiers.contract import OpenBlock, TempBlock
-from ollama_tiering.store.upkeep import judging, making_room, shares, transcode, unlinking
+from ollama_tiering.store.upkeep import judging, making_room, transcode, unlinking
 from ollama_tiering.store.upkeep.transcode import Seconds
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Copier:
             return Failure.OTHER
         if not state.admission.charge(target, record.file_bytes):
             return Failure.NOT_TODAY
-        reservation = shares.reserve_room(state, target, record.namespace, record.file_bytes)
+        reservation = making_room.reserve(state, target, record.file_bytes, record.namespace)
         if reservation is None:
             state.admission.refund(target, record.file_bytes)
             return Failure.NO_ROOM if state.waits_for(target) else Failure.OTHER

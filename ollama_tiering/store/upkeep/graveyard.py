@@ -17,7 +17,6 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import changes, graves
 from ollama_tiering.store.books.graves import Block, Grave, Graves
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import TOMBSTONES_NAME
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.lists_elsewhere import lists_elsewhere, remove_lists
@@ -59,8 +58,8 @@ class Graveyard:
     @property
     def _path(self) -> Path | None:
         """None where no tier is this host's own."""
-        directory, kind = self._home.tier.directory, self._home.tier.kind
-        if directory is None or kind is TierKind.REMOTE:
+        directory = self._home.tier.directory
+        if directory is None or self._home.tier.is_shared:
             return None
         return directory / TOMBSTONES_NAME
 

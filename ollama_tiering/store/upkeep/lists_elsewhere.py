@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.tiers.contract import TierKind
 
 
 def lists_elsewhere(state: StoreState, home: Level, name: str) -> list[Path]:
@@ -17,7 +16,7 @@ def lists_elsewhere(state: StoreState, home: Level, name: str) -> list[Path]:
     found = []
     for level in state.levels:
         directory = level.tier.directory
-        if level is home or directory is None or level.tier.kind is TierKind.REMOTE:
+        if level is home or directory is None or level.tier.is_shared:
             continue
         if (directory / name).exists():
             found.append(directory / name)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.store.block.description import namespace_text
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.block.segments import ALIGNMENT, align
-from ollama_tiering.store.books import reserving, weather
+from ollama_tiering.store.books import model_budget, reserving, weather
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.tiers.contract import TempBlock
@@ -23,23 +23,43 @@ from ollama_tiering.store.upkeep.unusable import purge_quarantine
 
 log = logging.getLogger(__name__)
 
-_ROUNDS = 4  # what was freed may be counted as used elsewhere: directories that grew, the index
+_ROUNDS = 8  # what was freed may be counted as used elsewhere: directories that grew, the index
 
 
-def reserve_room(state: StoreState, level: Level, file_bytes: int) -> Reservation[BlockKey] | None:
-    """Reserves bytes of the level's budget, evicting what must go. None: nothing more may go.
+def reserve(
+    state: StoreState, level: Level, file_bytes: int, namespace: NamespaceId | None = None
+) -> Reservation[BlockKey] | None:
+    """Reserves bytes of the level's budget, and for a namespace's block of its model's, evicting
+    what must go: for the model's budget only the model's own. None: nothing more may go.
 
     It covers what the block adds to directories too.
     """
     need_bytes = file_bytes + level.tier.growth_bytes
     if need_bytes > level.lru.budget_bytes or not level.surveyed:
         return None
-    if not keeps_floor(state, level, need_bytes):
-        return None
-    if level.shared is not None:  # evicting gives nothing back before the next scan
-        return reserving.reserve_shared(state, level, need_bytes)
     with level.making_room:
-        return _make_room(state, level, need_bytes)
+        for _ in range(_ROUNDS):
+            doomed = model_budget.victims_for(state, level, namespace, file_bytes)
+            if doomed is None:
+                if not keeps_floor(state, level, need_bytes):
+                    return None
+                found = reserving.reserve_or_victims(state, level, need_bytes)
+                if isinstance(found, Reservation):
+                    if level.space is not None:  # which may wait for the disk
+                        level.space.take(need_bytes)
+                    model_budget.count(state, level, namespace, found, file_bytes)
+                    return found
+                if (
+                    not found
+                    and level.shared is None
+                    and purge_quarantine(state, level, keep_blocks=0)
+                ):
+                    continue
+                doomed = found
+            if not doomed:
+                return None
+            unlinking.unlink(state, doomed)
+    return None
 
 
 @contextlib.contextmanager
@@ -47,27 +67,13 @@ def room_for_list(state: StoreState, level: Level, file_bytes: int) -> Iterator[
     """While one of the store's own small files is replaced, which counts against the budget, too.
     Gives whether there was room; afterwards what the tier's own files take is measured anew.
     """
-    reservation = reserve_room(state, level, align(file_bytes)) if file_bytes else None
+    reservation = reserve(state, level, align(file_bytes)) if file_bytes else None
     try:
         yield reservation is not None
     finally:
         with contextlib.suppress(OSError):
             level.tier.measure_overhead()
         reserving.release(state, reservation, level)
-
-
-def _make_room(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
-    for _ in range(_ROUNDS):
-        found = reserving.reserve_or_victims(state, level, need_bytes)
-        if isinstance(found, Reservation):
-            if level.space is not None:  # which may wait for the disk
-                level.space.take(need_bytes)
-            return found
-        if found:
-            unlinking.unlink(state, found)
-        elif not purge_quarantine(state, level, keep_blocks=0):
-            return None
-    return None
 
 
 def keeps_floor(state: StoreState, level: Level, need_bytes: int) -> bool:
@@ -111,6 +117,17 @@ def shrink(state: StoreState, level: Level) -> bool:
     bad_bytes = level.tier.quarantined_bytes() if short else 0
     unlinking.unlink(state, doomed)
     return bool(bad_bytes and purge_quarantine(state, level, keep_blocks=0)) or bool(doomed)
+
+
+def shrink_models(state: StoreState, level: Level) -> bool:
+    """The same down to the budgets of models, as far as pins allow, too."""
+    evicted = False
+    for namespace in state.terms.with_budget:
+        if level.held_bytes.get(namespace):
+            doomed = model_budget.excess_of(state, level, namespace)
+            unlinking.unlink(state, doomed)
+            evicted = evicted or bool(doomed)
+    return evicted
 
 
 def free_bytes(state: StoreState, level: Level, need_bytes: int) -> bool:

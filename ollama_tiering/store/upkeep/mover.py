@@ -19,7 +19,7 @@ from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.books.writing_down import Failure, Job
-from ollama_tiering.store.upkeep import chain_check, making_room, shares, unlinking
+from ollama_tiering.store.upkeep import chain_check, making_room, unlinking
 from ollama_tiering.store.upkeep.copying import Copier, Filled
 from ollama_tiering.store.upkeep.expiry import Expiry
 from ollama_tiering.store.upkeep.transcode import Seconds
@@ -80,7 +80,7 @@ class Mover:
         moved = [making_room.shrink(state, level) for level in state.levels]
         own = [level for level in state.levels if level.shared is None]
         if state.terms.with_budget:
-            moved += [shares.shrink(state, level) for level in own]
+            moved += [making_room.shrink_models(state, level) for level in own]
         if state.early:
             moved.append(self._drop_early())
         now = state.clock()

@@ -18,7 +18,7 @@ from ollama_tiering.store.books import changes, copies
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.terms import TermsTable
 from ollama_tiering.store.books.tree import BlockRecord
-from ollama_tiering.store.tiers.contract import TierKind
+from ollama_tiering.store.tiers import kinds
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.walk import namespaces
 from ollama_tiering.store.upkeep.index import HEADROOM_BYTES, BlockIndex, IndexRow
@@ -33,7 +33,7 @@ _DECODING: Final = 0  # no tier's number: where the index keeps the speed of dec
 def keep_headroom(state: StoreState, index_path: Path | None) -> None:
     """Files beside the blocks grow between two looks at them: that much is kept free."""
     for level in state.levels:
-        if level.tier.directory is not None and level.tier.kind is TierKind.LOCAL:
+        if level.tier.directory is not None and level.tier.wears_disk:
             level.headroom_bytes = _SMALL_FILES_BYTES
         if index_path is not None and level.tier.directory == index_path.parent:
             level.headroom_bytes += HEADROOM_BYTES
@@ -80,7 +80,7 @@ def load(
     loaded: list[tuple[BlockRecord, Level, int]] = []
     for row in index.load():
         known = levels.get(row.tier)
-        if known is None and absent_remote and row.tier == TierKind.REMOTE:
+        if known is None and absent_remote and row.tier in kinds.SHARED:
             later[row.key] = row
         elif known is None:
             state.index_changed.add(row.key)

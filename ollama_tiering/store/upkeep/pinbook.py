@@ -17,7 +17,6 @@ from ollama_tiering.store.books import pinning
 from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import PinsFull, UnknownId
-from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import PINS_NAME
 from ollama_tiering.store.upkeep.lists_elsewhere import lists_elsewhere, remove_lists
 from ollama_tiering.store.upkeep.making_room import room_for_list
@@ -40,7 +39,7 @@ class PinBook:
     @property
     def home(self) -> Level:
         """The level that keeps pinned blocks: the lowest one that is this host's alone."""
-        own = [level for level in self._state.levels if level.tier.kind is not TierKind.REMOTE]
+        own = [level for level in self._state.levels if not level.tier.is_shared]
         return (own or self._state.levels)[-1]
 
     @property

@@ -18,8 +18,8 @@ from ollama_tiering.store.books import copies, graves, shared_work, weather
 from ollama_tiering.store.books.graves import Block
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.errors import NotAuthentic
-from ollama_tiering.store.tiers.contract import SharedTier, TierKind
-from ollama_tiering.store.upkeep import chain_check, shares
+from ollama_tiering.store.tiers.contract import SharedTier
+from ollama_tiering.store.upkeep import chain_check, making_room
 from ollama_tiering.store.upkeep.graveyard import Graveyard
 from ollama_tiering.store.upkeep.index import IndexRow
 from ollama_tiering.store.upkeep.mover import Mover
@@ -81,7 +81,7 @@ class RemoteMover(Mover):
         that are in RAM only; what a local tier holds needs no haste, nor to be waited for.
         """
         self._stopping.set()
-        urgent = self._state.levels[self._level.index - 1].tier.kind is TierKind.RAM
+        urgent = self._state.levels[self._level.index - 1].tier.is_volatile
         if self._thread is not None:
             self._thread.join(seconds if urgent else min(seconds, _STOP_SECONDS))
             if self._thread.is_alive():  # it ends once its tier is closed
@@ -191,7 +191,7 @@ class RemoteMover(Mover):
         state, level = self._state, self._level
         if not self._books.scanned:
             return False
-        over = bool(state.terms.with_budget) and shares.shrink(state, level)
+        over = bool(state.terms.with_budget) and making_room.shrink_models(state, level)
         return self._expiry.run(state, [level]) or over
 
     def measure(self) -> None:

@@ -1,7 +1,7 @@
 """Looks at a shared tier: adopts what others stored, forgets what they removed, claims room.
 
 Run by one thread, the only one that writes to the tier, so that nothing is written between counting
-and claiming. How claims keep the budget: ollama_tiering.store.books.sharing.
+and claiming. How claims keep the budget: ollama_tiering.store.books.shared_books.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import copies, found, recency, shared_room
 from ollama_tiering.store.books.recency import Uses
-from ollama_tiering.store.books.sharing import SharedBooks, generations
+from ollama_tiering.store.books.shared_books import SharedBooks, generations
 from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.tiers.contract import Neighbour, SharedTier, StoredBlock

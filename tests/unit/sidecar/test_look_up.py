@@ -8,8 +8,8 @@ import pytest
 
 from ollama_tiering.sidecar.look_up import MAX_KEYS, LookUps
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.unit.store.chains import MANY, MOST_PER_HOLD, in_books
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
-from tests.unit.store.test_lookup import MANY, MOST_PER_HOLD, in_books
 
 
 def request_for(keys: list[bytes], tokens: bytes) -> pb.HasRequest:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
-from ollama_tiering.sidecar.manifests import ManifestReader, ModelNames, model_names
+from ollama_tiering.sidecar.manifests import ManifestReader, ModelNames
 from ollama_tiering.sidecar.rule_book import RuleBook
 from ollama_tiering.store.books.terms import Decide, Terms
 from tests.unit.sidecar.ollama_models import blob, name_model
@@ -222,8 +222,11 @@ def test_names_for_people_are_the_first_of_several(desk: Desk) -> None:
     desk.name("b:1", 1)
     desk.name("a:1", 1)
     desk.name("hf.co/me/x:q4", 2)
-    assert model_names(desk.models) == {blob(1): "a:1", blob(2): "hf.co/me/x:q4"}
-    assert model_names(None) == {}
+    found = ManifestReader(desk.models).read().of_blob
+    assert {of: names[0] for of, names in found.items()} == {
+        blob(1): "a:1",
+        blob(2): "hf.co/me/x:q4",
+    }
 
 
 def test_rules_that_come_at_runtime_may_be_asked_before_they_are_read(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ollama_tiering.store.block.blockfile import encode_block, plan_block
-from ollama_tiering.store.block.encoding import Encoding
+from ollama_tiering.store.block.blockfile import (
+    PREAMBLE_BYTES,
+    encode_block,
+    pack_head,
+    plan_block,
+    read_meta,
+)
+from ollama_tiering.store.block.encoding import Encoding, ZstdPlanes
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import SegmentShape
@@ -16,8 +22,10 @@ from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tiers.memory import MemoryTier
+from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
 from ollama_tiering.store.tools import samples
+from ollama_tiering.store.upkeep import transcode
+from ollama_tiering.store.upkeep.transcode import Seconds
 
 HEAD_DIM = 8192
 NS = samples.namespace(layers=1, head_dim=HEAD_DIM)
@@ -93,3 +101,38 @@ class EncodedBench:
 
     def content(self, tier: MemoryTier, key: BlockKey) -> bytes:
         return tier.blocks[NAMESPACE, key]
+
+
+PLANES = ZstdPlanes()
+RAW = block([1, 2, 3, 4])
+
+
+def encoded(data: bytes) -> bytes | None:
+    opened = MemoryOpenBlock(data)
+    meta = read_meta(opened.read_at, opened.file_bytes)
+    made = transcode.encode(meta, opened, PLANES, Seconds())
+    if made is None:
+        return None
+    temp = MemoryTempBlock(meta.namespace, meta.key, made.file_bytes)
+    made.write_to(temp, Seconds())
+    return bytes(temp.data)
+
+
+def decoded(data: bytes) -> bytes:
+    opened = MemoryOpenBlock(data)
+    meta = read_meta(opened.read_at, opened.file_bytes)
+    temp = MemoryTempBlock(meta.namespace, meta.key, meta.raw_file_bytes)
+    transcode.decode(meta, opened, temp, PLANES, Seconds())
+    return bytes(temp.data)
+
+
+def reheaded(data: bytes, change: Callable[[pb.BlockHeader], None]) -> bytes:
+    """The file with another header, all checksums of the head right."""
+    header_bytes = int.from_bytes(data[12:16], "little")
+    payload_offset = int.from_bytes(data[16:24], "little")
+    header = pb.BlockHeader.FromString(data[PREAMBLE_BYTES : PREAMBLE_BYTES + header_bytes])
+    change(header)
+    return pack_head(header.SerializeToString(), payload_offset) + data[payload_offset:]
+
+
+ENCODED = encoded(RAW) or b""

@@ -9,34 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.config import MIB, SidecarConfig
-from ollama_tiering.sidecar.rule_book import RuleBook
+from ollama_tiering.config import MIB
 from ollama_tiering.store import assemble
-from ollama_tiering.store.assemble import open_store
 from ollama_tiering.store.serving.session import Outcome
-from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tools import samples
+from tests.contract.toy_tier import ToyTier
+from tests.unit.store.from_settings import config, kinds, opened
 
 NS = samples.namespace()
-
-
-def opened(settings: SidecarConfig) -> TieredStore:
-    return open_store(settings, RuleBook(settings).decide)
-
-
-def config(root: Path, **other: object) -> SidecarConfig:
-    settings: dict[str, object] = {
-        "socket_path": root / "s",
-        "ram_dir": root / "ram",
-        "ram_budget_bytes": 512 * MIB,
-        "local_dir": root / "local",
-        "local_budget_bytes": 512 * MIB,
-        "min_free_percent": 0.0,
-        **other,
-    }
-    return SidecarConfig(**settings)  # type: ignore[arg-type]
 
 
 def sized(monkeypatch: pytest.MonkeyPatch, *, ram_bytes: int, memory: bool = True) -> None:
@@ -51,14 +33,6 @@ def sized(monkeypatch: pytest.MonkeyPatch, *, ram_bytes: int, memory: bool = Tru
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(assemble, "in_memory", lambda path: memory)
-
-
-def kinds(settings: SidecarConfig) -> list[TierKind]:
-    store = opened(settings)
-    try:
-        return [tier.kind for tier in store.report().tiers]
-    finally:
-        store.close()
 
 
 def test_a_large_tmpfs_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +103,8 @@ def test_the_queue_is_at_most_half_of_ram(tmp_path: Path) -> None:
         assert store._state.policy.queue_bytes == 256 * MIB
     finally:
         store.close()
+
+
+def test_an_index_lies_beside_files_only() -> None:
+    assert assemble.index_path([(ToyTier(), 512 * MIB)]) is None
+    assert assemble.index_path([]) is None
