@@ -55,6 +55,13 @@ writer packed(const hello & said) {
     return out;
 }
 
+void pack_fingerprints(writer & out, const std::vector<fingerprint> & fingerprints) {
+    out.u32((uint32_t) fingerprints.size());
+    for (const fingerprint one : fingerprints) {
+        out.u64(one);
+    }
+}
+
 void pack_tokens(writer & out, const int32_t * tokens, size_t count) {
     out.u32((uint32_t) count);
     for (size_t i = 0; i < count; ++i) {
@@ -136,14 +143,14 @@ std::string connection::last_error() const {
     return error_;
 }
 
-status connection::match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
-                     milliseconds timeout, matched & answer) {
+status connection::match(const int32_t * tokens, size_t count, uint32_t have, const std::vector<extra> & extras,
+                         const std::vector<fingerprint> & fingerprints, milliseconds timeout, matched & answer) {
     return safely([&] {
         writer out;
         out.u32(have);
-        out.u32(start);
         pack_tokens(out, tokens, count);
         pack_extras(out, extras);
+        pack_fingerprints(out, fingerprints);
         return ask_matched(frame_kind::match, out, timeout, answer);
     });
 }
@@ -180,8 +187,8 @@ status connection::release(uint64_t lease_id, milliseconds timeout) {
 }
 
 status connection::plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
-                    const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
-                    const std::vector<uint32_t> & windows) {
+                        const std::vector<state_offer> & states, const std::vector<uint32_t> & windows,
+                        const std::vector<fingerprint> & fingerprints, milliseconds timeout, planned & answer) {
     return safely([&] {
         writer out;
         out.u32(most_files);
@@ -196,6 +203,7 @@ status connection::plan(const int32_t * tokens, size_t count, uint32_t most_file
         for (uint32_t first : windows) {
             out.u32(first);
         }
+        pack_fingerprints(out, fingerprints);
         std::string body;
         const status got = ask(frame_kind::plan, out, timeout, frame_kind::planned, body);
         return got == status::ok && !unpack(body, answer) ? garbled() : got;
@@ -236,13 +244,14 @@ status connection::finish(const finished & request, milliseconds timeout) {
     return safely([&] {
         writer out;
         for (uint32_t count : { request.prompt_tokens, request.memory_tokens, request.restored_tokens, request.reason, request.at,
-                                request.beside_tokens, failures() }) {
+                                request.beside_tokens, request.failures + failures() }) {
             out.u32(count);
         }
         out.u64(request.restored_bytes);
         for (double seconds : { request.prefill_seconds, request.lookup_seconds, request.fetch_seconds, request.copy_seconds }) {
             out.f64(seconds);
         }
+        out.u32(request.expected_ms);
         std::string answer;
         return ask(frame_kind::finished, out, timeout, frame_kind::done, answer);
     });

@@ -8,6 +8,7 @@
 // Calls of one client wait for each other. An engine that looks up in one thread and stores in another has two clients.
 #pragma once
 
+#include "kvt_fingerprint.h"
 #include "kvt_messages.h"
 #include "kvt_wire.h"
 #include "kvt_worker.h"
@@ -62,15 +63,15 @@ public:
     std::string last_error() const; // in words, for a log
     uint32_t failures() const { return failures_.load(); }
 
-    // `have` rows are in the slot already; rows before `start` are not wanted from files.
-    status match(const int32_t * tokens, size_t count, uint32_t have, uint32_t start, const std::vector<extra> & extras,
-                 milliseconds timeout, matched & answer);
+    // `have` rows are in the slot already, with these fingerprints of its first blocks.
+    status match(const int32_t * tokens, size_t count, uint32_t have, const std::vector<extra> & extras,
+                 const std::vector<fingerprint> & fingerprints, milliseconds timeout, matched & answer);
     status wait(uint64_t lease_id, milliseconds timeout, matched & answer);
     status renew(uint64_t lease_id, milliseconds timeout); // of files that were named: ok while it lasts
     status release(uint64_t lease_id, milliseconds timeout);
     status plan(const int32_t * tokens, size_t count, uint32_t most_files, const std::vector<extra> & extras,
-                const std::vector<state_offer> & states, milliseconds timeout, planned & answer,
-                const std::vector<uint32_t> & windows = {});
+                const std::vector<state_offer> & states, const std::vector<uint32_t> & windows, const std::vector<fingerprint> & fingerprints,
+                milliseconds timeout, planned & answer);
     // One text per file: empty, or why it is not stored.
     status commit(const std::vector<filled> & files, milliseconds timeout, std::vector<std::string> & reasons);
     status damaged(uint64_t lease_id, uint32_t number, milliseconds timeout);

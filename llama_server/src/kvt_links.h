@@ -33,7 +33,7 @@ struct links {
         waiting  = std::make_unique<client>(path, said);
         storing  = std::make_unique<client>(path, said);
         restorer = std::make_unique<kvt::restorer>(*look_up, *waiting, said);
-        saver    = std::make_unique<kvt::saver>(*storing, *look_up, said, std::move(wake));
+        saver    = std::make_unique<kvt::saver>(*storing, said, std::move(wake));
         return true;
     }
 

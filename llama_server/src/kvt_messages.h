@@ -1,4 +1,4 @@
-// The messages of the engine socket as values (docs/engine-protocol.md), version 3.
+// The messages of the engine socket as values (docs/engine-protocol.md), version 4.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace kvt {
 
-constexpr uint32_t protocol_version = 3;
+constexpr uint32_t protocol_version = 4;
 
 // Kinds of frames: requests, then answers.
 enum class frame_kind : uint16_t {
@@ -138,7 +138,8 @@ struct reserved {
 };
 
 struct planned {
-    uint8_t outcome = 0; // 0 all, 1 more after a commit, 2 no room, 3 refused, 4 later: the model's file is being checked
+    // 0 all, 1 more after a commit, 2 no room, 3 refused, 4 later: the model's file is being checked, 5 all whose fingerprints were said
+    uint8_t outcome = 0;
     std::string reason;
     std::vector<reserved> files;
 };
@@ -161,6 +162,8 @@ struct finished {
     double lookup_seconds = 0;
     double fetch_seconds = 0;
     double copy_seconds = 0;
+    uint32_t failures = 0;    // calls that failed so far, beside those of the connection that reports it
+    uint32_t expected_ms = 0; // what the tier was expected to take for its files
 };
 
 } // namespace kvt

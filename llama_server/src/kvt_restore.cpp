@@ -23,14 +23,16 @@ restorer::restorer(const client & look_up, const client & waiting, hello said, s
 
 restorer::~restorer() { own_->end(); }
 
-void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct) {
-    own_->begin(slot, std::move(tokens), have, held, direct);
+void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct) {
+    own_->begin(slot, std::move(tokens), have, held, std::move(fingerprints), direct);
 }
 
 bool restorer::busy(int slot) const { return own_->busy(slot); }
 
-bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
-    return own_->step(slot, sink, until, report);
+uint32_t restorer::start(int slot) const { return own_->start(slot); }
+
+bool restorer::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report, std::vector<fingerprint> & fingerprints) {
+    return own_->step(slot, sink, until, report, fingerprints);
 }
 
 void restorer::drop(int slot) noexcept { own_->drop(slot); }
@@ -56,7 +58,7 @@ void restoring::end() {
     retired_.clear();
 }
 
-void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct) {
+void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct) {
     drop(slot);
     jobs made;
     made.push_back(std::make_shared<job>());
@@ -64,6 +66,8 @@ void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint
     one.slot = slot;
     one.tokens = std::move(tokens);
     one.have = have;
+    one.fingerprints = std::move(fingerprints);
+    one.fingerprints.resize(std::min<size_t>(one.fingerprints.size(), have/block_tokens));
     one.direct = direct;
     one.written = one.held = one.end = held;
     if (hanging()) {
@@ -118,7 +122,28 @@ bool restoring::hanging() {
     return retired_.size() >= most_retired || std::any_of(retired_.begin(), retired_.end(), hangs);
 }
 
-bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report) {
+uint32_t restoring::start(int slot) const {
+    const auto found = find(slot);
+    std::lock_guard<std::mutex> lock(mutex_);
+    return found == jobs_.end() ? UINT32_MAX : (*found)->start;
+}
+
+// Of the whole blocks that the slot has now: those before what came, and those of the files.
+std::vector<fingerprint> restoring::fingerprints_of(const job & one) {
+    auto all = one.fingerprints;
+    all.resize(std::min<size_t>(all.size(), one.start/block_tokens));
+    for (size_t i = 0; i < one.blocks && one.came; ++i) {
+        const file & named = one.found.files[i];
+        const size_t first = all.size()*block_tokens;
+        if (named.rows != block_tokens || named.first_position != first || first + block_tokens > std::min(one.written, one.end)) {
+            break;
+        }
+        all.push_back(fingerprint_of(named.crcs));
+    }
+    return all;
+}
+
+bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report, std::vector<fingerprint> & fingerprints) {
     job & one = **find(slot);
     std::unique_lock<std::mutex> lock(mutex_);
     bool written = true;
@@ -142,6 +167,7 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
         one.report.copy_seconds += seconds;
         one.moved = steady_clock::now();
         if (written) {
+            one.came = true;
             one.written = next.first + next.rows;
             one.report.restored_bytes += block_bytes(said_, next.rows);
         } else {
@@ -167,9 +193,13 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
         lock.unlock();
         resume(one, sink);
         lock.lock();
-    } else {
-        one.report.restored_tokens = one.written - one.held;
+    } else if (one.came) {
+        // Where the end of what was to take the place of the slot's rows is lacking, it has fewer than before.
+        one.have = one.written > one.held ? one.have : one.start;
+        one.report.restored_tokens = one.written - std::min(one.written, one.written > one.held ? one.held : one.start);
     }
+    one.came = one.came && one.report.restored_tokens > 0;
+    fingerprints = fingerprints_of(one);
     report.memory_tokens   = one.have;
     report.restored_tokens = one.report.restored_tokens;
     report.restored_bytes  = one.report.restored_bytes;
@@ -178,6 +208,7 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
     report.lookup_seconds  = one.report.lookup_seconds;
     report.fetch_seconds   = one.report.fetch_seconds;
     report.copy_seconds    = one.report.copy_seconds;
+    report.expected_ms     = one.found.expected_ms;
     lock.unlock();
     drop(slot);
     return true;
@@ -236,7 +267,7 @@ void restoring::read(job & one) {
     if (one.tokens.size() < (size_t) one.have + 1 + look_up_->greeting().min_tokens) {
         found.reason = shortfall_too_short;
     } else if (!dropped(one)) {
-        got = look_up_->match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
+        got = look_up_->match(one.tokens.data(), one.tokens.size(), one.have, {}, one.fingerprints, lookup_timeout, found);
     }
     if (got == status::ok && found.pending) {
         look_up_->release(found.lease_id, release_timeout);
@@ -257,7 +288,7 @@ void restoring::fetched(job & one, steady_clock::time_point began) {
     status got = status::late;
     if (mine.has) {
         waiting_->wait_first(lookup_timeout);
-        got = waiting_->match(one.tokens.data(), one.tokens.size(), one.have, one.have, {}, lookup_timeout, found);
+        got = waiting_->match(one.tokens.data(), one.tokens.size(), one.have, {}, one.fingerprints, lookup_timeout, found);
         if (got == status::ok && found.pending) {
             const uint32_t most = std::min<uint32_t>(most_wait_ms, 200 + 2*std::min(found.expected_ms, most_wait_ms));
             got = waiting_->wait(found.lease_id, milliseconds(most), found);

@@ -58,16 +58,20 @@ public:
     restorer & operator=(const restorer &) = delete;
 
     // The slot holds the first `held` rows of the prompt, and goes on after the first `have` of them by itself: with states
-    // these may be fewer. What it was to get before is dropped. `direct`: row_sink has places to read into.
-    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct = false);
+    // these may be fewer. `fingerprints`: of its first blocks, as far as they are known. What it was to get before is dropped.
+    // `direct`: row_sink has places to read into.
+    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct = false);
 
     bool busy(int slot) const;
+
+    // What comes takes the place of the slot's rows from this one on; UINT32_MAX until that is known.
+    uint32_t start(int slot) const;
 
     // Writes what is ready, until `until`, and at least one block if one is. True if that was all: `report` then has what
     // was restored (tokens, bytes, times, reason and place), and the slot is not busy any more. It is all, too, if nothing new
     // has come for `most_stall`. Of a model with states all that is named is restored, or nothing. What the sink throws is
-    // thrown: then nothing is known of the slot's rows.
-    bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report);
+    // thrown: then nothing is known of the slot's rows. `fingerprints`: of the blocks that the slot then holds.
+    bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report, std::vector<fingerprint> & fingerprints);
 
     void drop(int slot) noexcept; // nothing more is wanted for it
 

@@ -176,6 +176,7 @@ bool restoring::read_round(job & one, row_sink & sink, steady_clock::time_point 
     const double seconds = seconds_since(began);
     lock.lock();
     for (size_t i = 0; i < had; ++i) {
+        one.came = true;
         one.written = round[i].first + round[i].rows;
         one.report.restored_bytes += block_bytes(said_, round[i].rows);
     }

@@ -24,7 +24,7 @@ size_t readers_of(size_t files) {
 } // namespace
 
 void restoring::read_files(job & one, lease & held) {
-    one.next = one.held;
+    one.next = one.start;
     while (offer(one)) {
     }
     const size_t readers = readers_of(one.blocks - one.file);
@@ -65,9 +65,6 @@ void restoring::read_some(job & one, lease & held) noexcept {
 
 // Whether the next file is to be read.
 bool restoring::wants_more(job & one) const {
-    while (said_.states && one.file < one.blocks && (uint64_t) one.found.files[one.file].first_position + one.found.files[one.file].used <= one.next) {
-        ++one.file; // the slot holds these rows, and no state behind them
-    }
     return !one.dropped && one.file < one.blocks && one.next < one.end && one.taken < one.last;
 }
 

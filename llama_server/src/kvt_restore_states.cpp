@@ -26,11 +26,23 @@ void restoring::resume(job & one, row_sink & sink) {
             one.report.restored_bytes += each.bytes.size();
         }
     } else {
-        one.have = 0; // the slot is empty
+        one.have = one.start = 0; // the slot is empty
         one.report.restored_bytes = 0;
         one.report.reason = shortfall_unreadable;
     }
     one.report.copy_seconds += seconds_since(began);
+}
+
+// The first file is the block in which the slot's rows end, if all before it are of one history with it, or the first of all.
+bool restoring::begins_well(job & one) {
+    const uint32_t first = one.blocks > 0 ? one.found.files[0].first_position : 0;
+    const bool goes_on = first > 0 && first == one.have/block_tokens*block_tokens && one.fingerprints.size() == first/block_tokens;
+    if (one.blocks == 0 || (first > 0 && !goes_on)) {
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    one.start = one.written = first;
+    return true;
 }
 
 // How far rows are wanted; with states, what goes in behind them, without which they are of no use.
@@ -43,12 +55,12 @@ bool restoring::read_end(job & one, lease & held) {
     }
     if (!said_.states || one.found.files.empty()) {
         one.end = std::min(one.found.rows, most);
-        return !said_.states;
+        return !said_.states && begins_well(one);
     }
     const auto began = steady_clock::now();
     std::vector<char> state;
     std::vector<window> windows;
-    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most;
+    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most && begins_well(one);
     uint32_t lacking = fits ? (uint32_t) shortfall_none : (uint32_t) shortfall_sidecar_error;
     one.end = one.found.rows;
     if (lacking == shortfall_none && !reserve(one, held)) {

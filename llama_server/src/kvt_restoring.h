@@ -23,9 +23,10 @@ public:
     restoring(std::shared_ptr<connection> look_up, std::shared_ptr<connection> waiting, hello said, size_t most_bytes, milliseconds stall);
 
     // As those of the restorer.
-    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, bool direct);
+    void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct);
     bool busy(int slot) const { return find(slot) != jobs_.end(); }
-    bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report);
+    uint32_t start(int slot) const;
+    bool step(int slot, row_sink & sink, steady_clock::time_point until, finished & report, std::vector<fingerprint> & fingerprints);
     void drop(int slot) noexcept;
     size_t ahead() const;
     void wait(milliseconds most);
@@ -45,10 +46,13 @@ private:
         int slot = 0;
         std::vector<int32_t> tokens;
         matched found;           // the answer; pieces point to its files
+        std::vector<fingerprint> fingerprints; // of the slot's first blocks, then of what has come, too
         uint32_t have = 0;
         uint32_t held = 0;
+        uint32_t start = UINT32_MAX; // what comes begins at this row
         uint32_t end = 0;        // rows that are there when all is written
         uint32_t written = 0;
+        bool came = false; // any of them
         std::vector<char> state; // of a model with states: what goes in behind the rows, this or windows
         std::vector<window> windows;
         size_t blocks = 0;       // files that hold rows
@@ -96,6 +100,7 @@ private:
     bool dropped(const job & one) const;
     bool reserve(job & one, lease & held);
     bool read_end(job & one, lease & held);
+    bool begins_well(job & one);
     uint32_t read_beside(const job & one, const file & named, lease & held, std::vector<char> & state, std::vector<window> & windows) const;
     void read_files(job & one, lease & held);
     void read_some(job & one, lease & held) noexcept;
@@ -106,6 +111,7 @@ private:
     uint32_t read_into(row_sink & sink, const std::vector<piece> & round, size_t & had) const;
     bool read_piece(job & one, lease & held, double & seconds);
     uint32_t read_checked(const job & one, size_t file, lease & held, char * block) const;
+    static std::vector<fingerprint> fingerprints_of(const job & one);
     static bool has_next(const job & one) { return one.shown < one.last && one.ready.count(one.shown) > 0; }
     void resume(job & one, row_sink & sink);
     bool get_buffer(job & one, lease & held, buffer & to);

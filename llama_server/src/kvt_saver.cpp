@@ -17,15 +17,21 @@ constexpr size_t most_jobs = 64;
 
 } // namespace
 
-saver::saver(const client & store, const client & look_up, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall)
-    : own_(std::make_shared<saving>(store.shared(), look_up.shared(), std::move(said), std::move(wake), most_kept, stall)) {
+saver::saver(const client & store, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall)
+    : own_(std::make_shared<saving>(store.shared(), std::move(said), std::move(wake), most_kept, stall)) {
     own_->start();
 }
 
 saver::~saver() { own_->end(); }
 
-void saver::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
-    own_->add(slot, std::move(tokens), stored, std::move(states), windows);
+void saver::add(int slot, std::vector<int32_t> tokens, std::vector<state> states, uint32_t windows) {
+    own_->add(slot, std::move(tokens), std::move(states), windows);
+}
+
+std::vector<fingerprint> saver::fingerprints(int slot, const std::vector<int32_t> & tokens) const { return own_->fingerprints(slot, tokens); }
+
+void saver::restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints) {
+    own_->restored(slot, tokens, std::move(fingerprints));
 }
 
 size_t saver::room() const { return own_->room(); }
@@ -46,10 +52,8 @@ void saver::report(const finished & request) { own_->report(request); }
 
 uint64_t saver::written_blocks() const { return own_->written_blocks(); }
 
-saving::saving(std::shared_ptr<connection> store, std::shared_ptr<connection> look_up, hello said, std::function<void()> wake,
-               size_t most_kept, milliseconds stall)
-    : store_(std::move(store)), look_up_(std::move(look_up)), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept),
-      most_stall_(stall) {}
+saving::saving(std::shared_ptr<connection> store, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall)
+    : store_(std::move(store)), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept), most_stall_(stall) {}
 
 void saving::start() {
     thread_.start([self = shared_from_this()] { self->run(); });
@@ -78,7 +82,7 @@ bool saving::hangs() {
     return true;
 }
 
-void saving::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows) {
+void saving::add(int slot, std::vector<int32_t> tokens, std::vector<state> states, uint32_t windows) {
     if (!store_->stands() || tokens.empty()) {
         return;
     }
@@ -88,11 +92,12 @@ void saving::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::ve
     }
     auto one = std::make_shared<job>();
     one->slot = slot;
-    one->done = std::min(std::max(stored, known(slot, tokens)), (uint32_t) tokens.size());
+    one->fingerprints = known(slot, tokens);
     one->resident = (uint32_t) tokens.size();
     one->windows = windows;
     const auto before = last_.find(slot);
     if (before != last_.end()) {
+        one->turn = before->second.turn;
         const auto & all = before->second.states;
         one->stored_states.insert(all.begin(), all.upper_bound(lasting(before->second, tokens)));
     }
@@ -109,13 +114,39 @@ void saving::add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::ve
     changed_.notify_all();
 }
 
-// Of these tokens, how many the last job of the slot has stored.
-uint32_t saving::known(int slot, const std::vector<int32_t> & tokens) const {
+std::vector<fingerprint> saving::fingerprints(int slot, const std::vector<int32_t> & tokens) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return known(slot, tokens);
+}
+
+std::vector<fingerprint> saving::known(int slot, const std::vector<int32_t> & tokens) const {
     const auto found = last_.find(slot);
     if (found == last_.end()) {
-        return 0;
+        return {};
     }
-    return std::min(found->second.done, common_prefix(found->second.tokens, tokens));
+    auto all = found->second.fingerprints;
+    all.resize(std::min<size_t>(all.size(), common_prefix(found->second.tokens, tokens)/block_tokens));
+    return all;
+}
+
+void saving::restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    past & own = last_[slot];
+    own.states.erase(own.states.upper_bound(lasting(own, tokens)), own.states.end());
+    own.fingerprints.clear();
+    own.tokens = tokens;
+    ++own.turn;
+    own.fingerprints = std::move(fingerprints);
+}
+
+// The slot's rows from there on go.
+void saving::forget_rows(int slot, uint32_t from) noexcept {
+    const auto found = last_.find(slot);
+    if (found != last_.end()) {
+        past & own = found->second;
+        own.fingerprints.resize(std::min<size_t>(own.fingerprints.size(), from/block_tokens));
+        own.states.erase(own.states.upper_bound(from), own.states.end());
+    }
 }
 
 void saving::step(row_source & rows, steady_clock::time_point until) {
@@ -193,6 +224,7 @@ bool saving::read(want & one, row_source & rows, steady_clock::time_point until)
 bool saving::keep(int slot, uint32_t from, row_source & rows, steady_clock::time_point until) {
     std::lock_guard<std::mutex> lock(mutex_);
     hangs();
+    forget_rows(slot, from);
     return std::all_of(jobs_.begin(), jobs_.end(), [&](const auto & one) {
         return one->slot != slot || one->resident <= from || keep_of(*one, from, rows, until);
     });
@@ -200,6 +232,7 @@ bool saving::keep(int slot, uint32_t from, row_source & rows, steady_clock::time
 
 void saving::lose(int slot, uint32_t from) {
     std::lock_guard<std::mutex> lock(mutex_);
+    forget_rows(slot, from);
     for (const auto & one : jobs_) {
         if (one->slot == slot) {
             one->resident = std::min(one->resident, from/block_tokens*block_tokens);
@@ -209,7 +242,7 @@ void saving::lose(int slot, uint32_t from) {
 
 // Until it has all, the thread may go on with the slot's own rows.
 bool saving::keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until) {
-    uint32_t first = std::max(from, one.done)/block_tokens*block_tokens;
+    uint32_t first = std::max<uint32_t>(from, (uint32_t) one.fingerprints.size()*block_tokens)/block_tokens*block_tokens;
     for (const uint32_t end = one.resident; first < end;) {
         const uint32_t count = block_end(first, one.tokens.size()) - first;
         if (one.kept.count(first) == 0) {

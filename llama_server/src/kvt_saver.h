@@ -29,17 +29,21 @@ class saving;
 class saver {
 public:
     // `wake` makes the main loop call step() soon. It is called in any thread, and not after the destructor.
-    // Requests are reported over `look_up`, whose connection knows what their files were expected to take.
-    saver(const client & store, const client & look_up, hello said, std::function<void()> wake, size_t most_kept = most_kept_bytes,
+    saver(const client & store, hello said, std::function<void()> wake, size_t most_kept = most_kept_bytes,
           milliseconds stall = most_write_stall);
     ~saver(); // waits for its thread, unless it hangs
     saver(const saver &) = delete;
     saver & operator=(const saver &) = delete;
 
-    // The slot holds the rows of these tokens, of which the first `stored` come from the store. States are stored behind
-    // them, unless more than `most_kept` bytes wait already, and windows from `windows` on, as far as the slot still has them
-    // when they are read.
-    void add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states = {}, uint32_t windows = UINT32_MAX);
+    // The slot holds the rows of these tokens. States are stored behind them, unless more than `most_kept` bytes wait already,
+    // and windows from `windows` on, as far as the slot still has them when they are read.
+    void add(int slot, std::vector<int32_t> tokens, std::vector<state> states = {}, uint32_t windows = UINT32_MAX);
+
+    // Of the first blocks that the slot holds, of these tokens, as far as they are known: they were read to be stored, or restored.
+    std::vector<fingerprint> fingerprints(int slot, const std::vector<int32_t> & tokens) const;
+
+    // Rows of these tokens were restored: the slot holds blocks with these fingerprints.
+    void restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints);
 
     // Bytes that may still wait here.
     size_t room() const;

@@ -47,8 +47,12 @@ void saving::run() {
         auto one = jobs_.empty() ? nullptr : jobs_.front();
         lock.unlock();
         try {
+            // A first answer may be over before the sidecar has said hello. No look-up waits for reports.
+            const bool told = !reports.empty() && store_->stands() && connected();
             for (const auto & request : reports) {
-                look_up_->finish(request, lookup_timeout);
+                if (told) {
+                    store_->finish(request, store_timeout);
+                }
             }
             if (one != nullptr) {
                 store(one);
@@ -76,10 +80,30 @@ void saving::forget(const job & one) noexcept {
         kept_bytes_ -= each.second.size();
     }
     try {
-        last_[one.slot] = { one.tokens, one.done, one.stored_states };
+        know(one);
     } catch (const std::exception &) { // without memory nothing is known of it
         last_.erase(one.slot);
     }
+}
+
+// What the slot holds of the job's rows. If others were restored since, they are known, and these may add to them.
+void saving::know(const job & one) {
+    auto fingerprints = one.fingerprints;
+    fingerprints.resize(std::min<size_t>(fingerprints.size(), std::min<size_t>(one.resident, one.tokens.size())/block_tokens));
+    past & own = last_[one.slot];
+    if (own.turn != one.turn) {
+        const bool same = common_prefix(own.tokens, one.tokens)/block_tokens >= fingerprints.size() && fingerprints.size() > own.fingerprints.size() &&
+                          std::equal(own.fingerprints.begin(), own.fingerprints.end(), fingerprints.begin());
+        if (same) {
+            own.fingerprints = std::move(fingerprints);
+        }
+        return;
+    }
+    own.fingerprints.clear();
+    own.states.clear();
+    own.tokens = one.tokens;
+    own.fingerprints = std::move(fingerprints);
+    own.states.insert(one.stored_states.begin(), one.stored_states.upper_bound(one.resident));
 }
 
 // After hang_up() it takes a moment.
@@ -113,9 +137,17 @@ void saving::store(const std::shared_ptr<job> & one) {
         windows.push_back((uint32_t) first);
     }
     auto offers = offers_of(*one, !windows.empty());
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto all = known(one->slot, one->tokens); // by jobs before this one, which have ended since
+        if (all.size() > one->fingerprints.size()) {
+            one->fingerprints = std::move(all);
+        }
+    }
     for (bool more = true; more && connected();) {
         planned plan;
-        if (store_->plan(one->tokens.data(), one->tokens.size(), most, {}, offers, store_timeout, plan, windows) != status::ok) {
+        const status got = store_->plan(one->tokens.data(), one->tokens.size(), most, {}, offers, windows, one->fingerprints, store_timeout, plan);
+        if (got != status::ok) {
             return;
         }
         if (plan.outcome == 4) {
@@ -125,12 +157,6 @@ void saving::store(const std::shared_ptr<job> & one) {
             return;
         }
         patient_ = true;
-        more = plan.outcome == 1;
-        const bool rows_left = !plan.files.empty() && plan.files[0].kind == file_kind::rows;
-        if (rows_left || plan.outcome == 0) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            one->done = rows_left ? plan.files[0].first_position : (uint32_t) one->tokens.size();
-        }
         if (plan.outcome == 0) {
             note_present(*one, offers, plan);
         }
@@ -145,9 +171,8 @@ void saving::store(const std::shared_ptr<job> & one) {
             const reserved & named = plan.files[stored++];
             std::lock_guard<std::mutex> lock(mutex_);
             ++written_;
-            if (named.kind == file_kind::rows) {
-                one->done = named.first_position + named.rows;
-            } else if (named.kind == file_kind::state) {
+            one->read.erase(named.kind == file_kind::rows ? named.first_position : UINT32_MAX);
+            if (named.kind == file_kind::state) {
                 one->stored_states.insert(named.first_position);
             }
         }
@@ -162,41 +187,85 @@ void saving::store(const std::shared_ptr<job> & one) {
             }
             windows.clear(); // the slot has them no more; the states wait here
             offers = offers_of(*one, false);
-            more = true;
             continue;
         }
-        more = more && !files.empty();
+        more = plan.outcome == 1 && !files.empty();
+        if (plan.outcome == 5) {
+            one->read.clear(); // all of it is stored, or others store it
+            more = read_more(one, most);
+        }
     }
+}
+
+// The next blocks, and so their fingerprints. False if there are none, or the slot has lost them.
+bool saving::read_more(const std::shared_ptr<job> & one, uint32_t most) {
+    std::vector<want> wants;
+    const size_t count = one->tokens.size();
+    for (size_t first = one->fingerprints.size()*block_tokens; first < count && wants.size() < most; first += block_tokens) {
+        wants.emplace_back();
+        wants.back().first = (uint32_t) first;
+        wants.back().rows = block_end((uint32_t) first, count) - (uint32_t) first;
+    }
+    auto had = fetch(std::move(wants));
+    size_t read = 0;
+    while (read < had.size() && !had[read].block.empty()) {
+        want & each = had[read++];
+        const fingerprint its = fingerprint_of(each.block.data(), segment_bytes(said_, each.rows));
+        one->read[each.first] = std::move(each.block);
+        std::lock_guard<std::mutex> lock(mutex_);
+        one->fingerprints.push_back(its);
+    }
+    return read > 0;
 }
 
 // The first of the files, up to one that cannot be filled: what comes after it would have nothing to go on from.
 std::vector<filled> saving::fill_all(const std::shared_ptr<job> & one, const planned & plan) {
-    const auto blocks = fetch(one, plan.files);
+    auto blocks = fetch(missing(*one, plan.files));
+    auto next = blocks.begin();
     std::vector<filled> files;
-    for (size_t i = 0; i < plan.files.size(); ++i) {
-        const reserved & named = plan.files[i];
+    for (const reserved & named : plan.files) {
         filled done;
         const write mine(*this);
-        if (!(named.kind == file_kind::state ? fill_state(*one, named, done) : i < blocks.size() && fill(named, blocks[i].block, done))) {
-            break;
+        if (named.kind == file_kind::state) {
+            if (!fill_state(*one, named, done)) {
+                break;
+            }
+        } else {
+            const auto read = one->read.find(named.first_position);
+            const bool here = named.kind == file_kind::rows && read != one->read.end();
+            if ((!here && next == blocks.end()) || !fill(*one, named, here ? read->second : (next++)->block, done)) {
+                break;
+            }
         }
         files.push_back(std::move(done));
     }
     return files;
 }
 
-std::vector<saving::want> saving::fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files) {
+// What of these files is to be read from the slot: windows, and blocks that were known and are stored no more. Up to one that
+// is no block of these tokens.
+std::vector<saving::want> saving::missing(const job & one, const std::vector<reserved> & files) const {
     std::vector<want> wants;
     for (const auto & named : files) {
         const uint64_t end = (uint64_t) named.first_position + named.rows;
-        if (named.rows == 0 || end > one->tokens.size() || end != block_end(named.first_position, one->tokens.size())) {
-            break; // not a block of these tokens
+        if (named.kind == file_kind::state) {
+            continue;
+        }
+        if (named.rows == 0 || end > one.tokens.size() || end != block_end(named.first_position, one.tokens.size())) {
+            break;
+        }
+        if (named.kind == file_kind::rows && one.read.count(named.first_position) > 0) {
+            continue;
         }
         wants.emplace_back();
         wants.back().first = named.first_position;
         wants.back().rows = named.rows;
         wants.back().window = named.kind == file_kind::window;
     }
+    return wants;
+}
+
+std::vector<saving::want> saving::fetch(std::vector<want> wants) {
     if (wants.empty()) {
         return wants;
     }
@@ -219,11 +288,14 @@ std::vector<saving::want> saving::fetch(const std::shared_ptr<job> & one, const 
     return had;
 }
 
-bool saving::fill(const reserved & named, const buffer & block, filled & done) const {
+bool saving::fill(const job & one, const reserved & named, const buffer & block, filled & done) const {
+    const size_t index = named.first_position/block_tokens;
     if (block.empty() || named.kind == file_kind::window) {
         return !block.empty() && write_state(named, block.data(), block.size(), done);
     }
-    return write_segments(named, block.data(), segment_bytes(said_, named.rows), done);
+    // Rows that were known, and then read again, are those that the file was made for, or none.
+    return block.size() == block_bytes(said_, named.rows) && index < one.fingerprints.size() &&
+           write_segments(named, block.data(), segment_bytes(said_, named.rows), done) && fingerprint_of(done.crcs) == one.fingerprints[index];
 }
 
 } // namespace kvt

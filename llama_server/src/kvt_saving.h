@@ -19,12 +19,13 @@ namespace kvt {
 
 class saving : public std::enable_shared_from_this<saving> {
 public:
-    saving(std::shared_ptr<connection> store, std::shared_ptr<connection> look_up, hello said, std::function<void()> wake, size_t most_kept,
-           milliseconds stall);
+    saving(std::shared_ptr<connection> store, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall);
 
     // As those of the saver.
     void start();
-    void add(int slot, std::vector<int32_t> tokens, uint32_t stored, std::vector<state> states, uint32_t windows);
+    void add(int slot, std::vector<int32_t> tokens, std::vector<state> states, uint32_t windows);
+    std::vector<fingerprint> fingerprints(int slot, const std::vector<int32_t> & tokens) const;
+    void restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints);
     size_t room() const;
     bool has_state(int slot, const std::vector<int32_t> & tokens, uint32_t n_tokens) const;
     void step(row_source & rows, steady_clock::time_point until);
@@ -38,17 +39,20 @@ private:
     struct job {
         int slot = 0;
         std::vector<int32_t> tokens;
-        uint32_t done = 0;     // rows that are stored
+        std::vector<fingerprint> fingerprints; // of the first blocks, which are stored or were read to be
+        std::map<uint32_t, buffer> read; // of these, those that the sidecar has not been asked for yet, by their first position
+        uint64_t turn = 0;
         uint32_t resident = 0; // rows before it may be read from the slot
         std::map<uint32_t, buffer> kept; // by their first position
         std::map<uint32_t, std::vector<char>> states; // by n_tokens
         uint32_t windows = UINT32_MAX; // rows from here on have windows
         std::set<uint32_t> stored_states;
     };
-    struct past { // of a slot: its last job
+    struct past { // what is known of the rows that a slot holds
         std::vector<int32_t> tokens;
-        uint32_t done = 0;
-        std::set<uint32_t> states; // that are stored
+        std::vector<fingerprint> fingerprints; // of the first blocks
+        std::set<uint32_t> states;     // that are stored
+        uint64_t turn = 0;             // how often rows were restored
     };
     struct want { // a block that the thread waits for
         uint32_t first = 0;
@@ -73,23 +77,26 @@ private:
     void store(const std::shared_ptr<job> & one);
     bool connected();
     bool later(steady_clock::time_point latest);
-    std::vector<want> fetch(const std::shared_ptr<job> & one, const std::vector<reserved> & files);
+    std::vector<want> fetch(std::vector<want> wants);
+    bool read_more(const std::shared_ptr<job> & one, uint32_t most);
+    void know(const job & one);
     std::vector<state_offer> offers_of(const job & one, bool windows) const;
     void note_present(job & one, const std::vector<state_offer> & offers, const planned & plan);
     std::vector<filled> fill_all(const std::shared_ptr<job> & one, const planned & plan);
+    std::vector<want> missing(const job & one, const std::vector<reserved> & files) const;
     static uint32_t lasting(const past & before, const std::vector<int32_t> & tokens);
     static bool fill_state(const job & one, const reserved & named, filled & done);
-    bool fill(const reserved & named, const buffer & block, filled & done) const;
+    bool fill(const job & one, const reserved & named, const buffer & block, filled & done) const;
     bool serve(want & one, row_source & rows, steady_clock::time_point until);
     bool read(want & one, row_source & rows, steady_clock::time_point until);
     bool keep_of(job & one, uint32_t from, row_source & rows, steady_clock::time_point until);
     buffer copied(const job & one, uint32_t first, uint32_t count, row_source & rows) const;
-    uint32_t known(int slot, const std::vector<int32_t> & tokens) const;
+    std::vector<fingerprint> known(int slot, const std::vector<int32_t> & tokens) const;
+    void forget_rows(int slot, uint32_t from) noexcept;
     void forget(const job & one) noexcept;
     void give_back(job & one, bool states) noexcept;
 
     const std::shared_ptr<connection> store_;
-    const std::shared_ptr<connection> look_up_;
     const hello said_;
     const std::function<void()> wake_;
     const size_t most_kept_;

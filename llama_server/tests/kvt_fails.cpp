@@ -61,7 +61,7 @@ struct server {
             all.push_back(made_up::make_state(tokens, 1000));
         }
         const auto until = clock_type::now() + patience;
-        safely(0, [&] { links.saver->add(0, tokens, 0, std::move(all)); });
+        safely(0, [&] { links.saver->add(0, tokens, std::move(all)); });
         const uint64_t blocks = (tokens.size() + 63)/64 + (states ? 1 : 0);
         while (links.saver->written_blocks() < blocks && clock_type::now() < until) {
             if (woken.exchange(false)) {
@@ -74,11 +74,12 @@ struct server {
 
     uint32_t restore(const std::vector<int32_t> & tokens) {
         kvt::finished report;
-        bool done = !safely(1, [&] { links.restorer->begin(1, tokens, 0, 0, direct); });
+        std::vector<kvt::fingerprint> fingerprints;
+        bool done = !safely(1, [&] { links.restorer->begin(1, tokens, 0, 0, links.saver->fingerprints(1, tokens), direct); });
         while (!done && links.restorer->busy(1)) {
             links.restorer->wait(kvt::milliseconds(10));
             cells into(rows, rows.slots[1], tokens);
-            if (!safely(1, [&] { done = links.restorer->step(1, into, clock_type::now() + kvt::saving_step, report); })) {
+            if (!safely(1, [&] { done = links.restorer->step(1, into, clock_type::now() + kvt::saving_step, report, fingerprints); })) {
                 report = {};
                 done = true;
             }
@@ -86,6 +87,7 @@ struct server {
         }
         auto & held = rows.slots[1].tokens;
         rows.slots[1].broken = rows.slots[1].broken || report.restored_tokens > tokens.size() || held.size() < report.restored_tokens;
+        safely(1, [&] { links.saver->restored(1, tokens, std::move(fingerprints)); });
         safely(1, [&] { links.saver->report(report); }); // if it throws the slot loses its rows
         return report.restored_tokens;
     }

@@ -64,7 +64,7 @@ struct server {
 
     server(const char * path, size_t read_ahead, size_t kept, size_t state, kvt::milliseconds stall)
         : state_bytes(state), look_up(path, said), waiting(path, said), storing(path, said), restorer(look_up, waiting, said, read_ahead, stall),
-          saver(storing, look_up, said, [this] { woken.store(true); }, kept, stall) {
+          saver(storing, said, [this] { woken.store(true); }, kept, stall) {
         if (std::getenv("KVT_EAGER") == nullptr) {
             look_up->wait_first(patience);
             storing->wait_first(patience);
@@ -96,7 +96,7 @@ struct server {
         if (state_bytes > 0) {
             states.push_back(make_state(tokens, state_bytes));
         }
-        saver.add(number, tokens, 0, std::move(states));
+        saver.add(number, tokens, std::move(states));
     }
 
     // Every turn is one of the main loop: the slots in it go on one after the other.
@@ -110,15 +110,21 @@ struct server {
             for (const int number : numbers) {
                 slot & one = rows.slots[number];
                 kvt::finished report;
+                std::vector<kvt::fingerprint> fingerprints;
                 cells into(rows, one, prompts[number]);
-                const bool done = restorer.busy(number) && restorer.step(number, into, began + kvt::saving_step, report);
+                if (restorer.busy(number) && restorer.start(number) < have[number]) {
+                    saver.keep(number, restorer.start(number), rows);
+                }
+                const bool done = restorer.busy(number) && restorer.step(number, into, began + kvt::saving_step, report, fingerprints);
                 one.broken = one.broken || !into.taken.empty(); // places that neither got rows nor were given back
                 if (!done) {
                     continue;
                 }
                 --left;
+                saver.restored(number, prompts[number], std::move(fingerprints));
                 report.prompt_tokens = (uint32_t) prompts[number].size();
                 report.memory_tokens = have[number];
+                report.failures = look_up->failures();
                 saver.report(report);
                 one.tokens.resize(std::min<size_t>(one.tokens.size(), have[number] + report.restored_tokens));
                 out << (out.tellp() > 0 ? "; " : "") << "have " << have[number] << " restored " << report.restored_tokens << " reason "
@@ -138,7 +144,7 @@ struct server {
         const auto most = (std::ptrdiff_t) std::min(one.tokens.size(), tokens.size());
         have[number] = (uint32_t) (std::mismatch(tokens.begin(), tokens.begin() + most, one.tokens.begin()).first - tokens.begin());
         prompts[number] = tokens;
-        restorer.begin(number, tokens, have[number], have[number], rows.direct >= 0);
+        restorer.begin(number, tokens, have[number], have[number], saver.fingerprints(number, tokens), rows.direct >= 0);
     }
 
     std::string prompt(int number, const std::vector<int32_t> & tokens) {
@@ -173,8 +179,8 @@ struct server {
         };
         {
             const std::lock_guard<std::mutex> lock(tasks);
-            kvt::saver other(storing, look_up, said, wake);
-            other.add(number, tokens, 0);
+            kvt::saver other(storing, said, wake);
+            other.add(number, tokens);
             wait(waking);
         }
         wait(over);

@@ -98,6 +98,20 @@ struct talker {
         return why;
     }
 
+    std::vector<kvt::fingerprint> fingerprints_of(const std::vector<int32_t> & tokens) const {
+        std::vector<kvt::fingerprint> all;
+        for (uint32_t first = 0; first < tokens.size(); first += kvt::block_tokens) {
+            const uint32_t rows = kvt::block_end(first, tokens.size()) - first;
+            const auto sizes = kvt::segment_bytes(said, rows);
+            std::string block;
+            for (size_t segment = 0; segment < sizes.size(); ++segment) {
+                block += filled_segment(false, tokens, first, segment, sizes[segment], rows);
+            }
+            all.push_back(kvt::fingerprint_of(block.data(), sizes));
+        }
+        return all;
+    }
+
     std::string store(int32_t first, size_t count, uint32_t state_at, uint64_t state_bytes) const {
         const auto tokens = tokens_of(first, count);
         std::vector<kvt::state_offer> states;
@@ -107,7 +121,7 @@ struct talker {
         size_t stored = 0;
         for (;;) {
             kvt::planned planned;
-            status got = client->plan(tokens.data(), tokens.size(), 2, {}, states, patience, planned);
+            status got = client->plan(tokens.data(), tokens.size(), 2, {}, states, {}, fingerprints_of(tokens), patience, planned);
             if (got != status::ok) {
                 return std::string(name_of(got)) + " " + client->last_error();
             }
@@ -208,8 +222,10 @@ struct talker {
 
     std::string restore(int32_t first, size_t count, uint32_t have, bool report) const {
         const auto tokens = tokens_of(first, count);
+        auto known = fingerprints_of(tokens);
+        known.resize(std::min<size_t>(known.size(), have/kvt::block_tokens));
         kvt::matched found;
-        status got = client->match(tokens.data(), tokens.size(), have, have, {}, patience, found);
+        status got = client->match(tokens.data(), tokens.size(), have, {}, known, patience, found);
         if (got == status::ok && found.pending) {
             got = client->wait(found.lease_id, patience, found);
         }
@@ -238,7 +254,7 @@ struct talker {
     std::string hold(int32_t first, size_t count) const {
         const auto tokens = tokens_of(first, count);
         kvt::planned planned;
-        const status got = client->plan(tokens.data(), tokens.size(), 0, {}, {}, patience, planned);
+        const status got = client->plan(tokens.data(), tokens.size(), 0, {}, {}, {}, fingerprints_of(tokens), patience, planned);
         return std::string(name_of(got)) + " " + std::to_string(planned.files.size());
     }
 
@@ -246,7 +262,7 @@ struct talker {
         const auto tokens = tokens_of(first, count);
         kvt::matched found;
         const auto began = std::chrono::steady_clock::now();
-        const status got = client->match(tokens.data(), tokens.size(), 0, 0, {}, kvt::lookup_timeout, found);
+        const status got = client->match(tokens.data(), tokens.size(), 0, {}, {}, kvt::lookup_timeout, found);
         const auto took = std::chrono::steady_clock::now() - began;
         std::ostringstream out;
         out << name_of(got) << " in " << std::chrono::duration_cast<kvt::milliseconds>(took).count() << " ms";

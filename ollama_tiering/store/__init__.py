@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.key import block_key as block_key
     from ollama_tiering.store.block.key import digest_from_hex as digest_from_hex
     from ollama_tiering.store.block.key import prefix_chain as prefix_chain
+    from ollama_tiering.store.block.key import rows_fingerprint as rows_fingerprint
     from ollama_tiering.store.block.key import tokens_to_bytes as tokens_to_bytes
     from ollama_tiering.store.block.key import window_end_extra as window_end_extra
     from ollama_tiering.store.block.key import window_extra as window_extra
@@ -106,7 +107,7 @@ else:
         "block.key": (
             "BlockExtra BlockKey DEFAULT_BLOCK_TOKENS DIGEST_BYTES LayerSpec Namespace "
             "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex prefix_chain "
-            "tokens_to_bytes window_end_extra window_extra"
+            "rows_fingerprint tokens_to_bytes window_end_extra window_extra"
         ),
         "block.layout": "KnownLayouts",
         "block.pb.block_store_pb2": "block_store_pb2",

@@ -17,8 +17,8 @@ from typing import Final
 
 from ollama_tiering.store.background import Background
 from ollama_tiering.store.block.description import namespace_text
-from ollama_tiering.store.block.key import BlockKey, NamespaceId, namespace_digest
-from ollama_tiering.store.books import shared_work
+from ollama_tiering.store.block.key import BlockExtra, BlockKey, NamespaceId, namespace_digest
+from ollama_tiering.store.books import histories, shared_work
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.books.report import (
@@ -49,6 +49,7 @@ from ollama_tiering.store.upkeep.opening import learn_described
 from ollama_tiering.store.upkeep.pinbook import PIN_SHARE, PinBook
 from ollama_tiering.store.upkeep.probing import measure_levels
 from ollama_tiering.store.upkeep.remote_mover import of_shared_level
+from ollama_tiering.store.upkeep.removal import remove_chains
 from ollama_tiering.store.upkeep.survey import Survey
 from ollama_tiering.store.upkeep.withdrawal import Withdrawal
 
@@ -174,15 +175,24 @@ class TieredStore:
         """
         return lookup.match(self._state, namespace, keys, tokens, block_tokens)
 
-    def find(
+    def find_history(
         self,
         namespace: NamespaceId,
-        keys: Sequence[BlockKey],
         tokens: bytes,
         block_tokens: int,
+        extras: Sequence[BlockExtra] = (),
+        fingerprints: Sequence[bytes] = (),
     ) -> tuple[list[MatchedBlock], Callable[[], None]]:
-        """As `match`, but it counts only when the second value is called."""
-        return lookup.find(self._state, namespace, keys, tokens, block_tokens)
+        """As `match`, where the tokens do not decide the bits of rows; see lookup.find_history. It
+        counts only when the second value is called.
+        """
+        return lookup.find_history(
+            self._state, namespace, tokens, block_tokens, extras, fingerprints
+        )
+
+    def refusal(self, namespace: NamespaceId) -> str:
+        """Why nothing of this model is stored or served; empty: it is."""
+        return self._state.terms.of(namespace).refusal
 
     def match_in_pieces(
         self,
@@ -269,6 +279,13 @@ class TieredStore:
             if not in_use or time.monotonic() >= deadline:
                 return removed, freed_bytes
             time.sleep(0.01)
+
+    def bound_histories(self, parent: bytes, tokens: bytes) -> None:
+        """After a block with these tokens was stored: of too many histories of one text the one
+        that was used least recently goes.
+        """
+        if ends := histories.surplus_ends(self._state, parent, tokens):
+            remove_chains(self._state, ends, self.graveyard, dry_run=False, own_only=True)
 
     def report_corrupt(self, namespace: NamespaceId, key: BlockKey) -> bool:
         """Reads the block again. True if a copy of it was damaged and is now quarantined."""

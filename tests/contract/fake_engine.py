@@ -18,7 +18,7 @@ from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.store.block.checksum import crc32c
-from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.key import rows_fingerprint, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import align
 
@@ -68,6 +68,7 @@ class FakeEngine:
     def __init__(self, socket: Path, said: m.Hello | None = None, **options: Any) -> None:
         self.hello = said or hello()
         self.planes = 2 * len(self.hello.layers)
+        self.history = (1 << 31, b"")  # rows from this one on have other bits, which these choose
         self.client = EngineClient(engine_socket(socket), self.hello, **options)
 
     def __enter__(self) -> FakeEngine:
@@ -87,7 +88,8 @@ class FakeEngine:
         files: list[m.EngineReserved] = []
         reasons: list[str] = []
         while True:
-            request = m.Plan(tokens_to_bytes(tokens), 0, (), offers, tuple(windows))
+            fingerprints = self.fingerprints(tokens)
+            request = m.Plan(tokens_to_bytes(tokens), 0, (), offers, tuple(windows), fingerprints)
             planned = self.client.plan(request)
             filled = tuple(self.fill(one, tokens, states or {}) for one in planned.files)
             files += planned.files
@@ -112,6 +114,22 @@ class FakeEngine:
             os.close(fd)
         return m.EngineFilled(file.reservation_id, struct.pack(f"<{len(crcs)}I", *crcs))
 
+    def fingerprints(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        """Of all blocks, the tail too."""
+        found = []
+        for first in range(0, len(tokens), 64):
+            count = min(64, len(tokens) - first)
+            crcs = [crc32c(self._rows(p, tokens, first, count)) for p in range(self.planes)]
+            found.append(rows_fingerprint(struct.pack(f"<{len(crcs)}I", *crcs)))
+        return tuple(found)
+
+    def plan(self, tokens: Sequence[int], **options: Any) -> m.Planned:
+        """With the fingerprints of all blocks."""
+        fingerprints = self.fingerprints(tokens)
+        return self.client.plan(
+            m.Plan(tokens_to_bytes(tokens), fingerprints=fingerprints, **options)
+        )
+
     def look_up(self, tokens: Sequence[int], **options: Any) -> m.Matched:
         """With its files."""
         found = self.client.match(m.EngineMatch(tokens_to_bytes(tokens), **options))
@@ -120,7 +138,7 @@ class FakeEngine:
     def restore(self, tokens: Sequence[int], **options: Any) -> int:
         """How many rows came back, each the right one; the lease is given back. Damage."""
         found = self.look_up(tokens, **options)
-        covered = options.get("start", 0) // 64 * 64
+        covered = found.files[0].first_position if found.files else 0
         for number, file in enumerate(found.files):
             segments = self.read(number, file)
             if file.kind == m.FileKind.WINDOW:
@@ -186,11 +204,14 @@ class FakeEngine:
 
     def _rows(self, plane: int, tokens: Sequence[int], first: int, count: int) -> bytes:
         """Each depends on every token up to it."""
+        begins, other = self.history
         before = hashlib.sha256(bytes([plane]) + tokens_to_bytes(tokens[:first]))
         rows = []
-        for token in tokens[first : first + count]:
+        for position, token in enumerate(tokens[first : first + count], first):
             before.update(struct.pack("<i", token))
-            rows.append(before.digest()[:ROW_BYTES])
+            made = before.copy()
+            made.update(other if position >= begins else b"")
+            rows.append(made.digest()[:ROW_BYTES])
         return b"".join(rows)
 
 

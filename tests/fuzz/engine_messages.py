@@ -69,9 +69,13 @@ def extras(rng: random.Random) -> tuple[m.EngineExtra, ...]:
     return tuple(m.EngineExtra(number(rng, 200), rng.randbytes(32)) for _ in range(count))
 
 
+def fingerprints(rng: random.Random) -> tuple[bytes, ...]:
+    return tuple(rng.randbytes(8) for _ in range(rng.choice((0, 0, 1, 2, 3, 5000))))
+
+
 def match(rng: random.Random, _: list[int]) -> tuple[Kind, bytes]:
     return Kind.MATCH, m.EngineMatch(
-        tokens(rng), number(rng, 10), number(rng, 3), extras(rng)
+        tokens(rng), number(rng, 10), extras(rng), fingerprints(rng)
     ).pack()
 
 
@@ -94,7 +98,8 @@ def plan(rng: random.Random, _: list[int]) -> tuple[Kind, bytes]:
         rng.choice((0, 64, 128, 192, rng.choice(NUMBERS)))
         for _ in range(rng.choice((0, 0, 2, 5000)))
     )
-    return Kind.PLAN, m.Plan(tokens(rng), number(rng, 4), extras(rng), offers, windows).pack()
+    said = tokens(rng), number(rng, 4), extras(rng), offers, windows, fingerprints(rng)
+    return Kind.PLAN, m.Plan(*said).pack()
 
 
 def commit(rng: random.Random, ids: list[int]) -> tuple[Kind, bytes]:

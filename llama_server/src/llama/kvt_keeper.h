@@ -70,6 +70,7 @@ protected:
             return;
         }
         own.note_prefilled();
+        own.report.failures = (*links_.look_up)->failures();
         links_.saver->report(own.report);
         store(slot, own);
     }
@@ -142,8 +143,7 @@ protected:
             const bool whole = (int) own.sound.size() == slot.prompt.n_tokens();
             states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, (uint32_t) own.sound.size(), whole, wanted);
         }
-        const uint32_t restored = own.report.restored_tokens;
-        links_.saver->add(slot.id, own.sound, restored > 0 ? own.report.memory_tokens + restored : 0, std::move(states), windows);
+        links_.saver->add(slot.id, own.sound, std::move(states), windows);
     }
 
     std::map<int, seat> seats_;

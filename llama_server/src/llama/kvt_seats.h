@@ -44,7 +44,8 @@ struct seat {
         swapped.reset();
         task  = its_task.id;
         text  = text_of(its_task.tokens);
-        have  = goes_on = common_prefix(held, text);
+        have  = common_prefix(held, text);
+        goes_on = std::min(have, (uint32_t) its_task.tokens.size() - 1); // the last token is computed again, and so is its row
         continues = have > 0 && have == slot.prompt.tokens.size();
         waits = open = left = begun = prefilled = false;
         brought = 0;

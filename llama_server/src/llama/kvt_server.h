@@ -287,7 +287,7 @@ private:
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, has_places(slot));
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot));
         }
     }
 
@@ -300,11 +300,17 @@ private:
             return true;
         }
         slot_cells cells(slot, own.text);
-        const bool over = links_.restorer->step(slot.id, cells, until, own.report);
+        const uint32_t start = links_.restorer->start(slot.id);
+        if (start < own.goes_on && own.brought == 0) {
+            leave(slot, start); // what comes takes the place of these, too
+        }
+        std::vector<fingerprint> fingerprints;
+        const bool over = links_.restorer->step(slot.id, cells, until, own.report, fingerprints);
         own.brought += cells.rows();
         if (!over) {
             return false;
         }
+        links_.saver->restored(slot.id, own.text, std::move(fingerprints));
         if (own.report.restored_tokens > 0) {
             SLT_INF(slot, "kv tiering: restored %u rows behind %u, %.1f MiB: look-up %.1f ms, reading %.1f ms, copying %.1f ms\n",
                     own.report.restored_tokens, own.goes_on, (double) own.report.restored_bytes/1048576,

@@ -113,19 +113,20 @@ class EngineFinished:
     lookup_seconds: float
     fetch_seconds: float  # opening and reading
     copy_seconds: float  # into cells
+    expected_ms: int = 0  # what the tier was expected to take, as MATCHED said
 
     def pack(self) -> bytes:
         out = Writer().u32(self.prompt_tokens).u32(self.memory_tokens).u32(self.restored_tokens)
         out.u32(self.reason).u32(self.at).u32(self.beside_tokens).u32(self.failures)
         out.u64(self.restored_bytes).f64(self.prefill_seconds).f64(self.lookup_seconds)
-        return out.f64(self.fetch_seconds).f64(self.copy_seconds).body()
+        return out.f64(self.fetch_seconds).f64(self.copy_seconds).u32(self.expected_ms).body()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         body = Reader(data)
         read = (
             *(body.u32(), body.u32(), body.u32(), body.u32(), body.u32(), body.u32(), body.u32()),
-            *(body.u64(), body.f64(), body.f64(), body.f64(), body.f64()),
+            *(body.u64(), body.f64(), body.f64(), body.f64(), body.f64(), body.u32()),
         )
         body.end()
         return cls(*read)

@@ -12,6 +12,7 @@ EXTRA_BYTES: Final = 32
 MAX_EXTRAS: Final = 1024
 _FILE: Final = struct.Struct("<QIIIQBI")  # a look-up names hundreds: packed at once
 _PATH: Final = struct.Struct("<H")
+FINGERPRINT_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +34,37 @@ def unpack_extras(body: Reader) -> tuple[EngineExtra, ...]:
     return tuple(EngineExtra(body.u32(), body.take(EXTRA_BYTES)) for _ in range(count))
 
 
+def pack_fingerprints(out: Writer, fingerprints: tuple[bytes, ...]) -> None:
+    out.u32(len(fingerprints)).raw(b"".join(fingerprints))
+
+
+def unpack_fingerprints(body: Reader) -> tuple[bytes, ...]:
+    """Of whole blocks, from the first token on: which rows each has."""
+    return tuple(body.take(FINGERPRINT_BYTES) for _ in range(body.count(FINGERPRINT_BYTES)))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineMatch:
     """A prompt is looked up."""
 
     tokens: bytes  # int32 little endian
     have: int = 0  # rows that the slot holds already, from position 0 on
-    start: int = 0  # rows before are not wanted from files
     extras: tuple[EngineExtra, ...] = ()
+    fingerprints: tuple[bytes, ...] = ()  # of the blocks that the slot holds, as far as it knows
 
     def pack(self) -> bytes:
-        out = Writer().u32(self.have).u32(self.start).numbers(self.tokens)
+        out = Writer().u32(self.have).numbers(self.tokens)
         pack_extras(out, self.extras)
+        pack_fingerprints(out, self.fingerprints)
         return out.body()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         body = Reader(data)
-        have, start, tokens = body.u32(), body.u32(), body.numbers()
-        extras = unpack_extras(body)
+        have, tokens = body.u32(), body.numbers()
+        extras, fingerprints = unpack_extras(body), unpack_fingerprints(body)
         body.end()
-        return cls(tokens, have, start, extras)
+        return cls(tokens, have, extras, fingerprints)
 
 
 class File(NamedTuple):  # made by the hundred in every look-up, so no dataclass

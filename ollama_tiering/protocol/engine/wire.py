@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAGIC: Final = b"KVTENG\r\n"
 HEAD: Final = struct.Struct("<IHH")  # bytes of the body, kind of the message, 0
 MAX_HELLO_BYTES: Final = 256 << 10  # a model of 4,096 layers takes 100 KiB

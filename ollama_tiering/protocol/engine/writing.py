@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Self
 
-from ollama_tiering.protocol.engine.reading import EngineExtra, pack_extras, unpack_extras
+from ollama_tiering.protocol.engine.reading import (
+    EngineExtra,
+    pack_extras,
+    pack_fingerprints,
+    unpack_extras,
+    unpack_fingerprints,
+)
 from ollama_tiering.protocol.engine.wire import FileKind, Malformed, Reader, Writer
 
 MAX_STATES: Final = 64  # in one plan
@@ -23,6 +29,7 @@ class EngineOutcome(IntEnum):
     NO_ROOM = 2
     REFUSED = 3  # by admission, or by a rule of the settings
     LATER = 4  # the model's file is still being checked: ask again
+    FINGERPRINTS = 5  # ask again with those of more blocks; these are stored, or are being
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Plan:
     extras: tuple[EngineExtra, ...] = ()
     states: tuple[StateOffer, ...] = ()
     windows: tuple[int, ...] = ()  # first positions of blocks whose rows the engine's windows hold
+    fingerprints: tuple[bytes, ...] = ()  # of the first blocks; the others are not planned yet
 
     def pack(self) -> bytes:
         out = Writer().u32(self.most_files).numbers(self.tokens)
@@ -52,6 +60,7 @@ class Plan:
         out.u32(len(self.windows))
         for first in self.windows:
             out.u32(first)
+        pack_fingerprints(out, self.fingerprints)
         return out.body()
 
     @classmethod
@@ -63,8 +72,9 @@ class Plan:
             StateOffer(body.u32(), body.u64()) for _ in range(body.count(12, MAX_STATES))
         )
         windows = tuple(body.u32() for _ in range(body.count(4, MAX_WINDOWS)))
+        fingerprints = unpack_fingerprints(body)
         body.end()
-        return cls(tokens, most_files, extras, states, windows)
+        return cls(tokens, most_files, extras, states, windows, fingerprints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,9 +196,7 @@ class Connection:
         elif kind == Kind.DAMAGED:
             self._look_ups.damaged(m.Damaged.unpack(body))
         elif kind == Kind.FINISHED:
-            expected = self._look_ups.expected_seconds
-            finished = self._runner.finished(m.EngineFinished.unpack(body), expected)
-            self._engines.runners.report(finished)
+            self._engines.runners.report(self._runner.finished(m.EngineFinished.unpack(body)))
         else:
             raise Malformed(f"{kind} is no kind of request")
         return Kind.DONE, b""
@@ -241,7 +239,7 @@ class Connection:
             self._runner = engines.runners.runner(self._pid, identity, min_tokens)
             look_ups = EngineLookUps(store, heads, hello, identity, self._runner, min_tokens)
             self._look_ups = look_ups
-            self._writes = Writes(store, heads, identity, look_ups, self._runner, turns)
+            self._writes = Writes(store, heads, identity, self._runner, turns)
         if self._runner is not None and self._refused:
             engines.runners.report(self._runner.report())
         self._refused = ""

@@ -7,13 +7,12 @@ to WAIT, for which an engine has more patience: a look-up itself waits for no di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ollama_tiering.protocol.engine.messages import (
     Damaged,
-    EngineExtra,
     EngineMatch,
     File,
     FileKind,
@@ -23,10 +22,10 @@ from ollama_tiering.protocol.engine.messages import (
 )
 from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
 from ollama_tiering.sidecar.engine import states
+from ollama_tiering.sidecar.engine.chains import block_extras
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
-from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
@@ -34,10 +33,8 @@ from ollama_tiering.store import (
     LeasedBlock,
     Leasing,
     MatchedBlock,
-    NamespaceId,
     TieredStore,
     TierKind,
-    prefix_chain,
 )
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom, UnsupportedFormat
@@ -93,9 +90,7 @@ class EngineLookUps:
         self._min_tokens = min_tokens
         self._leases: dict[int, _OpenLease] = {}
         self._use: Callable[[], None] = lambda: None
-        self._last: tuple[bytes, list[BlockKey]] = b"", []  # the last prompt, and its chain
         self._most_files = MAX_REPLY_BYTES // (_FILE_BYTES + 4 * len(identity.shapes))
-        self.expected_seconds = 0.0  # of the last files that were leased
 
     def match(self, request: EngineMatch) -> Matched:
         """InvalidBlock, NoRoom. A look-up counts once, with its answer: after `pending`, an engine
@@ -112,18 +107,19 @@ class EngineLookUps:
     def _matched(self, request: EngineMatch) -> Matched:
         tokens = request.tokens
         count = len(tokens) // TOKEN_BYTES
-        if not request.start <= request.have <= count:
-            raise InvalidBlock("start, have and the number of tokens are not in this order")
+        held = request.have // BLOCK_TOKENS
+        if request.have > count or len(request.fingerprints) > held:
+            raise InvalidBlock(
+                "have and the number of tokens or fingerprints are not in this order"
+            )
         most = max(count - 1, 0)  # the last token is always computed: sampling needs its logits
         if most - request.have < self._min_tokens:
             return nothing(pb.SHORTFALL_TOO_SHORT)
         if self._gate is GateMode.RECOMPUTE:
             return nothing(pb.SHORTFALL_RECOMPUTE)
-        keys = self.chain(tokens, request.extras)
-        found, self._use = self._store.find(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
-        found = until_extras(found, keys, request.extras)
+        start, found = self._history(request, most)
         rows, reason, at = _end(found, most)
-        rows = min(rows, (request.start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
+        rows = min(rows, (start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
             return nothing(reason, at)
         beside: list[_Wanted] = []
@@ -134,14 +130,36 @@ class EngineLookUps:
                 return nothing(pb.SHORTFALL_STATE_MISSING, request.have)
             if end < rows:
                 rows, reason, at = end, pb.SHORTFALL_STATE_MISSING, end
-        wanted = [*_planned(found, request.start, rows), *beside]
+        wanted = [*_planned(found, start, rows), *beside]
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
         if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
             return nothing(pb.SHORTFALL_GATE)
         expected_ms = min(round(seconds * 1000), _MOST_MS)
-        self.expected_seconds = seconds
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
+
+    def _history(self, request: EngineMatch, most: int) -> tuple[int, list[MatchedBlock]]:
+        """From which row on files are wanted, and the blocks of the history that gains most.
+
+        One that goes on from the rows that the slot holds. If there is none, or nobody knows which
+        rows these are, another one takes their place from the first row on.
+        """
+        held = request.have // BLOCK_TOKENS
+        extras, fingerprints = block_extras(request.extras), request.fingerprints
+        if held and len(fingerprints) == held:
+            found = self._find(request.tokens, extras, fingerprints)
+            rows = min(sum(block.rows for block in found), most)
+            if rows - request.have >= self._min_tokens:
+                return held * BLOCK_TOKENS, found
+        return 0, self._find(request.tokens, extras, ())
+
+    def _find(
+        self, tokens: bytes, extras: Sequence[BlockExtra], fingerprints: Sequence[bytes]
+    ) -> list[MatchedBlock]:
+        found, self._use = self._store.find_history(
+            self._identity.namespace, tokens, BLOCK_TOKENS, extras, fingerprints
+        )
+        return found
 
     def _resumable(
         self, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
@@ -167,26 +185,6 @@ class EngineLookUps:
         return end, [
             _Wanted(block.key, end, 0, block.raw_bytes, block.expected_seconds, FileKind.STATE)
         ]
-
-    def chain(self, tokens: bytes, extras: Sequence[EngineExtra]) -> list[BlockKey]:
-        """Keys of the whole blocks. Those that the last prompt had, too, are not computed again."""
-        keys: list[BlockKey] = []
-        for piece in self.chain_in_pieces(tokens, extras):
-            keys += piece
-        return keys
-
-    def chain_in_pieces(
-        self, tokens: bytes, extras: Sequence[EngineExtra]
-    ) -> Iterator[list[BlockKey]]:
-        """The same, a bounded piece of work at a time."""
-        namespace = self._identity.namespace
-        before = (b"", []) if extras else self._last
-        keys: list[BlockKey] = []
-        for piece in extend_chain(namespace, *before, tokens, extras):
-            keys += piece
-            yield piece
-        if not extras:
-            self._last = tokens, keys
 
     def wait(self, lease_id: int) -> Matched:
         """What a pending answer lacks. Where files were named already, the same answer once more,
@@ -281,71 +279,6 @@ def _at_hand(blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]) -> boo
     """Whether naming these waits for no disk, and takes no time to speak of."""
     unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
     return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
-
-
-def until_extras(
-    found: Sequence[MatchedBlock], keys: Sequence[BlockKey], extras: Sequence[EngineExtra]
-) -> list[MatchedBlock]:
-    """Where a block was matched by tokens alone, only what comes before the prompt's next extra:
-    what stands there besides a token is not in them.
-    """
-    if not extras:
-        return list(found)
-    kept: list[MatchedBlock] = []
-    first = 0
-    for index, block in enumerate(found):
-        if index >= len(keys) or block.key != keys[index]:
-            beyond = [extra.position - first for extra in extras if extra.position >= first]
-            rows = min([block.rows, *beyond])
-            if rows > 0:
-                kept.append(block._replace(rows=rows))
-            break
-        kept.append(block)
-        first += block.rows
-    return kept
-
-
-def extend_chain(
-    namespace: NamespaceId,
-    before: bytes,
-    keys: Sequence[BlockKey],
-    tokens: bytes,
-    extras: Sequence[EngineExtra] = (),
-) -> Iterator[list[BlockKey]]:
-    """The chain of `tokens`, of which `keys` is that of `before`, in pieces. Positions of `extras`
-    count from the first token.
-    """
-    step = BLOCK_TOKENS * TOKEN_BYTES
-    blocks = len(tokens) // step
-    parent: bytes = namespace
-    shared = True  # so far
-    for first in range(0, blocks, PIECE_BLOCKS):
-        end = min(first + PIECE_BLOCKS, blocks)
-        part = tokens[first * step : end * step]
-        known = _same_blocks(part, before[first * step : end * step]) if shared else 0
-        piece = list(keys[first : first + known])
-        shared = known == end - first
-        parent = piece[-1] if piece else parent
-        rows = (first + known) * BLOCK_TOKENS
-        inside = [
-            BlockExtra(one.position - rows, one.digest)
-            for one in extras
-            if rows <= one.position < end * BLOCK_TOKENS
-        ]
-        piece += prefix_chain(NamespaceId(parent), part[known * step :], BLOCK_TOKENS, inside)
-        parent = piece[-1]
-        yield piece
-
-
-def _same_blocks(part: bytes, before: bytes) -> int:
-    """How many whole blocks two parts of prompts begin with alike."""
-    step = BLOCK_TOKENS * TOKEN_BYTES
-    same = 0
-    while same < min(len(part), len(before)) // step and (
-        part[same * step : (same + 1) * step] == before[same * step : (same + 1) * step]
-    ):
-        same += 1
-    return same
 
 
 def _planned(found: Sequence[MatchedBlock], start: int, rows: int) -> list[_Wanted]:

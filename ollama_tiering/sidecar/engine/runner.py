@@ -71,9 +71,9 @@ class EngineRunner:
         with self._lock:
             self._report.snapshot_blocks += blocks
 
-    def finished(self, request: EngineFinished, expected_seconds: float) -> pb.RunnerReport:
-        """Counts a request; what there is to report now. `expected_seconds`: what the tier was
-        expected to take, which the gate adds by itself. InvalidBlock for what adds up to nothing.
+    def finished(self, request: EngineFinished) -> pb.RunnerReport:
+        """Counts a request; what there is to report now. InvalidBlock for what adds up to
+        nothing.
         """
         computed = request.prompt_tokens - request.memory_tokens - request.restored_tokens
         seconds = (
@@ -87,7 +87,7 @@ class EngineRunner:
             raise InvalidBlock("the request's counts make no sense")
         with self._lock:
             self._count(request, computed)
-            self._measure(request, computed, expected_seconds)
+            self._measure(request, computed)
         return self.report()
 
     def report(self) -> pb.RunnerReport:
@@ -119,7 +119,7 @@ class EngineRunner:
             one.requests += 1
             one.tokens += computed
 
-    def _measure(self, request: EngineFinished, computed: int, expected_seconds: float) -> None:
+    def _measure(self, request: EngineFinished, computed: int) -> None:
         report = self._report
         if computed >= RATE_TOKENS and request.prefill_seconds >= _LEAST_SECONDS:
             rate = computed / request.prefill_seconds
@@ -145,7 +145,8 @@ class EngineRunner:
                 copy_seconds=request.copy_seconds,
             )
         )
-        own = max(request.fetch_seconds - expected_seconds, 0.0) + request.copy_seconds
+        # The gate adds by itself what the tier is expected to take.
+        own = max(request.fetch_seconds - request.expected_ms / 1000, 0.0) + request.copy_seconds
         if own >= _LEAST_SECONDS and request.restored_bytes:
             rate = request.restored_bytes / own
             self._copy_rate += (rate - self._copy_rate) / (4 if self._copy_rate else 1)
@@ -200,4 +201,4 @@ class EngineRunners:
 
 def _count_held(runner: EngineRunner, request: EngineFinished) -> None:
     with contextlib.suppress(InvalidBlock):
-        runner.finished(request, 0.0)
+        runner.finished(request)

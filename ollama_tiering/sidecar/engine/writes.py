@@ -24,9 +24,9 @@ from ollama_tiering.protocol.engine.messages import (
     Planned,
 )
 from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
+from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras, extras_of
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
-from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
@@ -39,8 +39,8 @@ from ollama_tiering.store import (
     BlockPlan,
     TieredStore,
     WriteSession,
-    block_key,
     plan_block,
+    rows_fingerprint,
 )
 from ollama_tiering.store import Outcome as Answer
 from ollama_tiering.store.errors import InvalidBlock
@@ -48,7 +48,6 @@ from ollama_tiering.system.files import write_all
 
 MAX_FILES: Final = 256  # in one answer
 BATCH_BYTES: Final = 256 << 20  # reserved in one answer, but at least one file
-_STEP_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 _FLAGS: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -62,6 +61,7 @@ class _Part:
     rows: int  # of a state 0
     state_bytes: int = 0
     kind: FileKind = FileKind.ROWS
+    fingerprint: bytes = b""  # which rows were planned
 
     @property
     def offer(self) -> BlockOffer:
@@ -84,7 +84,6 @@ class Writes:
         store: TieredStore,
         heads: Heads,
         identity: Identity,
-        look_ups: EngineLookUps,
         runner: EngineRunner,
         turns: Turns,
     ) -> None:
@@ -92,26 +91,35 @@ class Writes:
         self._turns = turns
         self._heads = heads
         self._identity = identity
-        self._look_ups = look_ups
         self._runner = runner
+        self._chains = Chains(identity.namespace)
         self._session: WriteSession | None = None
         self._reserved: dict[int, _Reserved] = {}
 
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
         most = min(request.most_files or MAX_FILES, MAX_FILES)
+        blocks = -(-len(request.tokens) // STEP_BYTES)
+        if len(request.fingerprints) > blocks:
+            raise InvalidBlock(f"{len(request.fingerprints)} fingerprints of {blocks} blocks")
         self._forget_expired()
         batch, rest = _batch(self._missing(request), most)
+        end = EngineOutcome.ALL if self._all_said(request) else EngineOutcome.FINGERPRINTS
+        if end is EngineOutcome.FINGERPRINTS and not batch and (why := self._refusal()):
+            return Planned(EngineOutcome.REFUSED, why)  # before its rows are read in vain
         while batch:
-            planned = self._reserve(batch, more=rest is not None)
+            planned = self._reserve(batch, EngineOutcome.MORE if rest is not None else end)
             if planned.files or rest is None or planned.outcome is not EngineOutcome.MORE:
                 return planned
             # Others are writing all of these: the engine would ask for the same again and again.
             batch, rest = _batch(rest, most)
-        return Planned(EngineOutcome.ALL, "")
+        return Planned(end, "")
 
-    def _reserve(self, parts: Sequence[_Part], *, more: bool) -> Planned:
-        outcome = EngineOutcome.MORE if more else EngineOutcome.ALL
+    def _refusal(self) -> str:
+        """Why nothing of this model is stored, by the settings."""
+        return self._store.refusal(self._identity.namespace)
+
+    def _reserve(self, parts: Sequence[_Part], outcome: EngineOutcome) -> Planned:
         until = time.monotonic() + self._store.reserve_seconds
         answers = self._opened().reserve([part.offer for part in parts])
         files: list[ReservedFile] = []
@@ -150,6 +158,9 @@ class Writes:
             part = reserved.part
             if len(filled.crcs) != 4 * len(part.plan.spans):
                 raise InvalidBlock("there is not one checksum for each segment")
+            if part.fingerprint and rows_fingerprint(filled.crcs) != part.fingerprint:
+                reasons.append("other rows than were planned")
+                continue
             crcs = struct.unpack(f"<{len(part.plan.spans)}I", filled.crcs)
             reasons.append(_seal(reserved.path, part.plan.head(crcs)))
             if not reasons[-1]:
@@ -162,6 +173,8 @@ class Writes:
                 reasons[place] = result.reason or "not stored"
                 continue
             stored += 1
+            if part.fingerprint:
+                self._store.bound_histories(part.parent, part.plan.tokens)
             head = Head(
                 *(part.plan.payload_offset, part.plan.rows, part.state_bytes),
                 request.files[place].crcs,
@@ -187,24 +200,24 @@ class Writes:
 
     def _missing(self, request: Plan) -> Iterator[_Part]:
         """What of the tokens and the states is not known to be stored: the blocks of the chain in
-        their order, then states.
+        their order, then, once the fingerprints of all blocks are said, windows and states.
         """
-        tokens = request.tokens
+        tokens, fingerprints = request.tokens, request.fingerprints
+        extras = block_extras(request.extras)
         keys: list[BlockKey] = []
-        for piece in self._turns.taken(self._look_ups.chain_in_pieces(tokens, request.extras), 1):
+        for piece in self._turns.taken(self._chains.in_pieces(tokens, extras, fingerprints), 1):
             keys += piece
-        held = self._held(keys, tokens, covering=not request.extras)
-        extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
-        if len(tokens) % _STEP_BYTES:
-            parent: bytes = keys[-1] if keys else self._identity.namespace
-            rest = tokens[len(keys) * _STEP_BYTES :]
-            inside = _extras_of(extras, len(keys))
-            keys = [*keys, block_key(parent, rest, inside)]
-        missing, chained = range(len(held), len(keys)), keys
+        held, covered = self._held(keys, tokens, covering=not request.extras)
+        whole = len(tokens) // STEP_BYTES
+        # A longer block has all tokens of the tail, but perhaps other rows: it takes the tail's
+        # place, and nothing that was made with the tail's rows hangs on it.
+        end = whole if covered else len(keys)
         blocks = self._turns.taken(
-            (self._block(chained, index, tokens, extras) for index in missing), PIECE_PLANS
+            (self._block(keys, index, request, extras) for index in range(len(held), end)),
+            PIECE_PLANS,
         )
-        keys = [*held, *keys[len(held) :]]
+        if not self._all_said(request):
+            return blocks
         states = (
             _Part(
                 *(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0),
@@ -212,16 +225,18 @@ class Writes:
                 kind=FileKind.STATE,
             )
             for one in request.states
+            if not covered or one.n_tokens <= whole * BLOCK_TOKENS
         )
-        # Of a tail that a longer block covers there is no window: the block's has other rows.
-        covered = len(held) > len(tokens) // _STEP_BYTES
-        whole = len(tokens) // _STEP_BYTES * _STEP_BYTES // TOKEN_BYTES
         windows = (
             self._window(tokens, first, keys)
             for first in request.windows
-            if not (covered and first == whole)
+            if not covered or first < whole * BLOCK_TOKENS
         )
         return chain(blocks, windows, states)
+
+    @staticmethod
+    def _all_said(request: Plan) -> bool:
+        return len(request.fingerprints) * STEP_BYTES >= len(request.tokens)
 
     def _window(self, tokens: bytes, first: int, keys: Sequence[BlockKey]) -> _Part:
         plan, parent = plan_window(self._identity, tokens, first, keys)
@@ -230,40 +245,43 @@ class Writes:
         return _Part(plan, parent, first, rows, size, FileKind.WINDOW)
 
     def _block(
-        self, keys: Sequence[BlockKey], index: int, tokens: bytes, extras: Sequence[BlockExtra]
+        self,
+        keys: Sequence[BlockKey],
+        index: int,
+        request: Plan,
+        extras: Sequence[BlockExtra],
     ) -> _Part:
         parent: bytes = keys[index - 1] if index else self._identity.namespace
         first = index * BLOCK_TOKENS
         plan = plan_block(
             namespace=self._identity.namespace,
             parent=parent,
-            tokens=tokens[index * _STEP_BYTES : (index + 1) * _STEP_BYTES],
+            tokens=request.tokens[index * STEP_BYTES : (index + 1) * STEP_BYTES],
             first_position=first,
             shapes=self._identity.shapes,
-            extras=_extras_of(extras, index),
+            extras=extras_of(extras, index),
+            fingerprint=request.fingerprints[index],
         )
-        return _Part(plan, parent, first, plan.rows)
+        return _Part(plan, parent, first, plan.rows, fingerprint=request.fingerprints[index])
 
-    def _held(self, keys: Sequence[BlockKey], tokens: bytes, *, covering: bool) -> list[BlockKey]:
-        """The stored blocks that hold the leading tokens: whole ones, and with `covering` one that
-        begins with all tokens that follow them. Asking is no use of them: the pieces in which a
-        look-up marks them are not taken.
+    def _held(
+        self, keys: Sequence[BlockKey], tokens: bytes, *, covering: bool
+    ) -> tuple[list[BlockKey], bool]:
+        """The leading blocks that are stored; whether a longer one than the tail has all of its
+        tokens. Asking is no use of them: the pieces in which a look-up marks them are not taken.
         """
         held: list[BlockKey] = []
-        count = len(tokens) // TOKEN_BYTES
+        whole, rest = divmod(len(tokens) // TOKEN_BYTES, BLOCK_TOKENS)
         pieces = self._store.match_in_pieces(self._identity.namespace, keys, tokens, BLOCK_TOKENS)
         for piece in self._turns.taken(pieces, 1):
             for block in piece:
                 at = len(held)
-                if at < len(keys) and block.key == keys[at]:
-                    held.append(block.key)
-                elif covering and at == len(keys) and block.rows == count - at * BLOCK_TOKENS:
-                    return [*held, block.key]
-                else:
-                    return held
+                if at >= len(keys) or block.key != keys[at]:
+                    return held, covering and at == whole and 0 < rest == block.rows
+                held.append(block.key)
             if len(piece) < PIECE_BLOCKS or len(held) >= len(keys):
                 break
-        return held
+        return held, False
 
     def _forget_expired(self) -> None:
         """What the store has given up. It bounds how many others there may be."""
@@ -283,13 +301,6 @@ def _batch(parts: Iterator[_Part], most: int) -> tuple[list[_Part], Iterator[_Pa
             return batch, chain((part,), parts)
         batch.append(part)
     return batch, None
-
-
-def _extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
-    """Those of one block, by their rows in it."""
-    first = index * BLOCK_TOKENS
-    inside = [e for e in extras if first <= e.row < first + BLOCK_TOKENS]
-    return [BlockExtra(e.row - first, e.digest) for e in sorted(inside, key=lambda e: e.row)]
 
 
 def _seal(path: Path, head: bytes) -> str:

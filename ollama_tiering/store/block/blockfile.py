@@ -17,12 +17,14 @@ from google.protobuf.message import DecodeError
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import (
     DIGEST_BYTES,
+    FINGERPRINT_BYTES,
     FORMAT_VERSION,
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
     NamespaceId,
     block_key,
+    rows_fingerprint,
 )
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import (
@@ -68,6 +70,7 @@ class BlockMeta:
     raw_payload_offset: int  # once decoded; payload_offset when nothing is encoded
     cells: tuple[int, ...] = ()  # of a window block: where its rows lay
     others: tuple[BlockKey, ...] = ()  # ... which other blocks its window has, if it names them
+    fingerprint: bytes = b""  # which rows these are; empty where the tokens decide their bits
 
     @property
     def encoded(self) -> bool:
@@ -102,6 +105,7 @@ class BlockPlan:
         self.file_bytes = self.payload_offset + _payload_bytes(header)
         self.key = BlockKey(header.key)
         self.rows = len(header.tokens) // TOKEN_BYTES
+        self.tokens = header.tokens
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -134,6 +138,7 @@ def plan_block(
     cells: Sequence[int] = (),
     others: Sequence[BlockKey] = (),
     created_unix_seconds: int | None = None,
+    fingerprint: bytes = b"",
 ) -> BlockPlan:
     """Lays out one block of raw segments. `shapes` are ordered by (child, layer, kind)."""
     rows = len(tokens) // TOKEN_BYTES
@@ -145,7 +150,7 @@ def plan_block(
     created = int(time.time()) if created_unix_seconds is None else created_unix_seconds
     header = pb.BlockHeader(
         namespace=namespace,
-        key=block_key(parent, tokens, extras),
+        key=block_key(parent, tokens, extras, fingerprint),
         parent=parent,
         first_position=first_position,
         tokens=tokens,
@@ -153,6 +158,7 @@ def plan_block(
         cells=cells,
         window=others,
         created_unix_seconds=created,
+        fingerprint=fingerprint,
     )
     offset = 0
     for shape in shapes:
@@ -302,7 +308,9 @@ def check_header(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -
     raw_offset, encoded = header.raw_payload_offset, any(s.encoded for s in segments)
     if encoded and (raw_offset % ALIGNMENT or not 0 < raw_offset <= 2 * MAX_HEADER_BYTES):
         raise CorruptBlock(f"payload offset {raw_offset} of the decoded file is impossible")
-    if block_key(header.parent, header.tokens, extras) != header.key:
+    if not is_its_rows(header):
+        raise CorruptBlock("fingerprint is not that of the checksums in the header")
+    if block_key(header.parent, header.tokens, extras, header.fingerprint) != header.key:
         raise CorruptBlock("key is not that of the parent and tokens in the header")
     meta = BlockMeta(
         namespace=NamespaceId(header.namespace),
@@ -318,10 +326,22 @@ def check_header(header: pb.BlockHeader, payload_offset: int, file_bytes: int) -
         raw_payload_offset=raw_offset if encoded else payload_offset,
         cells=tuple(header.cells),
         others=tuple(map(BlockKey, header.window)),
+        fingerprint=header.fingerprint,
     )
     if encoded and meta.raw_file_bytes <= file_bytes:
         raise CorruptBlock("an encoded file is not smaller than the raw one")
     return meta
+
+
+def is_its_rows(header: pb.BlockHeader) -> bool:
+    """Whether the rows are those that the key names; of an encoded block only decoding tells."""
+    if not header.fingerprint:
+        return True
+    if any(segment.encoding != pb.ENCODING_RAW for segment in header.segments):
+        return len(header.fingerprint) == FINGERPRINT_BYTES
+    return header.fingerprint == rows_fingerprint(
+        struct.pack(f"<{len(header.segments)}I", *(s.crc32c for s in header.segments))
+    )
 
 
 def _payload_bytes(header: pb.BlockHeader) -> int:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NewType
 
 import numpy as np
 
+from ollama_tiering.store.block.checksum import crc32c
+
 BlockKey = NewType("BlockKey", bytes)
 NamespaceId = NewType("NamespaceId", bytes)
 
 DIGEST_BYTES: Final = 32
 TOKEN_BYTES: Final = 4
+FINGERPRINT_BYTES: Final = 8
 FORMAT_VERSION: Final = 1
 DEFAULT_BLOCK_TOKENS: Final = 64
 
@@ -173,13 +177,26 @@ def tokens_to_bytes(tokens: Iterable[int] | np.ndarray) -> bytes:
     return array.astype("<i4").tobytes()
 
 
-def block_key(parent: bytes, tokens: bytes, extras: Sequence[BlockExtra] = ()) -> BlockKey:
-    """The key of the block with these tokens after `parent` (the namespace for the first block)."""
+def block_key(
+    parent: bytes, tokens: bytes, extras: Sequence[BlockExtra] = (), fingerprint: bytes = b""
+) -> BlockKey:
+    """The key of the block with these tokens after `parent` (the namespace for the first block).
+    `fingerprint` (`rows_fingerprint`) is empty where the tokens decide the bits of its rows.
+    """
     state = hashlib.sha256(_lp(_KEY_TAG))
     state.update(_lp(parent))
     state.update(_lp(tokens))
     state.update(_lp(_extras_bytes(extras)))
+    if fingerprint:
+        state.update(_lp(fingerprint))
     return BlockKey(state.digest())
+
+
+def rows_fingerprint(crcs: bytes) -> bytes:
+    """Tells rows of the same tokens apart by the CRC-32C of every segment (`crcs`, u32 little
+    endian each): the CRC-32C and the CRC-32 of these bytes, u32 little endian each.
+    """
+    return struct.pack("<2I", crc32c(crcs), zlib.crc32(crcs))
 
 
 def prefix_chain(

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from typing import Final
 
+from ollama_tiering.store.block.blockfile import is_its_rows
 from ollama_tiering.store.block.key import DIGEST_BYTES, block_key
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 _MOST: Final = 64  # a layout for each number of rows
 _OF_THE_BLOCK: Final = frozenset(
-    ("namespace", "key", "parent", "first_position", "tokens", "created_unix_seconds")
+    (
+        "namespace",
+        "key",
+        "parent",
+        "first_position",
+        "tokens",
+        "created_unix_seconds",
+        "fingerprint",
+    )
 )
 
 
@@ -30,7 +39,8 @@ class KnownLayouts:
         return (
             _layout(header, payload_offset, file_bytes) in self._known
             and len(header.namespace) == len(header.parent) == DIGEST_BYTES
-            and block_key(header.parent, header.tokens) == header.key
+            and is_its_rows(header)
+            and block_key(header.parent, header.tokens, (), header.fingerprint) == header.key
         )
 
     def learn(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> None:

@@ -55,8 +55,14 @@ def find_piece(
         if last:
             at += len(run) * step
             piece += state.tree.best_child(run[-1].key if run else parent, tokens[at : at + step])
-        reached = _reached(state, piece)
-        return FoundPiece(reached, _described(state, reached), last or len(reached) < len(piece))
+        found = describe(state, piece)
+        return found._replace(last=last or found.last)
+
+
+def describe(state: StoreState, piece: Found) -> FoundPiece:
+    """What can be had of these blocks now; `last`: not all of them. The caller holds the lock."""
+    reached = _reached(state, piece)
+    return FoundPiece(reached, _described(state, reached), len(reached) < len(piece))
 
 
 def touch(state: StoreState, leaf_to_root: Iterable[BlockRecord], *, hit: bool) -> None:

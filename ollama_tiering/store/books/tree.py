@@ -13,7 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
+from ollama_tiering.store.block.key import (
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    NamespaceId,
+    block_key,
+)
 from ollama_tiering.store.block.window_fields import end_row
 
 NO_LEVELS: Final[frozenset[int]] = frozenset()
@@ -39,6 +45,7 @@ class BlockRecord:
     hits: int = 0  # how often a prompt matched it; of a window block, how often it was fetched
     levels: frozenset[int] = NO_LEVELS  # indices of the tiers that hold it
     encoded: dict[int, int] = field(default_factory=dict)  # those that hold it encoded: file bytes
+    fingerprint: bytes = b""  # which rows these are; empty where the tokens decide their bits
 
     @property
     def rows(self) -> int:
@@ -223,6 +230,26 @@ class BlockTree:
             found.append(record)
             parent = key
             at += step
+        return found
+
+    def same_tokens(
+        self, parent: bytes, tokens: bytes, extras: Sequence[BlockExtra]
+    ) -> list[BlockRecord]:
+        """The children that hold these tokens, and these extras besides, whatever their rows are:
+        where the tokens do not decide the bits of rows there may be several.
+        """
+        siblings = self.children(parent)
+        plain = tokens[: extras[0].row * TOKEN_BYTES] if extras else tokens
+        found: list[BlockRecord] = []
+        for record in siblings[bisect_left(siblings, (plain, False, b""), key=_entry) :]:
+            if _prefix(record) != plain:
+                break
+            if record.window or record.tokens != tokens:
+                continue
+            named = extras or record.plain_rows < record.rows
+            if named and record.key != block_key(parent, tokens, extras, record.fingerprint):
+                continue  # something else stands beside the tokens
+            found.append(record)
         return found
 
     def covered_by(self, record: BlockRecord) -> BlockRecord | None:

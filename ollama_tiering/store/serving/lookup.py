@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
-from ollama_tiering.store.books import matching
+from ollama_tiering.store.block.key import TOKEN_BYTES, BlockExtra, BlockKey, NamespaceId
+from ollama_tiering.store.books import histories, matching
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.books.state import StoreState
 
@@ -49,6 +49,39 @@ def find(
     found: matching.Found = []
     pieces = _find_in_pieces(state, namespace, keys, tokens, block_tokens, found)
     blocks = [block for piece in pieces for block in piece]
+
+    def use() -> None:
+        for _ in _count_use(state, namespace, tokens, found):
+            pass
+
+    return blocks, use
+
+
+def find_history(
+    state: StoreState,
+    namespace: NamespaceId,
+    tokens: bytes,
+    block_tokens: int,
+    extras: Sequence[BlockExtra] = (),
+    fingerprints: Sequence[bytes] = (),
+) -> tuple[list[MatchedBlock], Callable[[], None]]:
+    """As `find`, where the tokens do not decide the bits of rows: the longest history that begins
+    with the rows of `fingerprints`, whole blocks from the first on. Rows of `extras` count from the
+    prompt's start.
+    """
+    found: matching.Found = []
+    blocks: list[MatchedBlock] = []
+    if not state.terms.of(namespace).refusal:
+        walk = histories.Walk(namespace, tokens, block_tokens, extras, fingerprints)
+        while walk.on(state, PIECE_BLOCKS):
+            pass
+        path = walk.path(state)
+        for start in range(0, len(path), PIECE_BLOCKS):
+            piece = histories.describe_piece(state, path[start : start + PIECE_BLOCKS])
+            found += piece.found
+            blocks += piece.blocks
+            if piece.last:
+                break
 
     def use() -> None:
         for _ in _count_use(state, namespace, tokens, found):

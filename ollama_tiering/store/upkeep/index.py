@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.blockfile import MAX_FILE_BYTES, MAX_ROWS
-from ollama_tiering.store.block.key import BlockKey, NamespaceId
+from ollama_tiering.store.block.key import FINGERPRINT_BYTES, BlockKey, NamespaceId
 from ollama_tiering.system.lacking import make_private
 
 log = logging.getLogger(__name__)
 
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")  # of the files SQLite makes
 
-_VERSION: Final = 5
-_WITHOUT_SECURE_DELETE: Final = 4  # the same tables
+_VERSION: Final = 6
+_WITHOUT_FINGERPRINT: Final = 5  # the tables without that column
+_WITHOUT_SECURE_DELETE: Final = 4  # the same tables as 5
 _CHECKPOINT_PAGES: Final = 256
 HEADROOM_BYTES: Final = 8 << 20  # what the files may grow by between two looks at them
 _SCHEMA: Final = """
@@ -45,6 +46,7 @@ CREATE TABLE blocks (
     created REAL NOT NULL,
     hits INTEGER NOT NULL,
     crc32 INTEGER NOT NULL,
+    fingerprint BLOB NOT NULL DEFAULT x'',
     PRIMARY KEY (key, tier)
 ) WITHOUT ROWID;
 CREATE TABLE speeds (
@@ -68,6 +70,7 @@ class IndexRow(NamedTuple):  # read by the hundred thousand at a start, so no da
     last_use: float
     created: float
     hits: int
+    fingerprint: bytes = b""
 
 
 # A row that cannot be is passed over: SQLite keeps whatever type it was given.
@@ -76,6 +79,7 @@ _PLAUSIBLE: Final = " AND ".join(
         *(f"typeof({name}) = 'blob'" for name in ("key", "namespace", "parent", "tokens")),
         *(f"length({name}) = 32" for name in ("key", "namespace", "parent")),
         "length(tokens) % 4 = 0",
+        f"typeof(fingerprint) = 'blob' AND length(fingerprint) IN (0, {FINGERPRINT_BYTES})",
         *(
             f"typeof({name}) = 'integer' AND {name} >= 0"
             for name in (
@@ -93,7 +97,9 @@ _PLAUSIBLE: Final = " AND ".join(
     ]
 )
 _COLUMNS: Final = (*IndexRow._fields, "crc32")
-_INSERT: Final = f"INSERT INTO blocks VALUES ({', '.join('?' * len(_COLUMNS))})"
+_INSERT: Final = (
+    f"INSERT INTO blocks ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
 _NUMBERS: Final = struct.Struct("<5q2dq")
 
 
@@ -221,6 +227,11 @@ class BlockIndex:
             if version == _WITHOUT_SECURE_DELETE:  # what was deleted may lie in it still
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                version = _WITHOUT_FINGERPRINT
+            if version == _WITHOUT_FINGERPRINT:
+                connection.execute(
+                    "ALTER TABLE blocks ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x''"
+                )
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
                 version = _VERSION
             if version != _VERSION and tables:
@@ -255,8 +266,10 @@ class BlockIndex:
 
 
 def _crc32(row: IndexRow) -> int:
-    key, tier, namespace, parent, tokens, *numbers = row
-    return zlib.crc32(_NUMBERS.pack(tier, *numbers) + key + namespace + parent + tokens)
+    key, tier, namespace, parent, tokens, *numbers, fingerprint = row
+    return zlib.crc32(
+        _NUMBERS.pack(tier, *numbers) + key + namespace + parent + tokens + fingerprint
+    )
 
 
 def refuse_odd_files(path: Path) -> None:

@@ -144,6 +144,7 @@ def record_of_row(row: IndexRow, level: Level, namespace: NamespaceId | None = N
         created=row.created,
         hits=row.hits,
         encoded=_encoded(level, row.file_bytes, row.raw_file_bytes),
+        fingerprint=row.fingerprint,
     )
 
 
@@ -157,6 +158,7 @@ def record_of(meta: BlockMeta, last_use: float) -> BlockRecord:
         file_bytes=meta.raw_file_bytes,
         last_use=last_use,
         created=float(meta.created_unix_seconds),
+        fingerprint=meta.fingerprint,
     )
 
 
@@ -180,6 +182,7 @@ def _row(record: BlockRecord, level: Level) -> IndexRow:
         last_use=record.last_use,
         created=record.created,
         hits=record.hits,
+        fingerprint=record.fingerprint,
     )
 
 

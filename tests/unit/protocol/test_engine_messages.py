@@ -22,6 +22,7 @@ from ollama_tiering.protocol.engine.wire import (
 )
 from ollama_tiering.protocol.loaded_file import FileIdentity, LoadedFile
 from ollama_tiering.sidecar.engine.identity import identity_of
+from ollama_tiering.store import rows_fingerprint
 
 PAGE = Path(__file__).parents[3] / "docs" / "engine-protocol.md"
 TOKENS = struct.pack("<3i", 1, 2, 3)
@@ -34,7 +35,7 @@ HELLO = m.Hello(FIELDS, (m.Layer(0, 0, 0, 0, 1, 8, 8, 16, 16),), files=(FILE,))
 EXAMPLE: list[tuple[Kind, Any]] = [
     (Kind.HELLO, HELLO),
     (Kind.WELCOME, m.Welcome(identity_of(HELLO, CONTENT).namespace, 64, 1, 60_000, 120_000)),
-    (Kind.PLAN, m.Plan(TOKENS)),
+    (Kind.PLAN, m.Plan(TOKENS, fingerprints=(rows_fingerprint(CRCS),))),
     (
         Kind.PLANNED,
         m.Planned(m.EngineOutcome.ALL, "", (m.EngineReserved(9, "/r/a.tmp", 12_288, 4096, 0, 3),)),
@@ -57,9 +58,16 @@ OTHERS: list[Any] = [
         *(4096, 1025, 1536),
         (LoadedFile("/m/\udcff", FileIdentity(1 << 63, 2, 1 << 40, -1, -(1 << 62))), FILE),
     ),
-    m.EngineMatch(TOKENS, 2, 1, (m.EngineExtra(1, bytes(range(32))),)),
+    m.EngineMatch(TOKENS, 2, (m.EngineExtra(1, bytes(range(32))),), (bytes(8), b"contents")),
     m.Matched(0, 5, True, 250, 2, 64),
-    m.Plan(TOKENS, 7, (m.EngineExtra(0, bytes(32)),), (m.StateOffer(2, 1 << 30),), (0, 64)),
+    m.Plan(
+        TOKENS,
+        7,
+        (m.EngineExtra(0, bytes(32)),),
+        (m.StateOffer(2, 1 << 30),),
+        (0, 64),
+        (b"contents",),
+    ),
     m.Matched(
         *(2, 7, False, 0, 0, 0),
         (m.File("/w", 8, 4096, 0, 3, 9, 1, CRCS, m.FileKind.WINDOW),),
@@ -69,7 +77,7 @@ OTHERS: list[Any] = [
     m.Planned(m.EngineOutcome.ALL, "", (WINDOW,)),
     m.Committed(("", "no such reservation")),
     m.Damaged(1 << 60, 3),
-    m.EngineFinished(100, 20, 30, 6, 50, 51, 2, 1 << 33, 1.5, 0.25, 0.125, 0.5),
+    m.EngineFinished(100, 20, 30, 6, 50, 51, 2, 1 << 33, 1.5, 0.25, 0.125, 0.5, 7),
     m.Failed(m.EngineFailure.NO_ROOM, "64 leases are open"),
 ]
 MESSAGES = [message for _, message in EXAMPLE if message is not None] + OTHERS

@@ -48,7 +48,7 @@ def planned(engine: FakeEngine, tokens: Sequence[int]) -> m.Planned:
     """As soon as the file is checked."""
     until = time.monotonic() + SECONDS
     while True:
-        answer = engine.client.plan(m.Plan(tokens_to_bytes(tokens)))
+        answer = engine.plan(tokens)
         if answer.outcome is not m.EngineOutcome.LATER or time.monotonic() > until:
             return answer
         time.sleep(0.02)
@@ -134,7 +134,7 @@ def test_nothing_is_offered_or_restored_while_the_file_is_read(
     with FakeEngine(daemon.socket, said(path)) as engine:
         assert engine.client.welcome is not None
         assert engine.client.welcome.namespace == bytes(32)
-        answer = engine.client.plan(m.Plan(tokens_to_bytes(prompt(1, 100))))
+        answer = engine.plan(prompt(1, 100))
         assert (answer.outcome, answer.files) == (m.EngineOutcome.LATER, ())
         assert "being checked" in answer.reason
         assert engine.look_up(prompt(1, 100)).reason == pb.SHORTFALL_UNCHECKED

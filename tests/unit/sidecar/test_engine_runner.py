@@ -33,7 +33,7 @@ def test_as_long_as_no_prefill_was_measured_it_restores() -> None:
 
 def test_restoring_must_be_faster_than_computing() -> None:
     one = runner()
-    one.finished(COMPUTED, 0.0)  # 1,000 tokens a second
+    one.finished(COMPUTED)  # 1,000 tokens a second
     half_second = int(DEFAULT_COPY_RATE / 2)
     assert one.restore_pays(GateMode.MEASURED, 1000, half_second, 0.4)
     assert not one.restore_pays(GateMode.MEASURED, 1000, half_second, 0.6)
@@ -43,17 +43,18 @@ def test_restoring_must_be_faster_than_computing() -> None:
 
 def test_the_speed_of_copying_is_measured_without_what_the_tier_took() -> None:
     one = runner()
-    one.finished(COMPUTED, 0.0)
+    one.finished(COMPUTED)
     slow = replace(RESTORED, restored_bytes=10**9, fetch_seconds=10.0, copy_seconds=1.0)
-    one.finished(slow, 10.0)  # the tier was expected to take all of the fetch: 1 GB/s
+    # The tier was expected to take all of the fetch: 1 GB/s.
+    one.finished(replace(slow, expected_ms=10_000))
     assert one.restore_pays(GateMode.MEASURED, 1000, 9 * 10**8, 0.0)
     assert not one.restore_pays(GateMode.MEASURED, 1000, 11 * 10**8, 0.0)
 
 
 def test_what_is_never_tried_is_tried_again_some_day() -> None:
     one = runner()
-    one.finished(COMPUTED, 0.0)
-    one.finished(replace(RESTORED, restored_bytes=10**6, copy_seconds=1.0), 0.0)
+    one.finished(COMPUTED)
+    one.finished(replace(RESTORED, restored_bytes=10**6, copy_seconds=1.0))
     tries = 0
     while not one.restore_pays(GateMode.MEASURED, 1000, 10**8, 0.0):
         tries += 1
@@ -63,9 +64,9 @@ def test_what_is_never_tried_is_tried_again_some_day() -> None:
 
 def test_times_that_no_clock_tells_measure_nothing() -> None:
     one = runner()
-    one.finished(replace(COMPUTED, prefill_seconds=5e-324), 0.0)
-    one.finished(COMPUTED, 0.0)
-    one.finished(replace(RESTORED, fetch_seconds=0.0, copy_seconds=5e-324), 0.0)
+    one.finished(replace(COMPUTED, prefill_seconds=5e-324))
+    one.finished(COMPUTED)
+    one.finished(replace(RESTORED, fetch_seconds=0.0, copy_seconds=5e-324))
     assert one.report().prefill_tokens_per_second == 1000.0
     assert one.restore_pays(GateMode.MEASURED, 1000, int(DEFAULT_COPY_RATE / 2), 0.4)
     assert not one.restore_pays(GateMode.MEASURED, 1000, int(DEFAULT_COPY_RATE / 2), 0.6)
@@ -73,8 +74,8 @@ def test_times_that_no_clock_tells_measure_nothing() -> None:
 
 def test_counts_add_up_and_are_sound_for_the_ledger() -> None:
     one = runner()
-    one.finished(COMPUTED, 0.0)
-    report = one.finished(RESTORED, 0.0)
+    one.finished(COMPUTED)
+    report = one.finished(RESTORED)
     one.stored(7)
     assert (report.requests, report.prompt_tokens) == (2, 2000)
     assert (report.memory_tokens, report.restored_tokens) == (100, 800)
@@ -93,7 +94,7 @@ def test_counts_add_up_and_are_sound_for_the_ledger() -> None:
 
 def test_a_request_that_was_all_there_has_no_reason() -> None:
     one = runner()
-    report = one.finished(replace(RESTORED, restored_tokens=899, reason=0), 0.0)
+    report = one.finished(replace(RESTORED, restored_tokens=899, reason=0))
     assert not report.shortfalls
 
 
@@ -114,7 +115,7 @@ def test_counts_that_make_no_sense_are_refused_and_change_nothing(change: dict[s
     one = runner()
     before = one.report()
     with pytest.raises(InvalidBlock):
-        one.finished(replace(RESTORED, **change), 0.0)  # type: ignore[arg-type]
+        one.finished(replace(RESTORED, **change))  # type: ignore[arg-type]
     assert one.report() == before
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,14 +14,13 @@ import pytest
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.sidecar.content.contents import Contents
-from ollama_tiering.sidecar.engine import lookups, turns
+from ollama_tiering.sidecar.engine import chains, turns
 from ollama_tiering.sidecar.engine.connection import Connection
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, identity_of
-from ollama_tiering.sidecar.engine.lookups import EngineLookUps, extend_chain
+from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS, Turns
 from ollama_tiering.sidecar.engine.writes import Writes
-from ollama_tiering.store import BlockExtra, BlockKey, BlockOffer, Outcome
-from ollama_tiering.store.block.key import as_namespace, prefix_chain
+from ollama_tiering.store import BlockKey, BlockOffer, Outcome
 from ollama_tiering.store.serving.session import Reserved
 from tests.contract.fake_engine import hello
 
@@ -130,16 +128,18 @@ def test_between_two_pieces_of_a_plan_for_a_million_tokens_a_look_up_has_its_tur
 ) -> None:
     said = hello()
     identity, given = identity_of(said), GivingTurns()
-    hashed: list[int] = []  # blocks whose keys were computed at once
+    hashed: list[int] = []  # blocks whose keys were computed in each piece
+    in_pieces = chains.Chains.in_pieces
 
-    def counted(namespace: Any, tokens: bytes, *rest: Any) -> list[BlockKey]:
-        hashed.append(len(tokens) // (4 * BLOCK_TOKENS))
-        return prefix_chain(namespace, tokens, *rest)
+    def counted(*given: Any) -> Iterator[list[BlockKey]]:
+        for piece in in_pieces(*given):
+            hashed.append(len(piece))
+            yield piece
 
-    monkeypatch.setattr(lookups, "prefix_chain", counted)
+    monkeypatch.setattr(chains.Chains, "in_pieces", counted)
     store = SimpleNamespace(
         match_in_pieces=lambda *_: iter([[]]),
-        find=lambda *_: ([], lambda: None),
+        find_history=lambda *_: ([], lambda: None),
         reserve_seconds=60.0,
         open_session=lambda *_: Session(tmp_path),
     )
@@ -152,16 +152,16 @@ def test_between_two_pieces_of_a_plan_for_a_million_tokens_a_look_up_has_its_tur
     others, prompt = look_ups(), bytes(4 * 8192)
 
     def answer() -> None:
-        answered.append(others.match(m.EngineMatch(prompt, 0, 0)).rows)
+        answered.append(others.match(m.EngineMatch(prompt)).rows)
 
     given.answer = answer
-    writes = Writes(cast(Any, store), heads, identity, look_ups(), runner, given)
-    planned = writes.plan(m.Plan(bytes(4 * MILLION), most_files=2))
+    writes = Writes(cast(Any, store), heads, identity, runner, given)
+    fingerprints = (bytes(8),) * (MILLION // BLOCK_TOKENS)
+    planned = writes.plan(m.Plan(bytes(4 * MILLION), most_files=2, fingerprints=fingerprints))
     assert len(planned.files) == 2
     blocks = MILLION // BLOCK_TOKENS
-    of_the_plan = [count for count in hashed if count not in (0, 8192 // BLOCK_TOKENS)]
-    assert sum(of_the_plan) == blocks
-    assert max(of_the_plan) <= PIECE_BLOCKS
+    assert sum(hashed) == blocks
+    assert max(hashed) <= PIECE_BLOCKS
     assert given.pieces >= blocks / PIECE_BLOCKS
     assert len(answered) == given.pieces
 
@@ -173,7 +173,7 @@ def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
         seen.append(shared._look_ups)
         return [], lambda: None
 
-    store = SimpleNamespace(learn_model=lambda *_: None, reserve_seconds=60.0, find=find)
+    store = SimpleNamespace(learn_model=lambda *_: None, reserve_seconds=60.0, find_history=find)
     said, contents = hello(), Contents()
     assert all(one.digest for one in contents.wait(said.files, 30.0))
     engines = SimpleNamespace(
@@ -187,21 +187,8 @@ def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
     )
     served = Connection(cast(Any, None), 1, cast(Any, engines))
     served._answer(Kind.HELLO, said.pack())
-    served._answer(Kind.MATCH, m.EngineMatch(bytes(4 * 200), 0, 0).pack())
+    served._answer(Kind.MATCH, m.EngineMatch(bytes(4 * 200)).pack())
     served._answer(Kind.RELEASE, m.EngineLease(7).pack())
     contents.close()
     assert seen == [1]
     assert shared._look_ups == 0
-
-
-@pytest.mark.parametrize("first", [0, 1, 255, 256, 257, 600])
-def test_a_chain_in_pieces_is_that_of_its_tokens_and_extras(first: int) -> None:
-    namespace = as_namespace(bytes(32))
-    tokens = bytes(4 * 700 * BLOCK_TOKENS)
-    extras = [m.EngineExtra(first * BLOCK_TOKENS + row, bytes([row])) for row in (0, 3, 63, 64)]
-    whole = prefix_chain(
-        namespace, tokens, BLOCK_TOKENS, [BlockExtra(e.position, e.digest) for e in extras]
-    )
-    pieces = list(extend_chain(namespace, b"", [], tokens, extras))
-    assert list(chain.from_iterable(pieces)) == whole
-    assert [len(piece) for piece in pieces] == [256, 256, 188]

@@ -118,7 +118,7 @@ class Segment(_message.Message):
     def __init__(self, child: _Optional[int] = ..., layer: _Optional[int] = ..., kind: _Optional[_Union[SegmentKind, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., dtype: _Optional[str] = ..., row_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., raw_crc32c: _Optional[int] = ..., plane_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlockHeader(_message.Message):
-    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset", "cells", "window")
+    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset", "cells", "window", "fingerprint")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class BlockHeader(_message.Message):
     RAW_PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     key: bytes
     parent: bytes
@@ -141,7 +142,8 @@ class BlockHeader(_message.Message):
     raw_payload_offset: int
     cells: _containers.RepeatedScalarFieldContainer[int]
     window: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ..., raw_payload_offset: _Optional[int] = ..., cells: _Optional[_Iterable[int]] = ..., window: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    fingerprint: bytes
+    def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ..., raw_payload_offset: _Optional[int] = ..., cells: _Optional[_Iterable[int]] = ..., window: _Optional[_Iterable[bytes]] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Extra(_message.Message):
     __slots__ = ("row", "digest")

@@ -86,10 +86,10 @@ def quarantine(tools: Tools, key: BlockKey, at: int) -> None:
     """All copies of the block are damaged at that byte, found so, and put out of the way."""
     for tier in ("ram", "local"):
         path = tools.file(tier, key)
-        content = bytearray(path.read_bytes())
-        content[at] ^= 1
+        fingerprint = bytearray(path.read_bytes())
+        fingerprint[at] ^= 1
         path.chmod(0o600)
-        path.write_bytes(content)
+        path.write_bytes(fingerprint)
         path.chmod(0o400)
     assert tools.bench.store.report_corrupt(samples.namespace(layers=1).digest(), key)
 
@@ -170,6 +170,7 @@ def test_an_index_of_before_is_cleaned_once_and_kept(tmp_path: Path) -> None:
         connection.executemany("INSERT INTO old VALUES (?)", rows)
         connection.commit()
         connection.execute("DROP TABLE old")
+        connection.execute("ALTER TABLE blocks DROP COLUMN fingerprint")
         connection.execute("PRAGMA user_version = 4")
     connection.close()
     assert traces(tmp_path, SECRET)
