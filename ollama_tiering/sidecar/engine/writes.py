@@ -99,9 +99,8 @@ class Writes:
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
         most = min(request.most_files or MAX_FILES, MAX_FILES)
-        blocks = -(-len(request.tokens) // STEP_BYTES)
-        if len(request.fingerprints) > blocks:
-            raise InvalidBlock(f"{len(request.fingerprints)} fingerprints of {blocks} blocks")
+        if (len(request.fingerprints) - 1) * STEP_BYTES >= max(len(request.tokens), 1):
+            raise InvalidBlock("more fingerprints than blocks")
         self._forget_expired()
         batch, rest = _batch(self._missing(request), most)
         end = EngineOutcome.ALL if self._all_said(request) else EngineOutcome.FINGERPRINTS
