@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from measure.plot import bars
 from measure.results import Ratio
+from measure.store import index_at_start, local_files
 from measure.store.__main__ import store
 
 needs_tmpfs = pytest.mark.skipif(
@@ -77,19 +78,12 @@ def drawn(path: Path) -> tuple[list[str], list[float]]:
 def test_the_report_has_a_table_and_a_plot_for_every_part(tmp_path: Path) -> None:
     out = tmp_path / "store.md"
     command = ["--dir", str(tmp_path), "--mb", "64", "--block-mb", "4", "--out", str(out), "-q"]
-    names = ("restore", "put", "lookup", "scale", "start", "weather")
-    command += [
-        "--only",
-        ",".join(names).replace("start", "index"),
-        "--records",
-        "640",
-        "--files",
-        "128",
-    ]
+    names = ("restore", "put", "lookup", "scale", "weather")
+    command += ["--only", ",".join(names), "--records", "640", "--files", "128"]
     done = CliRunner().invoke(store, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     text = out.read_text(encoding="utf-8")
-    assert text == done.output
+    assert text == done.stdout
     for name in names:
         assert f"](store-{name}.svg)" in text
         assert (tmp_path / f"store-{name}.svg").stat().st_size > 1000
@@ -103,3 +97,15 @@ def test_the_report_has_a_table_and_a_plot_for_every_part(tmp_path: Path) -> Non
         "store.md",
         *(f"store-{name}.svg" for name in names),
     }
+
+
+def test_a_start_is_measured_with_and_without_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "DROP_CACHES", tmp_path / "no" / "such")  # of all the machine
+    section = index_at_start.measure(tmp_path, 200, lambda _text: None, rounds=1)
+    cases = ("64 blocks, cold", "64 blocks, warm", "200 blocks, cold")
+    found = [ratio.what.split(": ")[0] for ratio in section.ratios]
+    assert found == [case for case in cases for _ in range(6)]
+    assert all(ratio.value > 0 for ratio in section.ratios)
+    assert list(tmp_path.iterdir()) == []
