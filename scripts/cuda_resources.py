@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ollama_tiering.bench.machine import begin, this_machine
@@ -32,12 +33,22 @@ INSTANCES = (
 )
 
 
-def row(instance: Instance, arch: int, used: Resources) -> str:
-    spilled = used.spill_store_bytes + used.spill_load_bytes
-    return (
-        f"| {arch / 10:.1f} | {instance} | {used.kernel} | {used.registers} | {spilled} "
-        f"| {used.stack_bytes} |"
-    )
+KERNELS = ("pa_wide", "pa_narrow", "pa_bounds", "pa_combine", "pa_decode")
+
+
+def row(instance: Instance, arch: int, kernels: Sequence[Resources]) -> str:
+    of = {used.kernel: cell(used) for used in kernels}
+    return f"| {arch / 10:.1f} | {instance} | {' | '.join(of.get(k, '') for k in KERNELS)} |"
+
+
+def cell(used: Resources) -> str:
+    """Registers; behind them what should not be."""
+    bad = {"spilled": spilled(used), "stack": used.stack_bytes}
+    return ", ".join([str(used.registers), *(f"{name} {n}" for name, n in bad.items() if n)])
+
+
+def spilled(used: Resources) -> int:
+    return used.spill_store_bytes + used.spill_load_bytes
 
 
 def main() -> int:
@@ -48,21 +59,22 @@ def main() -> int:
     began = begin()
     lines = [
         f"Nothing here ran on a GPU. Sources `{nvrtc.source_digest()[:12]}`."
-        " Registers (255 at most), spills and stack are per thread. `pa_narrow` is empty where"
+        " Registers (255 at most) of a thread; behind them the bytes that are spilled or lie on"
+        " a stack, where there are any. `pa_narrow` is empty where"
         " tensor cores do not serve the shape. Shared memory is asked for at launch"
         " (csrc/cuda/traits.h) and checked against each GPU's limit when the image is compiled.",
         "",
-        "| CC | K/V head sizes, types | kernel | registers | spilled bytes | stack bytes |",
-        "|---|---|---|---|---|---|",
+        f"| CC | K/V head sizes, types | {' | '.join(KERNELS)} |",
+        "|---|---|" + "---|" * len(KERNELS),
     ]
     spilling: list[str] = []
     for instance in INSTANCES[: arguments.instances]:
         for arch in arguments.arch or nvrtc.ARCHS:
             print(f"{instance}, sm_{arch}", flush=True)
-            for used in nvrtc.image(instance, arch).resources():
-                lines.append(row(instance, arch, used))
-                if used.spill_store_bytes or used.spill_load_bytes:
-                    spilling.append(lines[-1])
+            kernels = nvrtc.image(instance, arch).resources()
+            lines.append(row(instance, arch, kernels))
+            if any(map(spilled, kernels)):
+                spilling.append(lines[-1])
     if not arguments.arch:
         version = "NVRTC " + ".".join(map(str, nvrtc.compiler().version))
         command = "- Command: `scripts/cuda_resources.py`"

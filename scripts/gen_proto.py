@@ -9,6 +9,7 @@ files differ.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from importlib.resources import files
@@ -41,15 +42,18 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
             raise SystemExit(f"protoc failed with {status}")
         made = out / PROTO.parent
         service = (made / "block_store_pb2_grpc.py").read_text()
-        stubs = (made / "block_store_pb2.pyi").read_text()
+        stubs = (
+            (made / "block_store_pb2.pyi")
+            .read_text()
+            .replace("_Mapping]", "_Mapping[str, object]]")
+        )
+        unused = re.compile(r"^ +[A-Z0-9_]+_FIELD_NUMBER: .*\n", re.MULTILINE)
         wanted = "from ollama_tiering.v1 import block_store_pb2"
         if wanted not in service:
             raise SystemExit("the generated service no longer imports its messages as expected")
         return {
             STORE_PB / "block_store_pb2.py": (made / "block_store_pb2.py").read_bytes(),
-            STORE_PB / "block_store_pb2.pyi": stubs.replace(
-                "_Mapping]", "_Mapping[str, object]]"
-            ).encode(),
+            STORE_PB / "block_store_pb2.pyi": unused.sub("", stubs).encode(),
             PROTOCOL_PB / "block_store_pb2_grpc.py": service.replace(
                 wanted, "from ollama_tiering.store import block_store_pb2"
             ).encode(),

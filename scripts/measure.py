@@ -72,8 +72,23 @@ class Record:
         return when if same else f"{when}; by an older command"
 
 
+_ONCE = {  # a record keeps the command of its day
+    "tiering bench store": "store",
+    "tiering bench attention": "attention",
+    "tiering bench overhead": "overhead",
+    "tiering bench peers": "peers",
+    "scripts/bench_engine_socket.py": "engine_socket",
+    "scripts/bench_llama_server.py": "llama_server_loop",
+    "scripts/measure_llama_server.py": "llama_server",
+    "scripts/measure_first_run.py": "first_run",
+}
+
+
 def _parts(command: str) -> list[str]:
-    """Without what changes no figure."""
+    """By the names of today, and without what changes no figure."""
+    for once, module in _ONCE.items():
+        if command.startswith(f"{once} "):
+            command = f"python -m measure.{module}{command.removeprefix(once)}"
     return [part for part in shlex.split(command) if part != "-q"]
 
 
@@ -99,60 +114,63 @@ RECORDS = (
            "tiering bench cpu-attention --cpu native --shape qwen3-0.6b-q4km", 15),
     Record("peers.md", "ours beside other programs on the same model file, Q8_0; 3 runs, with "
            "8,192 tokens one", "stock, llama.cpp, ik_llama.cpp, with and without flash attention",
-           "tiering bench peers --cpu native --tokens 2048,8192 --repeat 3,1 --short default", 15),
+           "python -m measure.peers --cpu native --tokens 2048,8192 --repeat 3,1 "
+           "--short default", 15),
     Record("overhead.md", "what tiering costs with nothing to restore, Q8_0",
            "the same binary with tiering off, the same attention",
-           "tiering bench overhead --cpu native --pairs 40 --bursts 1", 20),
+           "python -m measure.overhead --cpu native --pairs 40 --bursts 1", 20),
     Record("overhead-q4km.md", "the same, Q4_K_M",
            "the same binary with tiering off, the same attention",
-           "tiering bench overhead --cpu native --shape qwen3-0.6b-q4km --pairs 18 --bursts 4", 20),
+           "python -m measure.overhead --cpu native --shape qwen3-0.6b-q4km --pairs 18 "
+           "--bursts 4", 20),
     Record("overhead-llama.md", "the same, a Llama of 1B in Q8_0 on the llama.cpp engine",
            "the same binary with tiering off, the same attention",
-           "tiering bench overhead --cpu native --shape llama-3.2-1b --pairs 18 --bursts 4", 18),
+           "python -m measure.overhead --cpu native --shape llama-3.2-1b --pairs 18 "
+           "--bursts 4", 18),
     Record("gate.md", "whether the gate chooses the better side", "restore and recompute, forced",
            "tiering bench gate --cpu native --shape qwen3-tiny --repeat 15 "
            "--tokens 40,66,96,128,512,2048", 10),
     Record("store.md", "the store by itself", "memcpy, the disk, and bounds in the table",
-           "tiering bench store --only restore,put,lookup,scale,weather", 20),
+           "python -m measure.store --only restore,put,lookup,scale,weather", 20),
     Record("store-soak.md", "memory of the sidecar under load for half an hour",
-           "its own second quarter", "tiering bench store --only scale --soak 30", 40),
+           "its own second quarter", "python -m measure.store --only scale --soak 30", 40),
     Record("store-index.md", "a start of the store with the index of its local tier",
            "the same start without it; a plain program that reads every header",
-           "tiering bench store --only index", 5),
+           "python -m measure.store --only index", 5),
     Record("store-encoding.md", "encodings of stored blocks", "raw rows",
-           "tiering bench store --only encoding", 5),
+           "python -m measure.store --only encoding", 5),
     Record("encoding.md", "encodings of K/V rows, more of them", "raw rows; memcpy",
            "scripts/bench_encoding.py --trained build/trained.npz", 5, settled="6b62c8c"),
     Record("first-run.md", "a fresh clone: first help, demo, build, up", "the bounds in the table",
-           "scripts/measure_first_run.py --source /tmp/ollama.git", 5),
+           "python -m measure.first_run --source /tmp/ollama.git", 5),
     Record("cold-restore.md", "blocks of a cold disk: page cache or direct, raw or encoded",
            "each other", "scripts/bench_cold_restore.py --blocks 24", 2,
            settled="6b62c8c"),
     Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
            "scripts/bench_sidecar_rpc.py", 1, settled="6b62c8c"),
     Record("engine-socket.md", "look-ups on the engine socket", "the same through gRPC; a bound",
-           "scripts/bench_engine_socket.py", 3),
+           "python -m measure.engine_socket", 3),
     Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
            "computed anew; its slot's file; its own --cache-ram",
-           f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
+           f"python -m measure.llama_server --program {LLAMA_SERVER}/build/bin/llama-server "
            f"--stock {LLAMA_SERVER}/stock/llama-server", 70,
            f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("llama-server-4k.md", "the same, 4,096 tokens only, in more rounds",
            "computed anew; its slot's file; its own --cache-ram",
-           f"scripts/measure_llama_server.py --program {LLAMA_SERVER}/build/bin/llama-server "
+           f"python -m measure.llama_server --program {LLAMA_SERVER}/build/bin/llama-server "
            f"--stock {LLAMA_SERVER}/stock/llama-server --tokens 4096 --rounds 7", 12,
            f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("llama-server-loop.md", "what the tiering costs llama-server's main loop",
            "stock; a plain copy; bounds",
-           f"scripts/bench_llama_server.py {LLAMA_SERVER}/build/bin/llama-server "
+           f"python -m measure.llama_server_loop {LLAMA_SERVER}/build/bin/llama-server "
            f"{LLAMA_SERVER}/stock/llama-server --tokens 2048 --rounds 10 --pairs 200", 3,
            f"{LLAMA_SERVER}/build/bin/llama-server"),
     Record("attention.md", "the attention kernels by themselves", _ATTENTION,
-           "tiering bench attention --rounds 2", 30),
+           "python -m measure.attention --rounds 2", 30),
     Record("attention-avx2.md", "the same with AVX2", _ATTENTION,
-           "tiering bench attention --isa avx2 --only prefill,decode,quant --rounds 2", 20),
+           "python -m measure.attention --isa avx2 --only prefill,decode,quant --rounds 2", 20),
     Record("attention-limits.md", "decode beside what limits it", _ATTENTION,
-           "tiering bench attention --only decode,quant --rounds 3", 15),
+           "python -m measure.attention --only decode,quant --rounds 3", 15),
     Record("cuda-resources.md", "what the CUDA kernels use, by the assembler", "no spills",
            "scripts/cuda_resources.py", 30, writes_by_itself=True),
 )  # fmt: skip
@@ -163,7 +181,7 @@ _INTRODUCTION = """\
 Written by `scripts/measure.py --index`; `make measurements` measures all of it anew, from one
 commit without changes, on a machine that does nothing else. Every record begins with its machine,
 the load average beside the number of cores, its date and commit, and its command; `tiering` is
-`scripts/tiering`, scripts run with `.venv/bin/python`.
+`scripts/tiering`, and `python`, which also runs the scripts, `.venv/bin/python`.
 
 **Gain** means: against a cold run of the same engine, with the attention that `tiering up` uses.
 Two more columns of `bench restore` stand beside it and are never the headline: against stock's best
@@ -204,7 +222,7 @@ def changes(root: Path) -> str:
 def arguments_of(command: str) -> list[str]:
     """A listed command, run by this Python."""
     program, *rest = shlex.split(command)
-    runs = ["-m", "ollama_tiering"] if program == "tiering" else [program]
+    runs = {"tiering": ["-m", "ollama_tiering"], "python": []}.get(program, [program])
     return [sys.executable, *runs, *rest]
 
 

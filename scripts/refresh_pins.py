@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from ollama_tiering.errors import FetchError, TieringError
@@ -86,14 +87,29 @@ def go_require(module: str, version: str) -> list[str]:
     ]
 
 
-def tag_entry(cache: upstream.SourceCache, tag: str) -> list[str]:
+def pin_of(cache: upstream.SourceCache, tag: str) -> manifest.TagPin:
     files = cache.files(tag)
-    lines = [f'[tags."{tag}"]', f'commit = "{cache.commit(tag)}"', f'tree = "{cache.tree(tag)}"']
-    lines += ["", f'[tags."{tag}".folders]']
-    lines += [f'"{name}" = "{oid}"' for name in FOLDERS if (oid := cache.tree(tag, name))]
-    lines += ["", f'[tags."{tag}".files]']
-    lines += [f'"{name}" = "{files[name][1]}"' for name in FILES if name in files]
-    return [*lines, ""]
+    return manifest.TagPin(
+        tag,
+        cache.commit(tag),
+        cache.tree(tag) or "",
+        {name: oid for name in FOLDERS if (oid := cache.tree(tag, name))},
+        {name: files[name][1] for name in FILES if name in files},
+    )
+
+
+def tag_entries(pins: Iterable[manifest.TagPin]) -> list[str]:
+    """Of each tag only what is not as in the one before it; "" is what went."""
+    lines: list[str] = []
+    before: dict[str, str] = {}
+    for pin in pins:
+        now = {f'folders."{name}"': oid for name, oid in pin.folders.items()}
+        now |= {f'files."{name}"': oid for name, oid in pin.files.items()}
+        lines += [f'[tags."{pin.tag}"]', f'commit = "{pin.commit}"', f'tree = "{pin.tree}"']
+        lines += [f'{name} = "{oid}"' for name, oid in now.items() if before.get(name) != oid]
+        lines += [*(f'{name} = ""' for name in before if name not in now), ""]
+        before = now
+    return lines
 
 
 def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
@@ -101,7 +117,8 @@ def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
     unpinned = manifest.Patchset(ROOT, URL, {}, (), {}, (), {})
     lines = [
         "# Which upstream the patch set fits. Written by scripts/refresh_pins.py, not by hand.",
-        "# Names are git object names of upstream's own commits, trees and files.",
+        "# Names are git object names of upstream's own commits, trees and files. What a tag",
+        '# does not name is as in the version before it; "" is what went with that version.',
         f'url = "{URL}"',
         "",
     ]
@@ -114,8 +131,7 @@ def render(source: str, first: str, last: str, old: dict[str, str]) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         cache = upstream.SourceCache(Path(scratch) / "source.git")
         cache.fetch(tags, source, unpinned, Report(quiet=True))
-        for tag in tags:
-            lines += tag_entry(cache, tag)
+        lines += tag_entries(pin_of(cache, tag) for tag in tags)
     return "\n".join(lines)
 
 

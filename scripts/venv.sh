@@ -77,7 +77,7 @@ install_venv() { # holds the file lock
     printf 'done in %d s\n' $((SECONDS - started)) >&2
 }
 
-needs() { # what `du -sm .venv` and the clock say; scripts/measure_first_run.py measures both
+needs() { # what `du -sm .venv` and the clock say; measure/first_run.py measures both
     case $1 in
     requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
     requirements-models.lock) echo "network, less than 100 MB more, mostly seconds" ;;

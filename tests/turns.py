@@ -42,7 +42,7 @@ FILES = frozenset(
         "tests/integration/test_odd_paths.py",
         "tests/integration/test_start_script.py",
         "tests/integration/test_wheel.py",
-        "tests/unit/bench/test_tiers.py",
+        "tests/unit/measure/test_store.py",
         "tests/unit/kernels/test_cuda_emulation.py",
         "tests/unit/kernels/test_cuda_fake.py",
     )

@@ -19,26 +19,14 @@ class Table:
 
     def markdown(self, machine: Machine, engine: str, command: str) -> str:
         lines = [f"# {self.title}", "", *machine.lines(engine)]
-        lines += [f"- Command: `{command}`", ""]
-        lines += [_row(self.headings), _row(["---"] * len(self.headings))]
-        lines += [_row(row) for row in self.rows]
-        lines += ["", *(f"- {note}" for note in self.notes)]
+        lines += [f"- Command: `{command}`", "", *self.lines()]
         return "\n".join(lines).rstrip() + "\n"
 
-
-def page(
-    title: str, machine: Machine, command: str, tables: Sequence[tuple[Table, str | None]]
-) -> str:
-    """Several tables of one run, each with its plot if there is one."""
-    lines = [f"# {title}", "", *machine.lines(), f"- Command: `{command}`"]
-    for table, plot in tables:
-        lines += ["", f"## {table.title}", ""]
-        lines += [_row(table.headings), _row(["---"] * len(table.headings))]
-        lines += [_row(row) for row in table.rows]
-        lines += ["", *(f"- {note}" for note in table.notes)]
-        if plot is not None:
-            lines += ["", f"![{table.title}]({plot})"]
-    return "\n".join(lines).rstrip() + "\n"
+    def lines(self) -> list[str]:
+        """The table and its notes."""
+        lines = [_row(self.headings), _row(["---"] * len(self.headings))]
+        lines += [_row(row) for row in self.rows]
+        return [*lines, "", *(f"- {note}" for note in self.notes)]
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -129,18 +129,20 @@ def cli(debug: bool) -> None:
     """Ollama with a KV cache that outlives restarts."""
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(
+    args: Sequence[str] | None = None, command: click.Command = cli, name: str = "tiering"
+) -> None:
     """Entry point. Never returns."""
     own_process.print_in_any_encoding()
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments or own_process.is_set("OLLAMA_TIERING_DEBUG")
-    sys.exit(_run(arguments, debug))
+    sys.exit(_run(command, name, arguments, debug))
 
 
-def _run(arguments: list[str], debug: bool) -> int:
+def _run(command: click.Command, name: str, arguments: list[str], debug: bool) -> int:
     try:
-        outcome: Any = cli.main(
-            arguments, prog_name="tiering", standalone_mode=False, color=own_process.colour()
+        outcome: Any = command.main(
+            arguments, prog_name=name, standalone_mode=False, color=own_process.colour()
         )
     except TieringError as error:
         if debug:

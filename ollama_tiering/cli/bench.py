@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.cli.bench_attention import attention
-from ollama_tiering.cli.bench_peers import peers
 from ollama_tiering.cli.bench_run import (
     Run,
     attention_of_up,
@@ -23,14 +21,11 @@ from ollama_tiering.cli.bench_run import (
     engine_bench,
     numbers,
 )
-from ollama_tiering.cli.bench_store import store
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
     from ollama_tiering.engines.bench_driver import Untiered
     from ollama_tiering.engines.drivers import Scratch
-
-_BURST_REQUESTS = 4
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
@@ -40,11 +35,6 @@ def bench() -> None:
     A benchmark starts processes of its own, with a model and directories of its own, and does not
     touch what is stored. It compares each figure with another one of the same run.
     """
-
-
-bench.add_command(store)
-bench.add_command(attention)
-bench.add_command(peers)
 
 
 @bench.command()
@@ -119,85 +109,6 @@ def restore(
         stocks = "the same binary with OLLAMA_CPU_ATTENTION=stock, tiering off"
     results = [case.as_json() | {"stock": stocks} for case in cases]
     run.publish(restore_table(run.shape, cases, stocks), results, engine, how)
-
-
-@bench.command()
-@click.option(
-    "--pairs",
-    type=click.IntRange(2),
-    default=18,
-    show_default=True,
-    help="Number of requests; each is sent with tiering on and with it off.",
-)
-@click.option(
-    "--starts",
-    type=click.IntRange(1),
-    default=6,
-    show_default=True,
-    help="How often both servers are started anew; at most once per pair.",
-)
-@click.option(
-    "--bursts",
-    type=click.IntRange(0),
-    default=4,
-    show_default=True,
-    help=f"Rounds of {_BURST_REQUESTS} requests without a pause.",
-)
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(2),
-    default=512,
-    show_default=True,
-    help="Length of a prompt in tokens.",
-)
-@click.option(
-    "--new-tokens",
-    type=click.IntRange(2),
-    default=64,
-    show_default=True,
-    help="Length of an answer in tokens.",
-)
-@attention_option
-@engine_bench
-def overhead(
-    run: Run,
-    pairs: int,
-    starts: int,
-    bursts: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    attention: str | None,
-) -> None:
-    """Measure what tiering costs when there is nothing to restore."""
-    from ollama_tiering.bench import overhead as measuring
-    from ollama_tiering.engines.bench_driver import BenchDriver, Untiered
-    from ollama_tiering.engines.demo import make_prompt
-
-    attention = attention or attention_of_up()
-    binary, ctx = run.binary(), context_for(prompt_tokens + new_tokens)
-    starts = min(starts, pairs)
-    requests = starts + pairs + bursts * _BURST_REQUESTS
-    with (
-        run.scratch(stored_tokens=requests * (prompt_tokens + new_tokens)) as scratch,
-        contextlib.closing(BenchDriver(binary, scratch, ctx=ctx, attention=attention)) as on,
-        contextlib.closing(Untiered(binary, scratch, ctx=ctx, attention=attention)) as off,
-    ):
-        on.start()
-        off.start()
-        measures = measuring.measure(
-            on,
-            off,
-            lambda number: make_prompt(prompt_tokens, seed=number),
-            run.say,
-            pairs=pairs,
-            starts=starts,
-            bursts=bursts,
-            burst_requests=_BURST_REQUESTS,
-            new_tokens=new_tokens,
-        )
-        how, engine = on.attention, on.engine
-    table = measuring.table(run.shape, prompt_tokens, new_tokens, starts, measures, how)
-    run.publish(table, [measure.as_json() for measure in measures], engine, how)
 
 
 @bench.command("cpu-attention")

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,24 @@ from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import UsageError
 
 if TYPE_CHECKING:
+    from ollama_tiering.bench.machine import Beginning
     from ollama_tiering.bench.table import Table
     from ollama_tiering.engines.drivers import Scratch
 
 Command = Callable[..., None]
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+out_option = click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the record to this file, in Markdown.",
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+attention_option = click.option(
+    "--attention",
+    type=click.Choice(["exact", "stock"]),
+    help="How to compute attention on the CPU.  [default: as `tiering up` does here]",
+)
 _OPTIONS = (
     click.option(
         "--shape",
@@ -38,19 +51,10 @@ _OPTIONS = (
         help="Build for this processor only, or for every one.  "
         "[default: what is built already, else native]",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    click.option(
-        "--out",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Write the record to this file, in Markdown.",
-    ),
+    json_option,
+    out_option,
     click.option("--keep", is_flag=True, help="Keep the model, blocks and logs, and say where."),
-    click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
-)
-attention_option = click.option(
-    "--attention",
-    type=click.Choice(["exact", "stock"]),
-    help="How to compute attention on the CPU.  [default: as `tiering up` does here]",
+    quiet_option,
 )
 
 
@@ -58,42 +62,33 @@ def engine_bench(command: Command) -> Command:
     """Adds the common options; the command gets a Run in their place."""
 
     @functools.wraps(command)
-    def with_run(
-        shape: str,
-        tag: str | None,
-        cpu: str | None,
-        as_json: bool,
-        out: Path | None,
-        keep: bool,
-        quiet: bool,
-        **own: Any,
-    ) -> None:
-        command(Run(shape, tag, cpu, as_json, out, keep, quiet), **own)
+    def with_run(**options: Any) -> None:
+        common = {field.name: options.pop(field.name) for field in fields(Run) if field.init}
+        command(Run(**common), **options)
 
     for option in reversed(_OPTIONS):
         with_run = option(with_run)
     return with_run
 
 
+def _begin() -> Beginning:
+    from ollama_tiering.bench.machine import begin
+
+    return begin()
+
+
+@dataclass
 class Run:
     """One benchmark, from its options to its record."""
 
-    def __init__(
-        self,
-        shape: str,
-        tag: str | None,
-        cpu: str | None,
-        as_json: bool,
-        out: Path | None,
-        keep: bool,
-        quiet: bool,
-    ) -> None:
-        from ollama_tiering.bench.machine import begin
-
-        self.began = begin()
-        self.shape, self.quiet = shape, quiet
-        self._tag, self._cpu = tag, cpu
-        self._as_json, self._out, self._keep = as_json, out, keep
+    shape: str
+    tag: str | None
+    cpu: str | None
+    as_json: bool
+    out: Path | None
+    keep: bool
+    quiet: bool
+    began: Beginning = field(default_factory=_begin, init=False)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -103,7 +98,7 @@ class Run:
         from ollama_tiering.patchset.binary import patched_binary
         from ollama_tiering.patchset.report import Report
 
-        return patched_binary(Report(quiet=self.quiet), tag=self._tag, cpu=self._cpu)
+        return patched_binary(Report(quiet=self.quiet), tag=self.tag, cpu=self.cpu)
 
     @contextlib.contextmanager
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
@@ -117,12 +112,12 @@ class Run:
 
         shape = make_shape(self.shape)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with Scratch("bench", keep=self._keep) as scratch:
+        with Scratch("bench", keep=self.keep) as scratch:
             scratch.need_bytes(shape.stored_bytes + stored_tokens * shape.kv_bytes_per_token)
             self.say(f"making a model of shape {self.shape}")
             make_model(shape, scratch.model_file, seed=1)
             yield scratch
-            if self._keep:
+            if self.keep:
                 click.echo(f"kept: {scratch.root} and {scratch.ram}", err=True)
 
     def publish(
@@ -135,17 +130,23 @@ class Run:
         machine = this_machine(self.began)
         model = make_shape(self.shape).words
         table = replace(table, notes=[*table.notes, f"Model: {model}."])
-        command = shlex.join(["tiering", *sys.argv[1:]])
+        command = command_line()
         text = table.markdown(machine, f"{engine}; attention: {attention}", command)
-        if self._out:
-            self._out.parent.mkdir(parents=True, exist_ok=True)
-            self._out.write_text(text, encoding="utf-8")
-        if self._as_json:
+        if self.out:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(text, encoding="utf-8")
+        if self.as_json:
             origin: dict[str, Any] = {"machine": machine.as_json(), "engine": engine}
             origin |= {"attention": attention, "model": model}
             click.echo(json.dumps(origin | {"command": command, "results": results}, indent=1))
         else:
             click.echo(text, nl=False)
+
+
+def command_line() -> str:
+    """As it was typed."""
+    program = click.get_current_context().find_root().info_name or "tiering"
+    return shlex.join([*program.split(), *sys.argv[1:]])
 
 
 def attention_of_up() -> str:

@@ -1,5 +1,5 @@
 """How long a first build takes, and how much disk: said before it starts. Measured by
-scripts/measure_first_run.py.
+measure/first_run.py.
 """
 
 from __future__ import annotations

@@ -203,16 +203,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _pins(document: dict[str, Any]) -> dict[str, TagPin]:
+    """Of a tag the document has what is not as in the version before; "" is what went."""
     pins: dict[str, TagPin] = {}
-    for tag, entry in document.get("tags", {}).items():
-        pins[tag] = TagPin(
-            tag,
-            entry["commit"],
-            entry["tree"],
-            dict(entry.get("folders", {})),
-            dict(entry.get("files", {})),
-        )
-    return dict(sorted(pins.items(), key=lambda item: version_key(item[0])))
+    names: dict[str, dict[str, str]] = {"folders": {}, "files": {}}
+    for tag, entry in sorted(document.get("tags", {}).items(), key=lambda one: version_key(one[0])):
+        for kind, before in names.items():
+            now = before | entry.get(kind, {})
+            names[kind] = {name: oid for name, oid in now.items() if oid}
+        pins[tag] = TagPin(tag, entry["commit"], entry["tree"], **names)
+    return pins
 
 
 def version_key(tag: str) -> tuple[int, ...]:

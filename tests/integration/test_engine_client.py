@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.bench.tiers.local_files import in_page_cache
+from measure.store.local_files import in_page_cache
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, frame

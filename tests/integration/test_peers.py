@@ -1,4 +1,4 @@
-"""`tiering bench peers` as a person runs it, on a tiny model."""
+"""`python -m measure.peers` as a person runs it, on a tiny model."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.engines.peers import environment
+from measure.peers import environment
 from ollama_tiering.patchset import build
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 
@@ -24,12 +24,12 @@ def test_ours_and_both_peers_run_the_same_model(tmp_path: Path) -> None:
         pytest.skip(f"no patched Ollama is built: run `tiering patch`, or set {ENV_BINARY}")
     peers = Path(os.environ.get(ENV_PEERS) or environment.own_folder())
     if not (peers / "bin/python").is_file():
-        pytest.skip(f"no peers are installed: run `tiering bench peers`, or set {ENV_PEERS}")
+        pytest.skip(f"no peers are installed: run `python -m measure.peers`, or set {ENV_PEERS}")
     own = {n: v for n, v in os.environ.items() if not n.startswith("OLLAMA_")}
     paths = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY), ENV_BINARY: str(binary)}
     options = ["--shape", "qwen3-tiny", "--tokens", "48", "--repeat", "1", "--threads", "1"]
     options += ["--only", "llama.cpp", "--only", "ik_llama.cpp", "--peers", str(peers), "--json"]
-    command = [sys.executable, "-m", "ollama_tiering", "bench", "peers", *options]
+    command = [sys.executable, "-m", "measure.peers", *options]
     done = subprocess.run(
         command, env=own | paths, capture_output=True, text=True, timeout=110, check=False
     )

@@ -112,6 +112,8 @@ def test_the_wheel_carries_what_it_needs_and_no_junk(made: Made) -> None:
     assert "ollama_tiering/_lib/libpaged_attn.so" in names
     assert "ollama_tiering/_patches/series" in names
     assert "ollama_tiering/_csrc/sources.txt" in names
+    parts = {name.split("/")[2] for name in names if name.startswith("ollama_tiering/_csrc/")}
+    assert parts == {"cuda", "include", "reference", "shim", "sources.txt", "src"}
     ours = {f"ollama_tiering/_llama_server/src/{path}" for path in of_llama_server()}
     assert ours <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".o", ".pyc"))]

@@ -87,7 +87,15 @@ def _segment(segment: pb.Segment, payload: bytes) -> dict[str, Any]:
 
 
 def _text(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    """A line for each entry of a list."""
+    lines = []
+    for name, value in document.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list):
+            entries = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in value)
+            text = f"[\n{entries}\n]"
+        lines.append(f"{json.dumps(name)}: {text}")
+    return "{{\n{}\n}}\n".format(",\n".join(lines)).encode()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from ollama_tiering.bench import machine
 from ollama_tiering.bench.machine import Machine
-from ollama_tiering.bench.table import Table, page
+from ollama_tiering.bench.table import Table
 
 HERE = Machine("cpu", 2, "8 GiB", "Linux", "2026-01-01", "abc", 0.25, 1.75)
 
@@ -31,13 +31,10 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_the_load_stands_in_every_record_beside_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table("t", ["a"], [["1"]])
-    for text in (
-        table.markdown(HERE, "Ollama 0.16.3", "tiering bench"),
-        page("t", HERE, "tiering bench", [(table, None)]),
-    ):
-        assert "0.2 at the start, 1.8 at the end" in text
-        assert "2 cores" in text
-        assert "2026-01-01, commit abc" in text
+    text = table.markdown(HERE, "Ollama 0.16.3", "tiering bench")
+    assert "0.2 at the start, 1.8 at the end" in text
+    assert "2 cores" in text
+    assert "2026-01-01, commit abc" in text
     loads = iter((0.5, 9.0))
     monkeypatch.setattr(machine, "load_average", lambda: next(loads))
     made = machine.this_machine(machine.begin())

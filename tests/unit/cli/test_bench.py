@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from ollama_tiering.cli import bench_peers, main
+from ollama_tiering.cli import main
 from ollama_tiering.engines import bench_driver
 from ollama_tiering.engines.drivers import Scratch
-from ollama_tiering.engines.peers import environment
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.models.shapes import make_shape
 
-BENCHES = {"restore": "BenchDriver", "overhead": "BenchDriver", "gate": "GateDriver"}
+BENCHES = ("restore", "gate")
 
 
 class Started(ServiceError):
@@ -78,13 +77,10 @@ def test_room_for_the_model_and_its_blocks_is_asked_for_before_it_is_made(
 
     monkeypatch.setattr(Scratch, "need_bytes", refuse)
     bench("restore", "--shape", "llama-3.2-1b", "--tokens", "2048,8192")
-    bench("overhead", "--shape", "llama-3.2-1b", "--pairs", "2", "--bursts", "1")
     assert "making a model" not in capsys.readouterr().err
     assert not asked
     shape = make_shape("llama-3.2-1b")
-    blocks = [size_bytes - shape.stored_bytes for size_bytes in needed]
-    tokens = [2048 + 8192, (2 + 2 + 4) * (512 + 64)]
-    assert blocks == [count * shape.kv_bytes_per_token for count in tokens]
+    assert needed == [shape.stored_bytes + (2048 + 8192) * shape.kv_bytes_per_token]
 
 
 def test_a_prompt_without_tokens_for_the_hits_is_refused_before_anything_starts(
@@ -103,37 +99,3 @@ def test_an_unknown_baseline_is_refused_before_anything_starts(
     assert bench("restore", "--baselines", "ours,worst") == 2
     assert "worst" in capsys.readouterr().err
     assert not asked
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--repeat", "3,0"],
-        ["--repeat", "3,1,1"],
-        ["--repeat", "x"],
-        ["--tokens", "100,many"],
-        ["--only", "vllm"],
-    ],
-)
-def test_peers_refuses_what_it_can_t_measure_before_anything_starts(
-    arguments: list[str], asked: list[dict[str, Any]]
-) -> None:
-    assert bench("peers", *arguments) == 2
-    assert not asked
-
-
-def test_no_two_prompts_for_peers_share_a_beginning() -> None:
-    cases = [(tokens, number) for tokens in (64, 1064, 2064, 8192) for number in range(-1, 4)]
-    assert len({bench_peers.prompt_of(*case)[:16] for case in cases}) == len(cases)
-
-
-def test_peers_puts_all_sides_on_the_same_threads(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent = (Path("/no/python"), {"llama.cpp": "no wheel"})
-    monkeypatch.setattr(environment, "python_with", lambda *_: absent)
-    bench("peers", "-q", "--threads", "3", "--only", "default")  # stock is asked for its default
-    assert asked.pop()["threads"] == 3
-    bench("peers", "-q", "--threads", "3", "--only", "llama.cpp")
-    ours = asked.pop()
-    assert (ours["threads"], ours["attention"]) == (3, "exact")

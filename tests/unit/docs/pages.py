@@ -13,7 +13,12 @@ PAGES = sorted(
     [
         *(
             ROOT / name
-            for name in ("README.md", "patches/README.md", "docs/measurements/README.md")
+            for name in (
+                "README.md",
+                "measure/README.md",
+                "patches/README.md",
+                "docs/measurements/README.md",
+            )
         ),
         *(ROOT / "docs").glob("*.md"),
     ]

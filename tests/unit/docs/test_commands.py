@@ -46,7 +46,7 @@ _OF_OTHERS = {
     "-shm",
     "-wal",
 }
-_FOLDERS = ("csrc", "docs", "ollama_tiering", "packaging", "patches", "proto", "scripts", "tests")
+_FOLDERS = "csrc|docs|measure|ollama_tiering|packaging|patches|proto|scripts|tests"
 
 
 def found() -> Iterator[tuple[Line, list[str], bool]]:
@@ -56,11 +56,15 @@ def found() -> Iterator[tuple[Line, list[str], bool]]:
             if re.search(r"\b(tiering|make|scripts)\b", line.text):  # else it may be no shell
                 yield from ((line, words, False) for words in commands(line.text))
         for line in spans(page):
-            if re.match(r"(sudo |eval |\./)?\W*(tiering|make|scripts/)", line.text):
+            if re.match(r"(sudo |eval |\./)?\W*(tiering|make|scripts/|python -m)", line.text):
                 yield from ((line, words, True) for words in commands(line.text))
 
 
 FOUND = list(found())
+SHARED = "".join(  # options of programs in measure
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("ollama_tiering/cli/bench_run.py", "measure/sections.py", "measure/running.py")
+)
 TIERING = [(line, words[1:], mention) for line, words, mention in FOUND if words[0] in PROGRAMS]
 
 
@@ -110,7 +114,7 @@ def test_every_command_is_one_that_click_takes() -> None:
         "tiering ls --older-than 3y",
         "tiering completion bash zsh",
         "tiering config sidecar.ram_bugdet",
-        "tiering bench store --only restore,pit",
+        "tiering bench restore --tier disk",
         "tiering model make qwen4 FILE",
         "tiering fetch --tag v0.1.2",
         "tiering systemd",
@@ -196,10 +200,15 @@ def test_every_script_exists_and_has_the_options() -> None:
     for line, words, _ in FOUND:
         at = 1 if words[0].endswith("python") and len(words) > 1 else 0
         script = words[at].removeprefix("./")
-        if not script.startswith("scripts/") or script in PROGRAMS:
+        if (at, script) == (1, "-m") and words[2].startswith("measure."):
+            script = f"{words[2].replace('.', '/')}.py"
+            if not (ROOT / script).is_file():
+                script = script.replace(".py", "/__main__.py")
+        elif not script.startswith("scripts/") or script in PROGRAMS:
             continue
         assert (ROOT / script).is_file(), f"{line}: {script}"
         text = (ROOT / script).read_text(encoding="utf-8")
+        text += SHARED if script.startswith("measure/") else ""
         for option in (word for word in words[at + 1 :] if word.startswith("--")):
             assert f'"{option}"' in text, f"{line}: {script} has no {option}"
             checked += 1
@@ -211,7 +220,7 @@ def test_every_file_of_the_repository_that_is_named_exists() -> None:
     for page in PAGES:
         for line in spans(page):
             path = line.text.rstrip("/")
-            if re.fullmatch(rf"({'|'.join(_FOLDERS)})/[\w./-]+", path):
+            if re.fullmatch(rf"({_FOLDERS})/[\w./-]+", path):
                 checked += 1
                 # from the page's own folder, too
                 if not (ROOT / path).exists() and not (page.parent / path).exists():
@@ -224,7 +233,7 @@ def test_every_option_that_a_sentence_names_is_one_of_some_command() -> None:
     known = {option for command in every_command(cli) for p in command.params for option in p.opts}
     known |= {"-h", "--help"} | {
         option
-        for script in (ROOT / "scripts").iterdir()
+        for script in (*(ROOT / "scripts").iterdir(), *(ROOT / "measure").rglob("*.py"))
         if script.is_file()
         for option in re.findall(r"\"(--[a-z-]+)\"", script.read_text(encoding="utf-8"))
     }

@@ -6,6 +6,7 @@ import pytest
 
 from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset import manifest
+from scripts.refresh_pins import tag_entries
 
 
 def test_series_gives_the_order_and_comments_do_not_count(patchset: manifest.Patchset) -> None:
@@ -69,6 +70,18 @@ def test_digest_follows_every_byte_that_decides(patches: Path) -> None:
     digests.append(manifest.load(patches).digest)
     assert len(set(digests)) == 4
     assert manifest.load(patches).digest == digests[-1]
+
+
+def test_a_tag_says_only_what_is_not_as_in_the_version_before(tmp_path: Path) -> None:
+    pins = [
+        manifest.TagPin("v0.9.0", "c1", "t1", {"llm": "a", "ml": "b"}, {"go.mod": "m"}),
+        manifest.TagPin("v0.10.0", "c2", "t2", {"ml": "b"}, {"go.mod": "n"}),
+        manifest.TagPin("v0.10.1", "c3", "t3", {"ml": "b"}, {"go.mod": "n"}),
+    ]
+    lines = ['url = "x"', *tag_entries(pins)]
+    assert sum(line.startswith(("folders", "files")) for line in lines) == 3 + 2
+    (tmp_path / "upstream.toml").write_text("\n".join(lines))
+    assert manifest.load(tmp_path).pins == {pin.tag: pin for pin in pins}
 
 
 def test_an_unpinned_tag_is_unsupported_and_the_range_is_named(patchset: manifest.Patchset) -> None:

@@ -93,17 +93,6 @@ SHORTFALL_UNCHECKED: Shortfall
 
 class Segment(_message.Message):
     __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c", "raw_crc32c", "plane_bytes")
-    CHILD_FIELD_NUMBER: _ClassVar[int]
-    LAYER_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
-    RAW_CRC32C_FIELD_NUMBER: _ClassVar[int]
-    PLANE_BYTES_FIELD_NUMBER: _ClassVar[int]
     child: int
     layer: int
     kind: SegmentKind
@@ -119,18 +108,6 @@ class Segment(_message.Message):
 
 class BlockHeader(_message.Message):
     __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset", "cells", "window", "fingerprint")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EXTRAS_FIELD_NUMBER: _ClassVar[int]
-    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
-    CREATED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RAW_PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CELLS_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     key: bytes
     parent: bytes
@@ -147,32 +124,23 @@ class BlockHeader(_message.Message):
 
 class Extra(_message.Message):
     __slots__ = ("row", "digest")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     row: int
     digest: bytes
     def __init__(self, row: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ("fields",)
-    FIELDS_FIELD_NUMBER: _ClassVar[int]
     fields: _containers.RepeatedCompositeFieldContainer[NamespaceField]
     def __init__(self, fields: _Optional[_Iterable[_Union[NamespaceField, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NamespaceField(_message.Message):
     __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
     name: str
     value: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class HasRequest(_message.Message):
     __slots__ = ("namespace", "keys", "tokens", "block_tokens")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tokens: bytes
@@ -181,14 +149,6 @@ class HasRequest(_message.Message):
 
 class BlockInfo(_message.Message):
     __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes", "attached")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_ROWS_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     rows: int
     block_rows: int
@@ -201,10 +161,6 @@ class BlockInfo(_message.Message):
 
 class AttachedBlock(_message.Message):
     __slots__ = ("key", "stored_bytes", "expected_seconds", "raw_bytes")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     stored_bytes: int
     expected_seconds: float
@@ -213,18 +169,12 @@ class AttachedBlock(_message.Message):
 
 class HasResponse(_message.Message):
     __slots__ = ("blocks", "matched_tokens")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockInfo]
     matched_tokens: int
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping[str, object]]]] = ..., matched_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
     __slots__ = ("key", "parent", "file_bytes", "tail")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     parent: bytes
     file_bytes: int
@@ -233,10 +183,6 @@ class BlockOffer(_message.Message):
 
 class PutRequest(_message.Message):
     __slots__ = ("open", "reserve", "commit", "inline")
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    INLINE_FIELD_NUMBER: _ClassVar[int]
     open: PutOpen
     reserve: PutReserve
     commit: PutCommit
@@ -245,9 +191,6 @@ class PutRequest(_message.Message):
 
 class PutOpen(_message.Message):
     __slots__ = ("namespace", "description", "block_tokens")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     description: Namespace
     block_tokens: int
@@ -255,21 +198,16 @@ class PutOpen(_message.Message):
 
 class PutReserve(_message.Message):
     __slots__ = ("offers",)
-    OFFERS_FIELD_NUMBER: _ClassVar[int]
     offers: _containers.RepeatedCompositeFieldContainer[BlockOffer]
     def __init__(self, offers: _Optional[_Iterable[_Union[BlockOffer, _Mapping[str, object]]]] = ...) -> None: ...
 
 class PutCommit(_message.Message):
     __slots__ = ("reservation_ids",)
-    RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     reservation_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, reservation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutInline(_message.Message):
     __slots__ = ("key", "part", "last")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     part: bytes
     last: bool
@@ -277,8 +215,6 @@ class PutInline(_message.Message):
 
 class PutResponse(_message.Message):
     __slots__ = ("reserved", "committed")
-    RESERVED_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     reserved: PutReserved
     committed: PutCommitted
     def __init__(self, reserved: _Optional[_Union[PutReserved, _Mapping[str, object]]] = ..., committed: _Optional[_Union[PutCommitted, _Mapping[str, object]]] = ...) -> None: ...
@@ -297,10 +233,6 @@ class Reservation(_message.Message):
     OUTCOME_PRESENT: Reservation.Outcome
     OUTCOME_NO_ROOM: Reservation.Outcome
     OUTCOME_REFUSED: Reservation.Outcome
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     outcome: Reservation.Outcome
     id: int
     path: bytes
@@ -309,30 +241,22 @@ class Reservation(_message.Message):
 
 class PutReserved(_message.Message):
     __slots__ = ("reservations",)
-    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     def __init__(self, reservations: _Optional[_Iterable[_Union[Reservation, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("stored", "reason")
-    STORED_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     stored: bool
     reason: str
     def __init__(self, stored: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PutCommitted(_message.Message):
     __slots__ = ("results",)
-    RESULTS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Committed]
     def __init__(self, results: _Optional[_Iterable[_Union[Committed, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
     __slots__ = ("namespace", "keys", "inline", "batch")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    INLINE_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     inline: bool
@@ -341,14 +265,6 @@ class GetRequest(_message.Message):
 
 class GetResponse(_message.Message):
     __slots__ = ("key", "lease_id", "found", "tier", "path", "file_bytes", "part", "more")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     lease_id: int
     found: bool
@@ -361,7 +277,6 @@ class GetResponse(_message.Message):
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
 
@@ -371,25 +286,18 @@ class ReleaseResponse(_message.Message):
 
 class RemoveSeqRequest(_message.Message):
     __slots__ = ("namespace", "keys")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RemoveSeqResponse(_message.Message):
     __slots__ = ("removed_blocks", "removed_bytes")
-    REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    REMOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     removed_blocks: int
     removed_bytes: int
     def __init__(self, removed_blocks: _Optional[int] = ..., removed_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportCorruptRequest(_message.Message):
     __slots__ = ("namespace", "key", "detail")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     key: bytes
     detail: str
@@ -397,15 +305,11 @@ class ReportCorruptRequest(_message.Message):
 
 class ReportCorruptResponse(_message.Message):
     __slots__ = ("quarantined",)
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     quarantined: bool
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class ShortfallCount(_message.Message):
     __slots__ = ("reason", "requests", "tokens")
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: Shortfall
     requests: int
     tokens: int
@@ -413,11 +317,6 @@ class ShortfallCount(_message.Message):
 
 class LastRequest(_message.Message):
     __slots__ = ("prompt_tokens", "memory_tokens", "restored_tokens", "shortfall", "at_token")
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
-    AT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     memory_tokens: int
     restored_tokens: int
@@ -427,34 +326,6 @@ class LastRequest(_message.Message):
 
 class RunnerReport(_message.Message):
     __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds", "caches", "to_store", "shortfalls", "last_request", "min_tokens", "cache_memory")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    TIERED_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SKIPPED_BY_GATE_FIELD_NUMBER: _ClassVar[int]
-    FAILURES_FIELD_NUMBER: _ClassVar[int]
-    LAST_RESTORE_FIELD_NUMBER: _ClassVar[int]
-    CPU_ATTENTION_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_SHORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    CACHES_FIELD_NUMBER: _ClassVar[int]
-    TO_STORE_FIELD_NUMBER: _ClassVar[int]
-    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
-    LAST_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     pid: int
     engine: str
     model: str
@@ -487,15 +358,6 @@ class RunnerReport(_message.Message):
 
 class CacheMemory(_message.Message):
     __slots__ = ("device_layers", "device_bytes", "pinned_layers", "pinned_bytes", "host_layers", "host_bytes", "paging_asked", "in_turn", "mirrored_bytes")
-    DEVICE_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PINNED_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HOST_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PAGING_ASKED_FIELD_NUMBER: _ClassVar[int]
-    IN_TURN_FIELD_NUMBER: _ClassVar[int]
-    MIRRORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_layers: int
     device_bytes: int
     pinned_layers: int
@@ -509,14 +371,6 @@ class CacheMemory(_message.Message):
 
 class RestoreReport(_message.Message):
     __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MEMCPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MEMCPY_ALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     bytes: int
     lookup_seconds: float
@@ -533,12 +387,6 @@ class ReportRunnerResponse(_message.Message):
 
 class LoadedFile(_message.Message):
     __slots__ = ("path", "device", "inode", "size_bytes", "mtime_ns", "ctime_ns")
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    INODE_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MTIME_NS_FIELD_NUMBER: _ClassVar[int]
-    CTIME_NS_FIELD_NUMBER: _ClassVar[int]
     path: bytes
     device: int
     inode: int
@@ -549,7 +397,6 @@ class LoadedFile(_message.Message):
 
 class CheckFilesRequest(_message.Message):
     __slots__ = ("files",)
-    FILES_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[LoadedFile]
     def __init__(self, files: _Optional[_Iterable[_Union[LoadedFile, _Mapping[str, object]]]] = ...) -> None: ...
 
@@ -565,9 +412,6 @@ class CheckFilesResponse(_message.Message):
     STATE_PENDING: CheckFilesResponse.State
     STATE_SOUND: CheckFilesResponse.State
     STATE_REFUSED: CheckFilesResponse.State
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
     state: CheckFilesResponse.State
     reason: str
     sha256: _containers.RepeatedScalarFieldContainer[bytes]
@@ -581,34 +425,9 @@ class TierStat(_message.Message):
     __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second", "written_today_bytes", "daily_write_bytes", "disk_full", "surveyed", "expired_blocks", "state", "resting_seconds", "sidecars", "failures", "encoding", "encoding_ratio", "decode_bytes_per_second")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_TODAY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DAILY_WRITE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DISK_FULL_FIELD_NUMBER: _ClassVar[int]
-    SURVEYED_FIELD_NUMBER: _ClassVar[int]
-    EXPIRED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    RESTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    SIDECARS_FIELD_NUMBER: _ClassVar[int]
-    FAILURES_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_RATIO_FIELD_NUMBER: _ClassVar[int]
-    DECODE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     directory: bytes
     budget_bytes: int
@@ -636,14 +455,6 @@ class TierStat(_message.Message):
 
 class ModelTerms(_message.Message):
     __slots__ = ("model", "name", "namespaces", "refusal", "ttl_seconds", "budget_bytes", "local_bytes", "remote_bytes")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    REMOTE_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     name: str
     namespaces: _containers.RepeatedScalarFieldContainer[bytes]
@@ -656,22 +467,6 @@ class ModelTerms(_message.Message):
 
 class ModelUse(_message.Message):
     __slots__ = ("namespace", "model", "name", "engine", "loaded", "since_unix_seconds", "last_used_unix_seconds", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens", "prefill_seconds", "restore_seconds", "shortfalls")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FIELD_NUMBER: _ClassVar[int]
-    LOADED_FIELD_NUMBER: _ClassVar[int]
-    SINCE_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    LAST_USED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     model: str
     name: str
@@ -694,38 +489,14 @@ class StatResponse(_message.Message):
     __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class NotWrittenEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    HAS_CALLS_FIELD_NUMBER: _ClassVar[int]
-    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PUT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    GET_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    GET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MISSES_FIELD_NUMBER: _ClassVar[int]
-    OPEN_LEASES_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
-    RUNNERS_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    NOT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    Q8_0_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
-    MODEL_TERMS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_USES_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_unix_seconds: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
@@ -750,10 +521,6 @@ class StatResponse(_message.Message):
 
 class NamespaceUse(_message.Message):
     __slots__ = ("namespace", "blocks", "model", "engine")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     blocks: int
     model: str
@@ -762,14 +529,6 @@ class NamespaceUse(_message.Message):
 
 class Selection(_message.Message):
     __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned", "models")
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
-    MODELS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     model: str
     older_than_seconds: float
@@ -782,9 +541,6 @@ class Selection(_message.Message):
 
 class ListRequest(_message.Message):
     __slots__ = ("selection", "blocks", "words")
-    SELECTION_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     blocks: bool
     words: bool
@@ -792,9 +548,6 @@ class ListRequest(_message.Message):
 
 class TierUse(_message.Message):
     __slots__ = ("tier", "blocks", "stored_bytes")
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     blocks: int
     stored_bytes: int
@@ -802,10 +555,6 @@ class TierUse(_message.Message):
 
 class Totals(_message.Message):
     __slots__ = ("chains", "blocks", "file_bytes", "tiers")
-    CHAINS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
     chains: int
     blocks: int
     file_bytes: int
@@ -814,22 +563,6 @@ class Totals(_message.Message):
 
 class ChainLine(_message.Message):
     __slots__ = ("key", "namespace", "tokens", "blocks", "file_bytes", "own_blocks", "own_bytes", "tiers", "created", "last_use", "hits", "pinned", "leased", "complete", "words", "words_before")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    CREATED_FIELD_NUMBER: _ClassVar[int]
-    LAST_USE_FIELD_NUMBER: _ClassVar[int]
-    HITS_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
-    LEASED_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
-    WORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     namespace: bytes
     tokens: int
@@ -850,20 +583,6 @@ class ChainLine(_message.Message):
 
 class BlockLine(_message.Message):
     __slots__ = ("key", "namespace", "parent", "rows", "tokens", "file_bytes", "tiers", "created", "last_use", "hits", "children", "pinned", "leased", "complete")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    CREATED_FIELD_NUMBER: _ClassVar[int]
-    LAST_USE_FIELD_NUMBER: _ClassVar[int]
-    HITS_FIELD_NUMBER: _ClassVar[int]
-    CHILDREN_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
-    LEASED_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     namespace: bytes
     parent: bytes
@@ -882,19 +601,12 @@ class BlockLine(_message.Message):
 
 class DescribedNamespace(_message.Message):
     __slots__ = ("namespace", "description")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     description: Namespace
     def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListHead(_message.Message):
     __slots__ = ("lines", "selected", "stored", "id_digits", "namespaces")
-    LINES_FIELD_NUMBER: _ClassVar[int]
-    SELECTED_FIELD_NUMBER: _ClassVar[int]
-    STORED_FIELD_NUMBER: _ClassVar[int]
-    ID_DIGITS_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     lines: int
     selected: Totals
     stored: Totals
@@ -904,9 +616,6 @@ class ListHead(_message.Message):
 
 class ListResponse(_message.Message):
     __slots__ = ("head", "chains", "blocks")
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    CHAINS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     head: ListHead
     chains: _containers.RepeatedCompositeFieldContainer[ChainLine]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockLine]
@@ -914,9 +623,6 @@ class ListResponse(_message.Message):
 
 class PinRequest(_message.Message):
     __slots__ = ("id", "unpin", "dry_run")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    UNPIN_FIELD_NUMBER: _ClassVar[int]
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     id: str
     unpin: bool
     dry_run: bool
@@ -924,12 +630,6 @@ class PinRequest(_message.Message):
 
 class PinResponse(_message.Message):
     __slots__ = ("key", "blocks", "changed_bytes", "pinned_bytes", "limit_bytes", "changed")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     blocks: int
     changed_bytes: int
@@ -940,17 +640,11 @@ class PinResponse(_message.Message):
 
 class VerifyRequest(_message.Message):
     __slots__ = ("repair",)
-    REPAIR_FIELD_NUMBER: _ClassVar[int]
     repair: bool
     def __init__(self, repair: _Optional[bool] = ...) -> None: ...
 
 class Finding(_message.Message):
     __slots__ = ("tier", "what", "path", "detail", "repaired")
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    WHAT_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
-    REPAIRED_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     what: str
     path: str
@@ -960,10 +654,6 @@ class Finding(_message.Message):
 
 class VerifyResponse(_message.Message):
     __slots__ = ("done_blocks", "total_blocks", "done_bytes", "findings")
-    DONE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     done_blocks: int
     total_blocks: int
     done_bytes: int
@@ -972,8 +662,6 @@ class VerifyResponse(_message.Message):
 
 class RemoveRequest(_message.Message):
     __slots__ = ("selection", "dry_run")
-    SELECTION_FIELD_NUMBER: _ClassVar[int]
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     dry_run: bool
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
@@ -982,17 +670,9 @@ class RemoveResponse(_message.Message):
     __slots__ = ("chains", "blocks", "stored_bytes", "kept", "waiting_blocks", "waiting_for")
     class KeptEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    CHAINS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
-    WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     chains: int
     blocks: int
     stored_bytes: int
@@ -1003,12 +683,6 @@ class RemoveResponse(_message.Message):
 
 class CollectRequest(_message.Message):
     __slots__ = ("older_than_seconds", "ask_models", "models", "dry_run", "ask_builds", "builds")
-    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ASK_MODELS_FIELD_NUMBER: _ClassVar[int]
-    MODELS_FIELD_NUMBER: _ClassVar[int]
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
-    ASK_BUILDS_FIELD_NUMBER: _ClassVar[int]
-    BUILDS_FIELD_NUMBER: _ClassVar[int]
     older_than_seconds: float
     ask_models: bool
     models: _containers.RepeatedScalarFieldContainer[str]
@@ -1021,15 +695,9 @@ class Waste(_message.Message):
     __slots__ = ("kind", "files", "stored_bytes", "kept")
     class KeptEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    FILES_FIELD_NUMBER: _ClassVar[int]
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
     kind: str
     files: int
     stored_bytes: int
@@ -1038,6 +706,5 @@ class Waste(_message.Message):
 
 class CollectResponse(_message.Message):
     __slots__ = ("waste",)
-    WASTE_FIELD_NUMBER: _ClassVar[int]
     waste: _containers.RepeatedCompositeFieldContainer[Waste]
     def __init__(self, waste: _Optional[_Iterable[_Union[Waste, _Mapping[str, object]]]] = ...) -> None: ...
