@@ -138,7 +138,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *(("status",), ("ls",), ("config",), ("up",), ("demo",), ("patch", "status"), ("fetch",)),
         *(("sidecar",), ("logs",), ("systemd", "status", "--user"), ("verify",), ("gc",)),
-        *(("rm", "--yes", "abc"), ("kernel", "check"), ("llama-server",), ("bench", "store")),
+        *(("rm", "--yes", "abc"), ("kernel", "check"), ("llama-server",), ("bench", "gate")),
     ],
 )
 def test_no_home_is_one_line_with_a_cure(

@@ -23,7 +23,7 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import EngineFailure, Kind
-from ollama_tiering.protocol.engine.wire import frame
+from ollama_tiering.protocol.engine.wire import VERSION, frame
 from ollama_tiering.store import block_store_pb2 as pb
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
@@ -73,7 +73,7 @@ def test_a_sidecar_of_another_version_is_named_with_the_cure(root: Path) -> None
     assert "another version of ollama-tiering: version 2 is not spoken here, but 1" in why
     assert "start it anew: " in why
     assert str(os.getpid()) in why or "systemctl" in why
-    assert heard == [frame(Kind.HELLO, b"KVTENG\r\n" + struct.pack("<I", 3))]
+    assert heard == [frame(Kind.HELLO, b"KVTENG\r\n" + struct.pack("<I", VERSION))]
 
 
 def test_a_refusal_of_another_kind_and_silence(root: Path) -> None:

@@ -87,8 +87,6 @@ def test_an_object_may_have_a_lock_of_its_own() -> None:
 _READ: Final = {"suspended", "held", "waits_for"}
 _BEFORE_USE: Final = {
     ("store/upkeep/opening.py", "add_copy"),
-    ("bench/tiers/looking_up.py", "add_copy"),
-    ("bench/tiers/local_files.py", "add_copy"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,4 +84,5 @@ def test_a_block_read_through_a_disk_tier_is_not_left_in_the_page_cache(tmp_path
             left = opened.resident()
         if left is False:
             break
+        time.sleep(0.1)
     assert left is False
