@@ -1,5 +1,5 @@
 // Which rows a block has, where its tokens do not say it: they may have been computed alone or in a batch of any size, and rows of
-// two histories never belong together. Told by the checksums of the block's segments (docs/engine-protocol.md, "Content").
+// two histories never belong together. Told by the checksums of the block's segments (docs/engine-protocol.md, "Fingerprints").
 #pragma once
 
 #include <cstddef>

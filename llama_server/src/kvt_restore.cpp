@@ -195,8 +195,9 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
         lock.lock();
     } else if (one.came) {
         // Where the end of what was to take the place of the slot's rows is lacking, it has fewer than before.
-        one.have = one.written > one.held ? one.have : one.start;
-        one.report.restored_tokens = one.written - std::min(one.written, one.written > one.held ? one.held : one.start);
+        const bool more = one.written > one.held;
+        one.report.restored_tokens = one.written - (more ? one.held : one.start);
+        one.have = more ? one.have : one.start;
     }
     one.came = one.came && one.report.restored_tokens > 0;
     fingerprints = fingerprints_of(one);

@@ -16,19 +16,18 @@ import logging
 import os
 import socket
 import stat
-import struct
 import time
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.system.listener import peer
 from ollama_tiering.system.quiet_log import QuietLog
 
 MAX_CONNECTIONS: Final = 128
 
 _FD_DIRECTORY: Final = "/proc/self/fd"
 _SETTLED_NS: Final = 1_000_000_000  # far more than the grain of a file's time of change
-_UCRED: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 _Inode = tuple[int, int, int, int]
@@ -129,8 +128,7 @@ class PeerGuard:
                 return _Socket.OTHER
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return _Socket.OTHER
-            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            pid, uid, _ = _UCRED.unpack(packed)
+            pid, uid = peer(connection)
             own = uid in self._allowed
             if own and room:
                 return _Socket.OWN

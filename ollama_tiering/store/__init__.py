@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.key import as_namespace as as_namespace
     from ollama_tiering.store.block.key import block_key as block_key
     from ollama_tiering.store.block.key import digest_from_hex as digest_from_hex
+    from ollama_tiering.store.block.key import extras_of as extras_of
     from ollama_tiering.store.block.key import prefix_chain as prefix_chain
     from ollama_tiering.store.block.key import rows_fingerprint as rows_fingerprint
     from ollama_tiering.store.block.key import tokens_to_bytes as tokens_to_bytes
@@ -106,8 +107,8 @@ else:
         "block.encoding": "ZstdPlanes",
         "block.key": (
             "BlockExtra BlockKey DEFAULT_BLOCK_TOKENS DIGEST_BYTES LayerSpec Namespace "
-            "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex prefix_chain "
-            "rows_fingerprint tokens_to_bytes window_end_extra window_extra"
+            "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex extras_of "
+            "prefix_chain rows_fingerprint tokens_to_bytes window_end_extra window_extra"
         ),
         "block.layout": "KnownLayouts",
         "block.pb.block_store_pb2": "block_store_pb2",

@@ -35,10 +35,10 @@ def peer_uid(connection: socket.socket) -> int:
     """Of the process that listened when this was connected; of the one that connected, at the
     other end.
     """
-    return _peer(connection)[1]
+    return peer(connection)[1]
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer(connection: socket.socket) -> tuple[int, int]:
     """Its pid (0: it is in another namespace of pids) and its uid."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(packed)
@@ -71,7 +71,7 @@ class OwnListener(Closing):
                 probe.settimeout(_CONNECT_SECONDS)
                 probe.connect(str(held))
                 require_own_listener(probe, path, also=also)
-                self.pid = _peer(probe)[0]
+                self.pid = peer(probe)[0]
         except BaseException:
             os.close(self._fd)
             raise

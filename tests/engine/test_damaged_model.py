@@ -5,16 +5,15 @@ weights is restored for the right ones, whichever bit it was, and the time of th
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import gguf
 import pytest
 
 from ollama_tiering.models.make import make_model
+from tests.damaged_file import flip_bit, put_right
 from tests.engine.additions import make_adapter
 from tests.engine.conftest import MODELS
 from tests.engine.harness import Result, Server, Sidecar, assert_same, in_memory, text, wait_until
@@ -38,20 +37,10 @@ class Model:
         self.places = _places(made, self.data)
 
     def damage(self, at: int) -> None:
-        """Flips a bit in place; size and time stay."""
-        before = self.blob.stat()
-        time.sleep(0.02)  # times of change go by ticks
-        with self.blob.open("r+b") as file:
-            file.seek(at)
-            file.write(bytes((self.data[at] ^ 4,)))
-        os.utime(self.blob, ns=(before.st_atime_ns, before.st_mtime_ns))
+        flip_bit(self.blob, self.data, at)
 
     def repair(self) -> None:
-        """As a pull does it: another file, the same name."""
-        partial = self.blob.with_suffix(".partial")
-        partial.write_bytes(self.data)
-        os.utime(partial, ns=(self.blob.stat().st_atime_ns, self.blob.stat().st_mtime_ns))
-        partial.rename(self.blob)
+        put_right(self.blob, self.data)
 
 
 def _places(path: Path, data: bytes) -> dict[str, int]:

@@ -6,15 +6,14 @@ the rows of any other file lie under its digest.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
 
+from tests.damaged_file import flip_bit, put_right
 from tests.engine_llama_server.server import Answer, LlamaServer
 from tests.engine_llama_server.test_llama_server import blocks_of, report, text, wait_stored
 from tests.engine_llama_server.test_states import settled
@@ -43,20 +42,10 @@ class Model:
         }
 
     def damage(self, at: int) -> None:
-        """Flips a bit in place; size and time stay."""
-        before = self.path.stat()
-        time.sleep(0.02)  # times of change go by ticks
-        with self.path.open("r+b") as file:
-            file.seek(at)
-            file.write(bytes((self.data[at] ^ 4,)))
-        os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        flip_bit(self.path, self.data, at)
 
     def repair(self) -> None:
-        """As a pull does it: another file, the same name."""
-        partial = self.path.with_suffix(".partial")
-        partial.write_bytes(self.data)
-        os.utime(partial, ns=(self.path.stat().st_atime_ns, self.path.stat().st_mtime_ns))
-        partial.rename(self.path)
+        put_right(self.path, self.data)
 
 
 def stored(sidecar: SidecarProcess) -> int:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from ollama_tiering.protocol.engine.messages import EngineExtra
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS
 from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
-from ollama_tiering.store import TOKEN_BYTES, BlockExtra, BlockKey, NamespaceId, block_key
+from ollama_tiering.store import (
+    TOKEN_BYTES,
+    BlockExtra,
+    BlockKey,
+    NamespaceId,
+    block_key,
+    extras_of,
+)
 
 STEP_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
@@ -34,7 +41,8 @@ class Chains:
             piece: list[BlockKey] = []
             for index in range(first, min(first + PIECE_BLOCKS, len(fingerprints))):
                 inside = tokens[index * STEP_BYTES : (index + 1) * STEP_BYTES]
-                parent = block_key(parent, inside, extras_of(extras, index), fingerprints[index])
+                beside = extras_of(extras, index * BLOCK_TOKENS, BLOCK_TOKENS)
+                parent = block_key(parent, inside, beside, fingerprints[index])
                 piece.append(parent)
             keys += piece
             yield piece
@@ -54,10 +62,3 @@ class Chains:
 
 def block_extras(extras: Sequence[EngineExtra]) -> list[BlockExtra]:
     return [BlockExtra(extra.position, extra.digest) for extra in extras]
-
-
-def extras_of(extras: Sequence[BlockExtra], index: int) -> list[BlockExtra]:
-    """Those of one block, by their rows in it."""
-    first = index * BLOCK_TOKENS
-    inside = [e for e in extras if first <= e.row < first + BLOCK_TOKENS]
-    return [BlockExtra(e.row - first, e.digest) for e in sorted(inside, key=lambda e: e.row)]

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from ollama_tiering.config import SOCKET_PATH_MAX_BYTES, SidecarConfig
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.sidecar.engine.connection import Connection, Engines
 from ollama_tiering.sidecar.held_socket import HeldSocket
+from ollama_tiering.system.listener import peer
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ MAX_CONNECTIONS: Final = 32
 _SUFFIX: Final = ".engine"
 _STOP_SECONDS: Final = 2.0
 _NO_DESCRIPTORS_SECONDS: Final = 1.0  # until the next try to accept
-_UCRED: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 def place(config: SidecarConfig) -> Path | None:
@@ -109,8 +108,7 @@ class EngineSocket:
     def _begin(self, client: socket.socket) -> None:
         """Or hangs up on it: a stranger, or one too many."""
         with contextlib.suppress(OSError):
-            packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            pid, uid, _ = _UCRED.unpack(packed)
+            pid, uid = peer(client)
             if uid not in self._allowed:
                 seldom.warning(f"uid {uid}", "peer refused: uid=%d pid=%d", uid, pid)
             elif self._run(client, pid):

@@ -24,7 +24,7 @@ from ollama_tiering.protocol.engine.messages import (
     Planned,
 )
 from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
-from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras, extras_of
+from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
@@ -39,6 +39,7 @@ from ollama_tiering.store import (
     BlockPlan,
     TieredStore,
     WriteSession,
+    extras_of,
     plan_block,
     rows_fingerprint,
 )
@@ -99,13 +100,14 @@ class Writes:
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
         most = min(request.most_files or MAX_FILES, MAX_FILES)
-        if (len(request.fingerprints) - 1) * STEP_BYTES >= max(len(request.tokens), 1):
+        if len(request.fingerprints) > -(-len(request.tokens) // STEP_BYTES):
             raise InvalidBlock("more fingerprints than blocks")
         self._forget_expired()
         batch, rest = _batch(self._missing(request), most)
         end = EngineOutcome.ALL if self._all_said(request) else EngineOutcome.FINGERPRINTS
-        if end is EngineOutcome.FINGERPRINTS and not batch and (why := self._refusal()):
-            return Planned(EngineOutcome.REFUSED, why)  # before its rows are read in vain
+        refusal = "" if batch else self._store.refusal(self._identity.namespace)
+        if end is EngineOutcome.FINGERPRINTS and refusal:
+            return Planned(EngineOutcome.REFUSED, refusal)  # before its rows are read in vain
         while batch:
             planned = self._reserve(batch, EngineOutcome.MORE if rest is not None else end)
             if planned.files or rest is None or planned.outcome is not EngineOutcome.MORE:
@@ -113,10 +115,6 @@ class Writes:
             # Others are writing all of these: the engine would ask for the same again and again.
             batch, rest = _batch(rest, most)
         return Planned(end, "")
-
-    def _refusal(self) -> str:
-        """Why nothing of this model is stored, by the settings."""
-        return self._store.refusal(self._identity.namespace)
 
     def _reserve(self, parts: Sequence[_Part], outcome: EngineOutcome) -> Planned:
         until = time.monotonic() + self._store.reserve_seconds
@@ -258,7 +256,7 @@ class Writes:
             tokens=request.tokens[index * STEP_BYTES : (index + 1) * STEP_BYTES],
             first_position=first,
             shapes=self._identity.shapes,
-            extras=extras_of(extras, index),
+            extras=extras_of(extras, first, BLOCK_TOKENS),
             fingerprint=request.fingerprints[index],
         )
         return _Part(plan, parent, first, plan.rows, fingerprint=request.fingerprints[index])

@@ -212,14 +212,15 @@ def prefix_chain(
     keys: list[BlockKey] = []
     parent: bytes = namespace
     for index in range(len(tokens) // step):
-        inside = _extras_of(extras, index * block_tokens, block_tokens)
+        inside = extras_of(extras, index * block_tokens, block_tokens)
         key = block_key(parent, tokens[index * step : (index + 1) * step], inside)
         keys.append(key)
         parent = key
     return keys
 
 
-def _extras_of(extras: Sequence[BlockExtra], start: int, rows: int) -> list[BlockExtra]:
+def extras_of(extras: Sequence[BlockExtra], start: int, rows: int) -> list[BlockExtra]:
+    """Those of a prompt's rows from `start` on, in order, by their rows from there."""
     inside = [e for e in extras if start <= e.row < start + rows]
     return [BlockExtra(e.row - start, e.digest) for e in sorted(inside, key=lambda e: e.row)]
 

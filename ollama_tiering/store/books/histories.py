@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
-from ollama_tiering.store.block.key import TOKEN_BYTES, BlockExtra, NamespaceId
+from ollama_tiering.store.block.key import TOKEN_BYTES, BlockExtra, NamespaceId, extras_of
 from ollama_tiering.store.books.matching import Found, FoundPiece, describe
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord
@@ -101,12 +101,7 @@ class Walk:
         )
 
     def _inside(self, index: int) -> list[BlockExtra]:
-        first = index * self._block_tokens
-        return [
-            BlockExtra(extra.row - first, extra.digest)
-            for extra in sorted(self._extras, key=attrgetter("row"))
-            if first <= extra.row < first + self._block_tokens
-        ]
+        return extras_of(self._extras, index * self._block_tokens, self._block_tokens)
 
     def _rows_before_extras(self, index: int) -> int:
         """What stands there besides a token is not compared where a block matches in part."""

@@ -31,30 +31,8 @@ def match(
 
     The tier that is named for a block is the one that has it, decoded, in memory soonest.
     """
-    blocks, use = find(state, namespace, keys, tokens, block_tokens)
-    use()
-    return blocks
-
-
-def find(
-    state: StoreState,
-    namespace: NamespaceId,
-    keys: Sequence[BlockKey],
-    tokens: bytes,
-    block_tokens: int,
-) -> tuple[list[MatchedBlock], Callable[[], None]]:
-    """As `match`, for a caller that may have to ask again before it answers its client. What was
-    found counts as used, and as a look-up, when the second value is called.
-    """
-    found: matching.Found = []
-    pieces = _find_in_pieces(state, namespace, keys, tokens, block_tokens, found)
-    blocks = [block for piece in pieces for block in piece]
-
-    def use() -> None:
-        for _ in _count_use(state, namespace, tokens, found):
-            pass
-
-    return blocks, use
+    pieces = match_in_pieces(state, namespace, keys, tokens, block_tokens)
+    return [block for piece in pieces for block in piece]
 
 
 def find_history(
@@ -65,9 +43,10 @@ def find_history(
     extras: Sequence[BlockExtra] = (),
     fingerprints: Sequence[bytes] = (),
 ) -> tuple[list[MatchedBlock], Callable[[], None]]:
-    """As `find`, where the tokens do not decide the bits of rows: the longest history that begins
+    """As `match`, where the tokens do not decide the bits of rows: the longest history that begins
     with the rows of `fingerprints`, whole blocks from the first on. Rows of `extras` count from the
-    prompt's start.
+    prompt's start. What was found counts as used, and as a look-up, when the second value is
+    called: the caller may have to ask again before it answers its client.
     """
     found: matching.Found = []
     blocks: list[MatchedBlock] = []

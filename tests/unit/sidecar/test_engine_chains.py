@@ -9,10 +9,10 @@ from itertools import chain
 import pytest
 
 from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras, extras_of
+from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS
 from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
-from ollama_tiering.store import BlockExtra, BlockKey, block_key
+from ollama_tiering.store import BlockExtra, BlockKey, block_key, extras_of
 from ollama_tiering.store.block.key import as_namespace
 
 NAMESPACE = as_namespace(bytes(32))
@@ -25,7 +25,8 @@ def one_by_one(
     for index, fingerprint in enumerate(fingerprints):
         inside = tokens[index * STEP_BYTES : (index + 1) * STEP_BYTES]
         parent: bytes = keys[-1] if keys else NAMESPACE
-        keys.append(block_key(parent, inside, extras_of(extras, index), fingerprint))
+        beside = extras_of(extras, index * BLOCK_TOKENS, BLOCK_TOKENS)
+        keys.append(block_key(parent, inside, beside, fingerprint))
     return keys
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -126,6 +127,16 @@ def test_only_blocks_whose_contents_are_said_are_planned(engine: FakeEngine) -> 
         engine.client.commit(m.Commit(filled))
     assert engine.store(tokens)[1] == []
     assert engine.restore([*tokens, 1]) == 300
+
+
+@pytest.mark.parametrize(("rows", "said"), [(0, 1), (1, 2), (64, 2), (65, 3)])
+def test_more_fingerprints_than_blocks_are_refused(
+    daemon: SidecarProcess, rows: int, said: int
+) -> None:
+    request = m.Plan(tokens_to_bytes(prompt(99_000, rows)), fingerprints=(bytes(8),) * said)
+    with FakeEngine(daemon.socket) as engine, pytest.raises(EngineRefused) as caught:
+        engine.client.plan(request)
+    assert caught.value.code is m.EngineFailure.REFUSED
 
 
 def test_of_too_many_histories_the_one_used_least_recently_goes(tmp_path: Path) -> None:
