@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from ollama_tiering.patchset import (
     stock,
     tools,
 )
-from ollama_tiering.patchset.go_env import go_environment
+from ollama_tiering.patchset.go_env import collector, go_environment
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.plan import BuildOptions, BuildPlan, plan
@@ -274,14 +275,16 @@ def _build_go(
         command += ["-tags", ",".join(plan.options.go_tags)]
     if plan.options.jobs:
         command += ["-p", str(plan.options.jobs)]
-    with report.stage("looking for Go packages"):
-        environment = go_environment(plan.options.goarch)
-        total = package_total(go, plan.tree, plan.options.go_tags, environment)
-    with (
-        compiler_environment(plan, go) as flags,
-        report.stage(f"compiling Ollama {plan.options.tag} ({plan.kind})") as detail,
-    ):
-        counted = PackageCount(total, detail)
+    with contextlib.ExitStack() as stack:
+        with report.stage("looking for Go packages"), ThreadPoolExecutor(1) as pool:
+            environment = go_environment(plan.options.goarch)
+            tags = plan.options.go_tags
+            total = pool.submit(package_total, go, plan.tree, tags, environment)
+            flags = stack.enter_context(compiler_environment(plan, go))
+        flags |= collector(plan.options.jobs or estimate.usable_cores())
+        title = f"compiling Ollama {plan.options.tag} ({plan.kind})"
+        detail = stack.enter_context(report.stage(title))
+        counted = PackageCount(total.result(), detail)
         _step(plan, report, counted, *command, "-o", target, ".", environment=flags)
 
 

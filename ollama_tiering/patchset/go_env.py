@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering import config
+from ollama_tiering.config import memory_limit
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.patchset import compilers
 
@@ -24,6 +25,7 @@ _TARGET: Final[dict[str, str | None]] = {
     **{"GO111MODULE": "on", "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "1"},
     "GOENV": "off",
 }
+_ROOMY_BYTES: Final = 2 << 30  # for each compiler, a C++ compiler's needs included
 _OTHER_SOURCES: Final = ("mod=", "modfile=", "overlay=")  # of GOFLAGS, after one dash or two
 
 
@@ -40,6 +42,14 @@ def go_environment(goarch: str | None = None) -> dict[str, str | None]:
         flags.append("-modcacherw")
     made |= {"GOFLAGS": " ".join(flags)} | _TARGET | compilers.compiler_names()
     return made | ({"GOARCH": goarch} if goarch else {})
+
+
+def collector(jobs: int) -> dict[str, str]:
+    """GOGC for Go's compiler: a fifth faster if memory need not be freed at once. A process takes
+    up to 640 MB then instead of 420; `jobs` run at a time. Go's cache does not go by it.
+    """
+    roomy = memory_limit().limit_bytes >= jobs * _ROOMY_BYTES
+    return {"GOGC": "400"} if roomy and not os.environ.get("GOGC") else {}
 
 
 def _written_down() -> dict[str, str]:
