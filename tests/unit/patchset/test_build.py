@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.config import MemoryLimit
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset import build, finished, go_env, manifest
 from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
@@ -261,6 +262,21 @@ def test_go_caches_are_ours_unless_the_person_has_set_them(monkeypatch: pytest.M
     environment = go_environment()
     assert "GOCACHE" not in environment
     assert environment["GOFLAGS"] == "-p=1 -modcacherw"
+
+
+@pytest.mark.parametrize(
+    ("gib", "jobs", "own", "wanted"),
+    [
+        *[(16, 2, None, "400"), (4, 2, None, "400"), (3, 2, None, None), (16, 16, None, None)],
+        (64, 2, "50", None),
+    ],
+)
+def test_go_frees_memory_late_where_there_is_enough_for_each_job(
+    monkeypatch: pytest.MonkeyPatch, gib: int, jobs: int, own: str | None, wanted: str | None
+) -> None:
+    monkeypatch.setattr(go_env, "memory_limit", lambda: MemoryLimit(gib << 30, None))
+    monkeypatch.setenv("GOGC", own) if own else monkeypatch.delenv("GOGC", raising=False)
+    assert go_env.collector(jobs).get("GOGC") == wanted
 
 
 # What a person, a distribution or a packager leaves in the environment, or `go env -w` in a file.
