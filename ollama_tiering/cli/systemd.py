@@ -113,7 +113,7 @@ def install(
         click.echo(json.dumps(_document(outcome, dry_run) | {"socket": str(plan.service.socket)}))
         return
     lines = [
-        *_changes(outcome, dry_run, written="would write" if dry_run else "wrote"),
+        *_changes(outcome, written="would write" if dry_run else "wrote"),
         *_stock(outcome),
         *(f"{'beware':<12} {why}" for why in (outcome.rival, outcome.changeable) if why),
         *_next(plan, manager, now=now),
@@ -145,7 +145,7 @@ def uninstall(
         click.echo(f"nothing is installed in {request.place}")
         return
     lines = [
-        *_changes(outcome, dry_run, removed="would remove" if dry_run else "removed"),
+        *_changes(outcome, removed="would remove" if dry_run else "removed"),
         *_stock(outcome),
         *(f"{'left':<12} {path}: stored blocks" for path in service.data_left(request)),
     ]
@@ -199,7 +199,7 @@ def _document(outcome: InstallOutcome, dry_run: bool) -> dict[str, Any]:
 
 
 def _changes(
-    outcome: InstallOutcome, dry_run: bool, *, written: str = "wrote", removed: str = "removed"
+    outcome: InstallOutcome, *, written: str = "wrote", removed: str = "removed"
 ) -> Iterator[str]:
     changes = outcome.changes
     for word, paths in (

@@ -7,31 +7,35 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
+from ollama_tiering.bench.table import Table
 from ollama_tiering.config import GIB, MIB, format_size
 from ollama_tiering.engines import demo
-from ollama_tiering.engines.context_demo import MINIMUM_BYTES, PAGED, STOCK
+from ollama_tiering.engines.context_demo import MINIMUM_BYTES, PAGED, STOCK, ContextRun
 from ollama_tiering.engines.context_driver import ContextDriver
 from ollama_tiering.engines.drivers import Scratch
 from ollama_tiering.engines.ollama_driver import OllamaDriver
 from ollama_tiering.errors import TieringError
-from ollama_tiering.launch.ollama import Generated
-from ollama_tiering.launch.server_log import LoadPlan
+from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import ModelShape, make_shape
-from scripts.gpuday import bounds
-from scripts.gpuday.steps import DONE, FAILED, Bound, Outcome
+from scripts.gpuday import kernels
+from scripts.gpuday.steps import DONE, FAILED, Day, Outcome
 
+MODEL = "model.gguf"
 HOT = "OLLAMA_PAGED_HOT_LAYERS"
 IN_TURN = {"OLLAMA_PAGED_PREFETCH": "0"}
 NO_MIRRORS = {"OLLAMA_PAGED_MIRROR": "0"}  # all K/V that are paged cross the bus
+NO_GRAPHS = {"GGML_CUDA_DISABLE_GRAPHS": "1"}
+HEADINGS = (
+    *("run", "num_ctx", "layers on GPU", "VRAM", "of it K/V", "K/V pinned", "s to first token"),
+    *("tokens/s", "digest", "as stock"),
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What is asked. `room_bytes`: of the GPU beside what Ollama leaves alone, when the planner has
     to choose.
@@ -45,114 +49,74 @@ class Sizes:
     room_bytes: int
     race: int  # requests
 
-    @property
-    def layers(self) -> int:
-        return self.shape.layers
 
-
-def real() -> Sizes:
-    """Qwen3-8B's geometry: 144 KiB of K/V a token, 18 GiB at 128K."""
+def sizes_of(day: Day) -> Sizes:
+    """Qwen3-8B's geometry: 144 KiB of K/V a token, 18 GiB at 128K. Small ones for a stand-in."""
+    if day.stand_in:
+        shape = make_shape("qwen3-tiny", layers=8, heads=8, kv_heads=8, ctx=1 << 16)
+        return Sizes(shape, 700, 16, 4096, 32768, 480 * MIB, 6)
     shape = make_shape(
         "qwen3-0.6b", layers=36, embd=4096, heads=32, kv_heads=8, ffn=12288, ctx=1 << 17
     )
     return Sizes(shape, 8192, 64, 16384, 1 << 17, 12 * GIB, 20)
 
 
-def small() -> Sizes:
-    """To try the steps where there is no GPU."""
-    shape = make_shape("qwen3-tiny", layers=8, heads=8, kv_heads=8, ctx=1 << 16)
-    return Sizes(shape, 700, 16, 4096, 32768, 480 * MIB, 6)
-
-
 class DayScratch(Scratch):
-    """Its model and Ollama's directory of models stay for the next step."""
+    """Its model and Ollama's directory of models stay for the next step; its logs are the step's
+    own.
+    """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, day: Day) -> None:
         super().__init__("gpuday")
-        self.work = work
+        self.day = day
 
     @property
     def model_file(self) -> Path:
-        return self.work / "model.gguf"
+        return self.day.work / MODEL
 
     @property
     def models(self) -> Path:
-        return self.work / "models"
+        return self.day.work / "models"
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for log in self.root.glob("*.log"):
             print(f"== {log.name}\n{log.read_text(errors='replace')}", flush=True)
         for directory in (self.ram, self.root):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """An answer, by how it was asked."""
-
-    label: str
-    num_ctx: int
-    plan: LoadPlan
-    answer: Generated
-
-    @property
-    def digest(self) -> str:
-        """Of the tokens and of every bit of their log probabilities."""
-        said = repr((self.answer.tokens, self.answer.logprobs)) if self.answer.tokens else ""
-        return hashlib.sha256(said.encode()).hexdigest()[:16] if said else "no answer"
-
-    @property
-    def rate(self) -> float:
-        return self.answer.decode_tokens_per_second
-
-    def row(self, reference: str) -> str:
-        plan = self.plan
-        cells = (
-            self.label,
-            f"{self.num_ctx}",
-            f"{plan.layers_on_gpu}/{plan.layers}",
-            *map(format_size, (plan.vram_bytes, plan.kv_vram_bytes, plan.pinned_bytes)),
-            f"{self.answer.seconds_to_first_token:.3f}",
-            f"{self.rate:.2f}",
-            self.digest,
-            "yes" if self.digest == reference else "**no**",
-        )
-        return f"| {' | '.join(cells)} |"
-
-
-HEAD = [
-    "| run | num_ctx | layers on GPU | VRAM | of it K/V | K/V pinned | s to first token | "
-    "tokens/s | digest | as stock |",
-    "|---|---|---|---|---|---|---|---|---|---|",
-]
-
-
 class Asker:
-    """Starts a server of the program for every environment, and asks it the day's prompt."""
+    """Starts a server for every environment, and asks it the day's prompt."""
 
-    def __init__(self, program: Path, work: Path, sizes: Sizes) -> None:
-        self.program, self.work, self.sizes = program, work, sizes
-        self.prompt = demo.make_prompt(sizes.prompt_tokens)
+    def __init__(self, day: Day) -> None:
+        self.day, self.sizes = day, sizes_of(day)
+        self.prompt = demo.make_prompt(self.sizes.prompt_tokens)
 
     @contextlib.contextmanager
     def server(self, env: Mapping[str, str]) -> Iterator[ContextDriver]:
-        with DayScratch(self.work) as scratch:
-            driver = ContextDriver(self.program, scratch, env)
+        with DayScratch(self.day) as scratch:
+            driver = ContextDriver(self.day.program, scratch, env)
             with contextlib.closing(driver):
                 driver.start()
                 if not (scratch.models / "manifests").is_dir():  # hashing gigabytes takes seconds
                     driver.make()
                 yield driver
 
-    def ask(self, label: str, env: Mapping[str, str], num_ctx: int | None = None) -> Asked:
+    def ask(self, label: str, env: Mapping[str, str], num_ctx: int = 0) -> ContextRun:
         num_ctx = num_ctx or self.sizes.num_ctx
         with self.server(env) as server:
-            return Asked(label, num_ctx, *server.run(num_ctx, self.prompt, self.sizes.new_tokens))
+            answer = server.run(num_ctx, self.prompt, self.sizes.new_tokens)
+        return ContextRun(label, num_ctx, *answer)
+
+    def hot(self, what: str, env: Mapping[str, str]) -> dict[int, ContextRun]:
+        """With K/V of all layers hot, of none, and of half of them."""
+        layers = self.sizes.shape.layers
+        return {
+            hot: self.ask(
+                f"{what}, {hot} of {layers} hot", PAGED | NO_MIRRORS | {**env, HOT: str(hot)}
+            )
+            for hot in (layers, 0, layers // 2)
+        }
 
     def free_bytes(self) -> int:
         """Of the first GPU, as Ollama sees it. TieringError if it sees none."""
@@ -163,153 +127,164 @@ class Asker:
         return found[0].free_bytes
 
 
-def judged(runs: list[Asked], reference: str, lines: list[str], **figures: Any) -> Outcome:
-    """A table of runs; failed unless every answer is the reference's."""
-    wrong = [run.label for run in runs if run.digest != reference or not run.answer.tokens]
+def digest(run: ContextRun) -> str:
+    """Of the tokens and of every bit of their log probabilities."""
+    said = repr((run.answer.tokens, run.answer.logprobs)).encode()
+    return hashlib.sha256(said).hexdigest()[:16] if run.answer.tokens else "no answer"
+
+
+def rate(run: ContextRun) -> float:
+    return run.answer.decode_tokens_per_second
+
+
+def judged(
+    day: Day, runs: Sequence[ContextRun], *notes: str, free: Sequence[ContextRun] = ()
+) -> Outcome:
+    """A table; failed unless every answer is stock's, but those of `free`, whose last bits may
+    differ.
+    """
+    reference, rows = day.figures("stock").get("digest", digest(runs[0])), []
+    for run in (*free, *runs):
+        plan, same = run.plan, "yes" if digest(run) == reference else "**no**"
+        sizes = map(format_size, (plan.vram_bytes, plan.kv_vram_bytes, plan.pinned_bytes))
+        first, layers = run.answer.seconds_to_first_token, f"{plan.layers_on_gpu}/{plan.layers}"
+        cells = (run.label, str(run.num_ctx), layers, *sizes, f"{first:.3f}", f"{rate(run):.2f}")
+        rows.append((*cells, digest(run), same))
+    wrong = [run.label for run in runs if digest(run) != reference or not run.answer.tokens]
     why = f"another answer than stock's: {', '.join(wrong)}" if wrong else ""
-    table = [*HEAD, *(run.row(reference) for run in runs)]
-    status = FAILED if wrong else DONE
-    return Outcome(status, [*table, *([""] if lines else []), *lines], figures, why=why)
+    return Outcome(FAILED if wrong else DONE, Table("", HEADINGS, rows, notes).lines(), why=why)
 
 
-def stock(asker: Asker) -> Outcome:
+def model(day: Day) -> Outcome:
+    shape = sizes_of(day).shape
+    shutil.rmtree(day.work / "models", ignore_errors=True)  # of another one
+    stored = make_model(shape, day.work / MODEL, seed=1)
+    return Outcome(DONE, [f"{shape.words}; {stored / MIB:,.0f} MiB"])
+
+
+def stock(day: Day) -> Outcome:
     """All layers on the GPU, by stock's library: the answer that all others are compared with."""
-    run = asker.ask("stock", STOCK)
-    outcome = judged([run], run.digest, [], digest=run.digest, tokens_per_second=run.rate)
+    run = Asker(day).ask("stock", STOCK)
+    outcome = judged(day, [run])
+    outcome.figures = {"digest": digest(run), "tokens_per_second": rate(run)}
     if not run.plan.all_on_gpu or not run.answer.tokens:
         outcome.status, outcome.why = FAILED, "not all layers are on the GPU, or no answer came"
     return outcome
 
 
-def _hot(asker: Asker, what: str, env: Mapping[str, str]) -> dict[int, Asked]:
-    """With K/V of all layers hot, of none, and of half of them."""
-    layers, paged = asker.sizes.layers, PAGED | NO_MIRRORS | dict(env)
-    return {
-        hot: asker.ask(f"{what}, {hot} of {layers} hot", paged | {HOT: str(hot)})
-        for hot in (layers, 0, layers // 2)
-    }
+def sequential(day: Day) -> Outcome:
+    runs = Asker(day).hot("in turn", IN_TURN)
+    outcome = judged(day, list(runs.values()))
+    outcome.figures = {str(hot): rate(run) for hot, run in runs.items()}
+    return outcome
 
 
-def sequential(asker: Asker, reference: str) -> Outcome:
-    runs = _hot(asker, "in turn", IN_TURN)
-    rates = {str(hot): run.rate for hot, run in runs.items()}
-    return judged(list(runs.values()), reference, [], tokens_per_second=rates)
-
-
-def prefetch(
-    asker: Asker, reference: str, in_turn: Mapping[str, float], pinned_rate: float | None
-) -> Outcome:
-    """`in_turn` are the rates of `sequential`; `pinned_rate` is measured bytes per second."""
-    runs = _hot(asker, "copied ahead", {})
-    mirrored = asker.ask(f"mirrors, 0 of {asker.sizes.layers} hot", PAGED | {HOT: "0"})
-    rates = {str(hot): run.rate for hot, run in runs.items()}
-    lines = [
-        f"Copied ahead ÷ in turn, tokens/s, {hot} hot: {rate / in_turn[hot]:.3f}."
-        for hot, rate in rates.items()
+def prefetch(day: Day) -> Outcome:
+    asker = Asker(day)
+    runs = asker.hot("copied ahead", {})
+    mirrored = asker.ask(f"mirrors, 0 of {asker.sizes.shape.layers} hot", PAGED | {HOT: "0"})
+    rates = {str(hot): rate(run) for hot, run in runs.items()}
+    in_turn: dict[str, float] = day.figures("sequential")  # by layers that are hot
+    notes = [
+        f"Copied ahead ÷ in turn, tokens/s, {hot} hot: {value / in_turn[hot]:.3f}."
+        for hot, value in rates.items()
         if in_turn.get(hot)
     ]
     if rates["0"]:
-        lines.append(f"Mirrors ÷ copied ahead, tokens/s, 0 hot: {mirrored.rate / rates['0']:.3f}.")
-    outcome = judged([*runs.values(), mirrored], reference, lines, tokens_per_second=rates)
-    outcome.bounds = copy_bounds(asker.sizes, rates["0"], in_turn.get("0"), pinned_rate)
+        notes.append(f"Mirrors ÷ copied ahead, tokens/s, 0 hot: {rate(mirrored) / rates['0']:.3f}.")
+    outcome = judged(day, [*runs.values(), mirrored], *notes)
+    outcome.figures = rates
+    pinned = day.figures("rates").get(kernels.PINNED)
+    outcome.bounds = copy_bounds(asker.sizes, rates["0"], in_turn.get("0"), pinned)
     return outcome
 
 
 def copy_bounds(
-    sizes: Sizes, ahead: float, in_turn: float | None, pinned_rate: float | None
-) -> list[Bound]:
-    """Of decode with all K/V in pinned memory. Open where a part of them was not measured."""
+    sizes: Sizes, ahead: float, in_turn: float | None, pinned: float | None
+) -> dict[str, float | None]:
+    """Of decode with all K/V in pinned memory, by tokens/s in both ways and measured bytes/s. Open
+    where a part of them was not measured.
+    """
+    if not pinned or not ahead:
+        return {}
     # what a token in the middle of the answer reads; a little more is staged, in steps of cells
     used = (sizes.prompt_tokens + sizes.new_tokens / 2) * sizes.shape.kv_bytes_per_token
-    staging = overlap = None
-    if pinned_rate and ahead:
-        staging = used * ahead / pinned_rate
-        if in_turn:
-            overlap = (1 / in_turn - 1 / ahead) / (used / pinned_rate)
-    return [bounds.STAGING.of(staging), bounds.AHEAD.of(overlap)]
+    saved = (1 / in_turn - 1 / ahead) / (used / pinned) if in_turn else None
+    return {"staging": used * ahead / pinned, "ahead": saved}
 
 
-def planner(asker: Asker, reference: str) -> Outcome:
+def planner(day: Day) -> Outcome:
     """A GPU with little room and a long context: all layers stay, where stock gives layers up."""
+    asker = Asker(day)
     sizes = asker.sizes
     overhead = max(0, asker.free_bytes() - MINIMUM_BYTES - sizes.room_bytes)
     room = {"OLLAMA_GPU_OVERHEAD": str(overhead)}
     divided = asker.ask("stock's plan", STOCK | room, sizes.long_ctx)
     ours = asker.ask("paged", PAGED | room, sizes.long_ctx)
-    outcome = judged([ours], reference, [])
-    outcome.lines.insert(2, divided.row(reference))
-    outcome.lines += [
-        "",
+    notes = [
         f"{format_size(sizes.room_bytes)} of the GPU may be used. In stock's plan the CPU computes "
-        "some layers, so its last bits may be others.",
+        "some layers, so its last bits may be others."
     ]
+    ratio = rate(ours) / rate(divided) if rate(divided) else None
+    notes += [f"Paged ÷ stock's plan, tokens/s: {ratio:.2f}."] if ratio else []
+    outcome = judged(day, [ours], *notes, free=[divided])
+    outcome.figures = {"paged_to_divided": ratio}
     if not ours.plan.all_on_gpu or divided.plan.all_on_gpu:
         outcome.status = FAILED
         outcome.why = (
             f"layers on the GPU: stock {divided.plan.layers_on_gpu}, paged "
             f"{ours.plan.layers_on_gpu}, of {ours.plan.layers}"
         )
-    if divided.rate:
-        outcome.figures["paged_to_divided"] = ours.rate / divided.rate
-        outcome.lines.append(f"Paged ÷ stock's plan, tokens/s: {ours.rate / divided.rate:.2f}.")
     return outcome
 
 
-def tiering(asker: Asker) -> Outcome:
+def tiering(day: Day) -> Outcome:
     """Half of the layers hot, the others pinned: stored, restored after a restart, and requests of
     two conversations in a race.
     """
-    sizes = asker.sizes
-    env: dict[str, str | None] = {"OLLAMA_KV_TIER_GATE": "restore", HOT: str(sizes.layers // 2)}
-    with DayScratch(asker.work) as scratch:
-        driver = OllamaDriver(asker.program, scratch, ctx=sizes.num_ctx, env=env | PAGED)
+    sizes = sizes_of(day)
+    env = PAGED | {"OLLAMA_KV_TIER_GATE": "restore", HOT: str(sizes.shape.layers // 2)}
+    prompt = demo.make_prompt(sizes.prompt_tokens)
+    with DayScratch(day) as scratch:
+        driver = OllamaDriver(day.program, scratch, ctx=sizes.num_ctx, env=env)
         with contextlib.closing(driver):
-            shown = demo.show(driver, asker.prompt, lambda text: print("*", text, flush=True))
-            differ = _race(driver, asker)
-    rows = [
-        f"| {row.label} | {row.answer.seconds_to_first_token:.3f} | {row.answer.restored_tokens} | "
-        f"{row.verdict} |"
-        for row in shown.rows
-    ]
-    lines = ["| request | s to first token | tokens restored | as in memory |", "|---|---|---|---|"]
-    lines += [*rows, "", f"Race: {differ} of {sizes.race} answers differ."]
+            shown = demo.show(driver, prompt, lambda text: print("*", text, flush=True))
+            differ = race(driver, sizes)
+    headings = ("request", "s to first token", "tokens restored", "as in memory")
+    rows = []
+    for row in shown.rows:
+        seconds, tokens = row.answer.seconds_to_first_token, row.answer.restored_tokens
+        rows.append((row.label, f"{seconds:.3f}", str(tokens), row.verdict))
+    lines = Table("", headings, rows, [f"Race: {differ} of {sizes.race} answers differ."]).lines()
     why = "; ".join([*shown.failures, *([f"{differ} answers differ in a race"] if differ else [])])
     return Outcome(FAILED if why else DONE, lines, {"race_differ": differ}, why=why)
 
 
-def _race(driver: OllamaDriver, asker: Asker) -> int:
+def race(driver: OllamaDriver, sizes: Sizes) -> int:
     """How many of the requests, of two conversations in turn and without a pause, are not answered
     as their conversation was before.
     """
-    sizes = asker.sizes
     prompts = [demo.make_prompt(sizes.prompt_tokens // 2, seed) for seed in (2, 3)]
-    first: dict[str, Generated] = {}
-    differ = 0
-    for number in range(sizes.race + 6):
-        prompt = prompts[number % 2]
-        answer = driver.generate(prompt, 8)
-        if number in (4, 5):  # stored and restored by now, as all that follow
-            first[prompt] = answer
-        elif number > 5:
-            expected = first[prompt]
-            same = (answer.tokens, answer.logprobs) == (expected.tokens, expected.logprobs)
-            differ += not same
-    return differ
+    given = [driver.generate(prompts[number % 2], 8) for number in range(sizes.race + 6)]
+    answers = [(one.tokens, one.logprobs) for one in given]
+    # from 4 on all are stored and restored
+    return sum(answer != answers[4 + number % 2] for number, answer in enumerate(answers[6:]))
 
 
-def graphs(asker: Asker, reference: str) -> Outcome:
+def graphs(day: Day) -> Outcome:
     """CUDA graphs, which the shim must not cost where nothing is paged."""
-    off = {"GGML_CUDA_DISABLE_GRAPHS": "1"}
-    hot = PAGED | {HOT: str(asker.sizes.layers)}
+    asker = Asker(day)
+    hot = PAGED | {HOT: str(asker.sizes.shape.layers)}
     ways = {
         "stock": STOCK,
         "all hot": hot,
-        "stock, no graphs": STOCK | off,
-        "all hot, no graphs": hot | off,
+        "stock, no graphs": STOCK | NO_GRAPHS,
+        "all hot, no graphs": hot | NO_GRAPHS,
     }
     runs = [asker.ask(label, env) for _ in range(2) for label, env in ways.items()]
-    best = {label: max(run.rate for run in runs if run.label == label) for label in ways}
-    outcome = judged(runs, reference, ["The best of two runs counts."], tokens_per_second=best)
-    ratio = best["all hot"] / best["stock"] if best["stock"] else None
-    outcome.bounds = [bounds.ALL_HOT.of(ratio)]
+    best = {label: max(rate(run) for run in runs if run.label == label) for label in ways}
+    outcome = judged(day, runs, "The best of two runs counts.")
+    outcome.figures = best
+    if best["stock"]:
+        outcome.bounds = {"all hot": best["all hot"] / best["stock"]}
     return outcome

@@ -1,162 +1,173 @@
-"""What a machine has of what a day with a GPU needs: the GPU, a CUDA toolkit or its wheels, and
-tools to build with.
+"""Steps of a day with a GPU: what the machine has, and libggml-cuda for its GPU, with the shim
+(csrc/shim) beside it.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import platform
 import re
 import shutil
-import site
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-GIB = 1 << 30
+from ollama_tiering.bench.machine import begin, this_machine
+from ollama_tiering.config import MIB, format_size
+from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.patchset import shim, tools
+from ollama_tiering.patchset.report import Report
+from ollama_tiering.patchset.run import run
+from scripts.gpuday.steps import (
+    ABOUT,
+    DONE,
+    GGML,
+    LACKING,
+    PACK,
+    PACK_CURE,
+    PROGRAM,
+    ROOT,
+    Day,
+    Outcome,
+)
+
 SMI = "nvidia-smi"
-_QUERY = ("name", "driver_version", "memory.total", "compute_cap", "pcie.link.gen.max")
-
-Ask = Callable[..., str]  # a program and its arguments; what it says, or nothing
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    name: str
-    driver: str
-    memory_mib: int
-    compute: str  # as 9.0
-    pcie: str
-
-    @property
-    def arch(self) -> str:
-        """As CMake writes it, machine code alone; upstream builds 90a for Hopper."""
-        number = self.compute.replace(".", "")
-        return f"{number}a-real" if number == "90" else f"{number}-real"
+_QUERY = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max"
+_TOOLS = ("cmake", "ninja", "make", "c++", "go", "compute-sanitizer", "ncu")
+_NVIDIAS = ("libcudart.so", "libcublas.so", "libcublasLt.so")
+_LIBRARIES = ("lib", "targets/x86_64-linux/lib", "lib64")  # of a toolkit or a wheel
 
 
-@dataclass(frozen=True, slots=True)
-class Toolkit:
-    """A CUDA compiler with its headers and libraries; `root` has bin/ and lib/ or lib64/."""
-
-    nvcc: Path
-    root: Path
-    version: str
-
-    @property
-    def major(self) -> int:
-        return int(self.version.partition(".")[0])
-
-
-def ask(*command: str | Path) -> str:
-    """Empty if there is no such program, or it fails."""
-    try:
-        done = subprocess.run(
-            [str(part) for part in command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def gpus(ask: Ask = ask) -> list[GpuFacts]:
-    """By the driver's own program, which answers for every GPU in a line."""
-    found = []
-    for line in ask(SMI, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader").splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == len(_QUERY) and (memory := re.match(r"\d+", words[2])):
-            found.append(GpuFacts(words[0], words[1], int(memory[0]), words[3], words[4]))
-    return found
-
-
-def site_folders() -> list[Path]:
-    """Where `nvidia/*` wheels may lie: of this Python, and of the `python3` on PATH."""
-    named = [*site.getsitepackages(), *sys.path]
-    other = ask("python3", "-c", "import site; print('\\n'.join(site.getsitepackages()))")
-    named += other.splitlines()
-    folders = [Path(name) for name in dict.fromkeys(named)]
-    return [folder for folder in folders if (folder / "nvidia").is_dir()]
-
-
-def toolkits(
-    sites: Iterable[Path], ask: Ask = ask, which: Callable[[str], str | None] = shutil.which
-) -> list[Toolkit]:
-    """The compilers that work, the usual places first."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    candidates = [Path(found)] if (found := which("nvcc")) else []
-    candidates += [Path(home) / "bin/nvcc" for home in homes if home]
-    for folder in sites:
-        candidates += sorted(folder.glob("nvidia/*/bin/nvcc"))
-    made: dict[Path, Toolkit] = {}
-    for nvcc in candidates:
-        if nvcc.is_file() and (said := re.search(r"release ([\d.]+)", ask(nvcc, "--version"))):
-            real = nvcc.resolve()
-            made.setdefault(real, Toolkit(real, real.parent.parent, said[1]))
-    return list(made.values())
-
-
-def libraries_of(toolkit: Toolkit) -> list[Path]:
-    """Folders with its shared libraries."""
-    below = ("lib64", "lib", "targets/x86_64-linux/lib")
-    return [toolkit.root / name for name in below if (toolkit.root / name).is_dir()]
-
-
-def look(work: Path, ask: Ask = ask) -> dict[str, Any]:
-    """All of it, as JSON."""
-    sites = site_folders()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    work.mkdir(parents=True, exist_ok=True)
-    tools = ("cmake", "ninja", "make", "c++", "go", "compute-sanitizer", "ncu")
-    return {
-        "cpu": _processor(),
-        "cores": os.cpu_count() or 1,
-        "memory_gib": round(memory / GIB, 1),
-        "disk_gib": round(shutil.disk_usage(work).free / GIB, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "gpus": [asdict(gpu) for gpu in gpus(ask)],
-        "toolkits": [
-            {"nvcc": str(one.nvcc), "root": str(one.root), "version": one.version}
-            for one in toolkits(sites, ask)
-        ],
-        "wheels": sorted(
-            {one.name for folder in sites for one in (folder / "nvidia").glob("[!_]*")}
-        ),
-        "tools": {name: found for name in tools if (found := shutil.which(name))},
-    }
-
-
-def _processor() -> str:
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    said = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
-    return said[1] if said else platform.processor()
-
-
-def words(facts: dict[str, Any]) -> list[str]:
-    """Lines of a report."""
-    gpus = [
-        f"{one['name']}, {one['memory_mib']} MiB, CC {one['compute']}, driver {one['driver']}, "
-        f"PCIe {one['pcie']}"
-        for one in facts["gpus"]
+def look(day: Day) -> Outcome:
+    """What is there, and the head of the report."""
+    cards, cuda, about = gpus(), tools.find_cuda(), day.work / ABOUT
+    packed = json.loads(about.read_text(encoding="utf-8")) if about.exists() else {}
+    machine = this_machine(begin())
+    if packed:
+        machine = replace(machine, code=packed["commit"])  # a checkout that travels has no git
+    head = [*machine.lines(), *(f"- GPU: {card} ({_QUERY})" for card in cards)]
+    head.append("- Command: `scripts/gpu_day run`")
+    nvcc = f"{cuda.nvcc}, {run(cuda.nvcc, '--version').tail[-1]}" if cuda else "none"
+    found = [f"{name} ({path})" for name in _TOOLS if (path := shutil.which(name))]
+    disk = format_size(shutil.disk_usage(day.work).free)
+    lines = [
+        f"- {disk} of disk, Python {sys.version.split()[0]} ({sys.executable})",
+        f"- CUDA compiler: {nvcc}",
+        f"- NVIDIA's wheels: {', '.join(sorted({path.name for path in wheels()})) or 'none'}",
+        f"- Tools: {', '.join(found) or 'none'}",
     ]
-    kits = [f"CUDA {one['version']} ({one['nvcc']})" for one in facts["toolkits"]]
-    tools = ", ".join(f"{name} ({path})" for name, path in facts["tools"].items())
-    return [
-        f"- {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB of memory, "
-        f"{facts['disk_gib']} GiB of disk, {facts['system']}, Python {facts['python']}",
-        f"- GPUs: {'; '.join(gpus) or f'none ({SMI} does not answer)'}",
-        f"- Toolkits: {'; '.join(kits) or 'none'}",
-        f"- NVIDIA's wheels: {', '.join(facts['wheels']) or 'none'}",
-        f"- Tools: {tools or 'none'}",
-    ]
+    if packed:
+        lines.append(f"- Pack: {', '.join(f'{name} {said}' for name, said in packed.items())}")
+    outcome = Outcome(DONE, lines, {"head": head, "gpus": cards})
+    if not day.stand_in and not cards:
+        outcome.status, outcome.why = LACKING, f"no GPU: {SMI} does not answer"
+        outcome.cure = "a machine with an NVIDIA GPU and its driver"
+    elif not day.stand_in and not packed:
+        outcome.status, outcome.why, outcome.cure = LACKING, f"no {PACK}", PACK_CURE
+    return outcome
+
+
+def gpus() -> list[str]:
+    """What the driver's own program says of each: a line."""
+    try:
+        said = run(SMI, f"--query-gpu={_QUERY}", "--format=csv,noheader", seconds=60).stdout
+    except TieringError:  # it is not there, or hangs
+        return []
+    return [line for line in said.splitlines() if line.count(",") == _QUERY.count(",")]
+
+
+def wheels() -> list[Path]:
+    """Folders of NVIDIA's wheels, which this Python has."""
+    return [path for place in sys.path for path in sorted(Path(place).glob("nvidia/[!_]*"))]
+
+
+def library(day: Day) -> Outcome:
+    """An Ollama that finds the library, as one of a release does."""
+    if day.stand_in:
+        return Outcome(DONE, [f"A library that simulates a GPU stands in: `{day.stand_in}`."])
+    cuda = tools.find_cuda()
+    if cuda is None:
+        raise MissingTool("no CUDA compiler (nvcc) on PATH or in CUDA_HOME", hint="install CUDA")
+    source, build = day.work / GGML, day.work / "ggml-build"
+    root = toolkit(cuda.nvcc, day.work / "toolkit")
+    arch = architecture(day.figures("look")["gpus"][0])
+    cmake, jobs = tools.find_cmake(Report()), str(os.cpu_count())
+    _run(cmake, "-S", source, "-B", build, *options(root, arch))
+    _run(cmake, "--build", build, "--target", "ggml-cuda", "--parallel", jobs)
+    built = build / "lib/ollama"
+    install(day, built, root, cuda.major)
+    size = (built / shim.STOCK).stat().st_size / MIB
+    line = f"{shim.STOCK} for sm_{arch} by CUDA {cuda.major}, {size:.1f} MiB, {jobs} jobs"
+    return Outcome(DONE, [f"{line}; the shim beside it."])
+
+
+def _run(*command: str | Path) -> None:
+    """Into the step's log as it goes."""
+    print("+", *command, flush=True)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def architecture(card: str) -> str:
+    """As CMake writes it, machine code alone; upstream builds 90a for Hopper."""
+    number = card.split(", ")[3].replace(".", "")
+    return f"{number}a-real" if number == "90" else f"{number}-real"
+
+
+def toolkit(nvcc: Path, folder: Path) -> Path:
+    """The compiler's own, if CMake finds all in it. Often cuBLAS did not come with it: then one is
+    put together in `folder`, with NVIDIA's wheels and the names that linkers look for.
+    """
+    root = nvcc.resolve().parents[1]
+    if all(_places(root, name) for name in _NVIDIAS):
+        return root
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib64").symlink_to("lib")
+    useful = [path for path in wheels() if any(_places(path, f"{name}.*") for name in _NVIDIAS)]
+    for package in (*useful, root):  # what is twice: of the compiler's own
+        for name in ("bin", "nvvm", "include"):
+            if (package / name).is_dir():
+                shutil.copytree(package / name, folder / name, dirs_exist_ok=True)
+        for path in _places(package, "lib*"):
+            for name in (path.name, re.sub(r"\.so\..*", ".so", path.name)):
+                (folder / "lib" / name).unlink(missing_ok=True)
+                (folder / "lib" / name).symlink_to(path)
+    return folder
+
+
+def _places(root: Path, pattern: str) -> list[Path]:
+    return [path for name in _LIBRARIES for path in sorted((root / name).glob(pattern))]
+
+
+def options(root: Path, arch: str) -> list[str]:
+    """CMake's. The driver's own library stands in where the toolkit has no stub of it, and without
+    either memory is taken the older way.
+    """
+    words = ["-G", "Ninja"] if shutil.which("ninja") else []
+    words += ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_CCACHE=OFF"]
+    words += [f"-DCMAKE_CUDA_COMPILER={root}/bin/nvcc", f"-DCUDAToolkit_ROOT={root}"]
+    words += [f"-DCMAKE_CUDA_ARCHITECTURES={arch}", "-DCMAKE_HIP_COMPILER=NOTFOUND"]
+    words += ["-DCMAKE_DISABLE_FIND_PACKAGE_Vulkan=ON"]
+    if not _places(root, "stubs/libcuda.so"):
+        driver = re.search(r"libcuda\.so\.1 .*=> (\S+)", run("ldconfig", "-p").stdout)
+        words += [f"-DCUDA_cuda_driver_LIBRARY={driver[1]}" if driver else "-DGGML_CUDA_NO_VMM=ON"]
+    return words
+
+
+def install(day: Day, built: Path, root: Path, major: int) -> None:
+    """The program that came, with GGML's libraries beside it and links to NVIDIA's."""
+    shutil.rmtree(day.work / "ollama", ignore_errors=True)
+    libraries = day.work / "ollama/lib/ollama"
+    cuda = libraries / f"cuda_v{major}"
+    cuda.mkdir(parents=True)
+    day.program.parent.mkdir()
+    came = day.work / PROGRAM
+    for path in (*built.glob("libggml-base.so*"), *came.glob("libggml-cpu-*.so")):
+        shutil.copy2(path, libraries, follow_symlinks=False)
+    shutil.copy2(built / shim.STOCK, cuda)
+    for name in _NVIDIAS:
+        for path in _places(root, f"{name}.{major}")[:1]:
+            (cuda / path.name).symlink_to(path)
+    shutil.copy2(came / "ollama", day.program)
+    shim.put_beside(cuda, ROOT / "csrc/shim", day.work / GGML, Report())

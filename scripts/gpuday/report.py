@@ -4,11 +4,19 @@ was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from scripts.gpuday.steps import BEGUN, DONE, FAILED, LACKING, TIMEOUT, Bound, Outcome, State, Step
+from scripts.gpuday.steps import BEGUN, DONE, FAILED, LACKING, TIMEOUT, Day, Outcome, Step
 
+LEAST, MOST = "≥", "≤"
+BOUNDS = {
+    "vram": ("VRAM decode ÷ device read rate, the least of all cases", LEAST, 0.70),
+    "cold": ("cold decode ÷ pinned copy", LEAST, 0.95),
+    "step": ("cold decode, step time ÷ max(copy, compute)", MOST, 1.10),
+    "all hot": ("all hot ÷ stock, tokens/s", LEAST, 0.98),
+    "staging": ("staged bytes of a token per second ÷ pinned copy", LEAST, 0.90),
+    "ahead": ("time that copying ahead saves ÷ time of the copies", LEAST, 0.80),
+}
 _WORDS = {
     DONE: "done",
     FAILED: "FAILED",
@@ -18,67 +26,46 @@ _WORDS = {
 }
 
 
-def text(steps: Sequence[Step], state: State, wanted: Iterable[Bound]) -> str:
-    """`wanted` are the bounds that the day is for; those that no step measured stay open."""
-    stand_in = state.about.get("stand_in")
-    lines = ["# A day with a GPU", "", *_head(state.about)]
-    if stand_in:
+def text(day: Day, steps: Iterable[Step]) -> str:
+    lines = ["# A day with a GPU", "", *day.figures("look").get("head", ())]
+    if day.stand_in:
         lines += [
             "",
             "> **No GPU was used.** A library that simulates one stood in for it "
-            f"(`{stand_in}`). No rate here says anything of a GPU, and no bound is judged.",
+            f"(`{day.stand_in}`), with small sizes. No rate here says anything of a GPU, and no "
+            "bound is judged.",
         ]
+    lines += ["", "## Bounds", "", "| what | bound | measured | |", "|---|---|---|---|"]
+    measured = {name: value for one in day.outcomes.values() for name, value in one.bounds.items()}
+    for name, (what, sign, limit) in BOUNDS.items():
+        said = _verdict(measured.get(name), sign, limit, judged=not day.stand_in)
+        lines.append(f"| {what} | {sign} {limit:g} | {said} |")
     lines += ["", "## Steps", "", "| step | what | result | seconds |", "|---|---|---|---|"]
-    lines += [_row(step, state.outcomes.get(step.name)) for step in steps]
-    lines += ["", "## Bounds", "", *_bounds(state, wanted, judged=not stand_in)]
+    parts: list[str] = []
     for step in steps:
-        if outcome := state.outcomes.get(step.name):
-            lines += ["", f"## {step.name}: {step.title}", "", *_section(outcome)]
-    return "\n".join(lines) + "\n"
+        result = seconds = ""
+        if outcome := day.outcomes.get(step.name):
+            result = f"{_WORDS[outcome.status]}{f': {outcome.why}' if outcome.why else ''}"
+            seconds = f"{outcome.seconds:.0f}"
+            parts += ["", f"## {step.name}: {step.title}", "", *_part(outcome, result)]
+        cell = " ".join(result.split()).replace("|", "\\|") or "not begun"
+        lines.append(f"| {step.name} | {step.title} | {cell} | {seconds} |")
+    return "\n".join([*lines, *parts]) + "\n"
 
 
-def _head(about: dict[str, Any]) -> list[str]:
-    words = ("machine", "gpu", "measured", "settings", "command")
-    return [f"- {word.capitalize()}: {about[word]}" for word in words if about.get(word)]
-
-
-def _row(step: Step, outcome: Outcome | None) -> str:
-    if outcome is None:
-        return f"| {step.name} | {step.title} | not begun | |"
-    result = _WORDS[outcome.status]
-    if outcome.status != DONE and outcome.why:
-        result += f": {_cell(outcome.why)}"
-    seconds = f"{outcome.seconds:.0f}" if outcome.seconds else ""
-    return f"| {step.name} | {step.title} | {result} | {seconds} |"
-
-
-def _bounds(state: State, wanted: Iterable[Bound], *, judged: bool) -> Iterator[str]:
-    measured = [b for one in state.outcomes.values() for b in one.bounds if b.value is not None]
-    names = {bound.name for bound in measured}
-    yield "| what | bound | measured | |"
-    yield "|---|---|---|---|"
-    for bound in [*measured, *(b for b in wanted if b.name not in names)]:
-        sign = "≥" if bound.at_least else "≤"
-        value = "-" if bound.value is None else f"{bound.value:.3f}"
-        yield f"| {bound.name} | {sign} {bound.limit:g} | {value} | {_verdict(bound, judged)} |"
-
-
-def _verdict(bound: Bound, judged: bool) -> str:
-    if bound.value is None:
-        return "open: not measured"
+def _verdict(value: float | None, sign: str, limit: float, *, judged: bool) -> str:
+    if value is None:
+        return "- | open: not measured"
     if not judged:
-        return "not judged: no GPU"
-    return "holds" if bound.holds else "**does not hold**"
+        return f"{value:.3f} | not judged: no GPU"
+    holds = value >= limit if sign == LEAST else value <= limit
+    return f"{value:.3f} | {'holds' if holds else '**does not hold**'}"
 
 
-def _section(outcome: Outcome) -> Iterator[str]:
-    yield f"Result: {_WORDS[outcome.status]}{f', {outcome.why}' if outcome.why else ''}."
+def _part(outcome: Outcome, result: str) -> Iterator[str]:
+    yield f"Result: {result}."
     if outcome.cure:
         yield f"Cure: {outcome.cure}."
     if outcome.lines:
         yield ""
         yield from outcome.lines
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ from tests.engine.harness import Server, Sidecar, assert_same, text
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 PROMPT_TOKENS = 300
-
-Run = Callable[..., Server]
 
 
 def _installed(binary: Path, libraries: Path, name: str, folder: Path) -> Path:

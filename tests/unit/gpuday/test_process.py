@@ -5,29 +5,63 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from scripts.gpuday import command, machine, process
-from scripts.gpuday.day import ROOT, Day, steps_of
-from scripts.gpuday.process import launch
-from scripts.gpuday.steps import DONE, FAILED, LACKING, TIMEOUT, Outcome, State, Step
+from scripts.gpuday import command, steps
+from scripts.gpuday.steps import DONE, FAILED, LACKING, ROOT, TIMEOUT, Day, Outcome, Step
+
+# In the place of a step: its arguments are those of scripts.gpuday.steps.
+BEGIN = """
+import os, pathlib, signal, subprocess, sys, time
+name, work = sys.argv[2], pathlib.Path(sys.argv[3])
+note = (work / "pid").write_text
+"""
+FAKES = {
+    "well": """
+print("all is well")
+(work / "well.json").write_text('{"status": "done", "lines": ["a line"]}')
+""",
+    "fault": "sys.exit(print('CUDA error: an illegal memory access was encountered') or 134)",
+    "polite": """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
+note(str(os.getpid()))
+time.sleep(60)
+""",
+    "stuck": """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+note(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid))
+time.sleep(60)
+""",
+}
 
 
 @pytest.fixture
 def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
-    monkeypatch.setattr(process, "MODULE", "tests.unit.gpuday.fake_process")
-    monkeypatch.setattr(process, "GRACE_S", 1.0)
-    made = Day(tmp_path / "out", tmp_path / "work", tmp_path / "pack")
+    monkeypatch.setattr(steps, "GRACE_S", 1.0)
+    made = Day(tmp_path / "out", tmp_path / "work")
     made.write()
     return made
 
 
 def begin(day: Day, name: str, limit_s: float = 30) -> Outcome:
-    return launch(day, Step(name, name, limit_s, 1), limit_s)
+    program = (sys.executable, "-c", BEGIN + FAKES[name])
+    return steps.launch(day, Step(name, "a module", name, limit_s, 1), limit_s, program)
+
+
+def wait_for_end(day: Day) -> None:
+    """Of the process that noted its number."""
+    deadline, ended = time.monotonic() + 20, False
+    while not ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        try:
+            noted = psutil.Process(int((day.work / "pid").read_text()))
+            ended = noted.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            ended = True
 
 
 def test_the_outcome_is_what_the_step_wrote(day: Day) -> None:
@@ -37,7 +71,9 @@ def test_the_outcome_is_what_the_step_wrote(day: Day) -> None:
     assert (day.work / "well.log").read_text() == "all is well\n"
 
 
-def test_a_fault_is_the_steps_own_and_its_last_words_are_kept(day: Day) -> None:
+def test_a_fault_is_the_steps_own_and_no_earlier_result_is_its(day: Day) -> None:
+    begin(day, "well")
+    (day.work / "well.json").rename(day.work / "fault.json")
     outcome = begin(day, "fault")
     assert outcome.status == FAILED
     assert "exit code 134: CUDA error: an illegal memory access" in outcome.why
@@ -51,60 +87,23 @@ def test_a_step_whose_time_is_over_is_ended(day: Day) -> None:
 
 def test_a_step_that_does_not_listen_is_killed_with_what_it_started(day: Day) -> None:
     assert begin(day, "stuck", limit_s=1.5).status == TIMEOUT
-    child = int((day.work / "child").read_text())
-    zombie = psutil.STATUS_ZOMBIE
-    _wait(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == zombie)
-
-
-STARTER = """
-import sys
-from pathlib import Path
-from scripts.gpuday import process
-from scripts.gpuday.day import Day
-from scripts.gpuday.steps import Step
-process.MODULE = "tests.unit.gpuday.fake_process"
-process.launch(Day.read(Path(sys.argv[1])), Step("polite", "", 60, 1), 60)
-"""
+    wait_for_end(day)
 
 
 def test_a_step_ends_with_the_command_that_was_killed(day: Day) -> None:
     """Else it would hold the GPU while the next command goes on."""
-    command = subprocess.Popen([sys.executable, "-c", STARTER, day.work], cwd=ROOT)
+    words = "import sys; from pathlib import Path; from tests.unit.gpuday import test_process as t;"
+    words += "t.begin(t.Day.read(Path(sys.argv[1])), 'polite')"
+    killed = subprocess.Popen([sys.executable, "-c", words, day.work], cwd=ROOT)
     try:
-        _wait(lambda: (day.work / "pid").exists() and (day.work / "pid").read_text())
+        while not (day.work / "pid").exists() or not (day.work / "pid").read_text():
+            assert killed.poll() is None
+            time.sleep(0.05)
     finally:
-        command.kill()
-        command.wait()
-    step = int((day.work / "pid").read_text())
-    _wait(lambda: not psutil.pid_exists(step))
+        killed.kill()
+        killed.wait()
+    wait_for_end(day)
     assert "cleaned up" in (day.work / "polite.log").read_text()
-
-
-def _wait(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_result_of_an_earlier_run_is_not_this_ones(day: Day) -> None:
-    begin(day, "well")
-    (day.work / "well.json").rename(day.work / "fault.json")
-    assert begin(day, "fault").status == FAILED
-
-
-def test_a_day_is_read_as_it_was_written(tmp_path: Path) -> None:
-    day = Day(tmp_path, tmp_path / "work", tmp_path / "pack", tmp_path / "ollama", True, True)
-    day.write()
-    assert Day.read(tmp_path / "work") == day
-
-
-def test_each_step_needs_steps_before_it(tmp_path: Path) -> None:
-    todo = steps_of(Day(tmp_path, tmp_path, tmp_path))
-    names = [step.name for step in todo]
-    for step in todo:
-        assert all(names.index(name) < names.index(step.name) for name in step.needs)
-        assert 0 < step.least_s <= step.limit_s < 600
 
 
 def test_without_a_gpu_each_step_says_so(
@@ -112,44 +111,35 @@ def test_without_a_gpu_each_step_says_so(
 ) -> None:
     """The whole command, its steps real."""
     monkeypatch.setenv("PATH", "/nowhere")  # no nvidia-smi, whatever this machine has
-    folders = [f"--{name}={tmp_path / name}" for name in ("out", "work", "pack")]
-    assert command.main(["run", *folders]) == 1
-    state = State.read(tmp_path / "out/state.json")
-    assert state.is_done("look")
-    others = {name: one for name, one in state.outcomes.items() if name not in ("look", "unpack")}
-    assert len(others) == 14
-    for name, outcome in others.items():
-        assert outcome.status == LACKING, name
-        assert outcome.why == "no GPU: nvidia-smi does not answer"
-    assert "scripts/gpu_day pack" in state.outcomes["unpack"].cure
+    monkeypatch.setattr(command, "PACK", tmp_path)
+    assert command.main(["run", f"--out={tmp_path}/out", f"--work={tmp_path}/work"]) == 1
+    day = Day.read(tmp_path / "work")
+    assert day.out == tmp_path / "out"
+    for step in command.STEPS:
+        outcome = day.outcomes[step.name]
+        assert (outcome.status, outcome.why) == (LACKING, "no GPU: nvidia-smi does not answer")
     text = (tmp_path / "out/report.md").read_text()
+    assert text.startswith("# A day with a GPU\n\n- Machine: ")
     assert text.count("open: not measured") == 6
-    assert "holds" not in text
     assert "stock: not possible: no GPU" in capsys.readouterr().out
+    assert "===== look" in (tmp_path / "out/steps.log").read_text()
 
 
-def test_figures_of_another_gpu_are_forgotten(tmp_path: Path) -> None:
-    facts = machine.look(tmp_path, ask=lambda *_: "B, 1, 80000 MiB, 9.0, 5\n")
-    look = Outcome(DONE, figures=facts)
-    state = State({"gpu": "A (1)"}, {"look": look, "stock": Outcome(DONE)})
-    command._note_machine(state, look)
-    assert set(state.outcomes) == {"look"}
-    state.outcomes["stock"] = Outcome(DONE)
-    command._note_machine(state, look)
-    assert state.is_done("stock")
-
-
-def test_a_checkout_without_git_is_named_by_the_pack(
+def test_the_same_command_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    day = Day(tmp_path / "out", tmp_path / "work", tmp_path / "pack")
-    monkeypatch.setattr(command, "_commit", lambda: "")
-    assert command._when(day).endswith("commit not told (no git here)")
-    monkeypatch.setattr(command.pack, "read_about", lambda _: {"commit": "abc1234"})
-    assert command._when(day).endswith("commit abc1234")
+    monkeypatch.setattr(command, "PACK", tmp_path)
+    begun: list[str] = []
 
+    def fake(day: Day, step: Step, _: float) -> Outcome:
+        begun.append(step.name)
+        (day.work / f"{step.name}.log").touch()
+        return Outcome(DONE, ["a line"], {"rate": 1.5}, {"cold": None})
 
-def test_an_unknown_step_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["run", "--work", str(tmp_path), "--again", "dance"])
-    assert "no step dance" in capsys.readouterr().err
+    monkeypatch.setattr(steps, "launch", fake)
+    words = ["run", f"--out={tmp_path}/out", f"--work={tmp_path}/work"]
+    assert command.main([*words, "--minutes", "1"]) == 1  # not all have the time
+    assert begun == ["look"]
+    assert command.main(words) == 0
+    assert len(begun) == len(command.STEPS)
+    assert Day.read(tmp_path / "out").outcomes == Day.read(tmp_path / "work").outcomes

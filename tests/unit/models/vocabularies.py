@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 U32, INT32, STRING, ARRAY = 4, 5, 8, 9
-NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
+NORMAL, CONTROL, BYTE = 1, 3, 6
 
 Token = tuple[str, int]  # and its type
 
